@@ -1,0 +1,49 @@
+# Everything runs from a fresh checkout; .ci/setup makes what is missing.
+
+.PHONY: help demo test check bench clean
+.NOTPARALLEL:
+
+# A Python that measures coverage or an active virtual environment must not leak in.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh)
+
+help:
+	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
+	@echo 'make test    set-up, static checks and all tests, with line coverage'
+	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
+	@echo 'make bench   how long csub takes to start'
+	@echo 'make clean   remove what these targets made, .venv included'
+
+demo:
+	@sh .ci/setup demo
+	@sh tests/demo/demo.sh
+
+# pytest comes last, so that its closing line is the last line.
+test:
+	@sh .ci/setup test
+	@$(MAKE) --no-print-directory run-checks
+	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
+	@python -m pytest --cov --cov-report=term
+
+check:
+	@sh .ci/setup check
+	@$(MAKE) --no-print-directory run-checks
+
+.PHONY: run-checks
+run-checks:
+	ruff check .
+	ruff format --check .
+	mypy --strict
+	lint-imports --no-cache
+	shellcheck $(SHELL_SCRIPTS)
+
+bench:
+	@sh .ci/setup check
+	@python tests/bench/startup.py
+
+clean:
+	rm -rf .venv build dist .coverage.d htmlcov
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The csub command: thin commands over submission and report."""

@@ -1,0 +1,72 @@
+"""`csub logs`: a member's output, and following it to the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from slurm_colloc.cli.session import Session, note
+from slurm_colloc.errors import NotFound
+from slurm_colloc.model.member import Selection
+from slurm_colloc.report.logs import find_log_paths, read_from
+from slurm_colloc.report.survey import MemberView, PackView
+
+POLL_S = 0.3
+STATE_POLL_S = 2.0
+
+
+def print_logs(
+    session: Session, selections: Sequence[Selection], *, follow: bool, error: bool
+) -> int:
+    """Print the output of members, one after the other; with `follow` until they have ended.
+
+    Raises:
+        NotFound: There is no such member, or a single one has no output yet.
+    """
+    found = session.survey(selections)
+    chosen = [(view, member) for view, members in found for member in members]
+    offsets = dict.fromkeys((str(member.member) for _, member in chosen), 0)
+    shown = ""
+    asked_at = time.monotonic()
+    while True:
+        for view, member in chosen:
+            name = str(member.member)
+            path = _path(view, member, error=error)
+            for chunk in read_from(path, offsets[name]):
+                if len(chosen) > 1 and shown != name:
+                    sys.stdout.write(f"{chr(10) if shown else ''}==> {name} {path} <==\n")
+                    sys.stdout.flush()
+                    shown = name
+                sys.stdout.buffer.write(chunk)
+                offsets[name] += len(chunk)
+        sys.stdout.flush()
+        if not follow:
+            _tell_missing(chosen, offsets, error=error)
+            return 0
+        if all(member.is_final for _, member in chosen):
+            return 0
+        time.sleep(POLL_S)
+        if time.monotonic() - asked_at >= STATE_POLL_S:
+            asked_at = time.monotonic()
+            found = session.survey(selections)
+            chosen = [(view, member) for view, members in found for member in members]
+
+
+def _path(view: PackView, member: MemberView, *, error: bool) -> str:
+    out, err = find_log_paths(view, member)
+    return err if error and err is not None else out
+
+
+def _tell_missing(
+    chosen: Sequence[tuple[PackView, MemberView]], offsets: dict[str, int], *, error: bool
+) -> None:
+    for view, member in chosen:
+        if offsets[str(member.member)] == 0 and (
+            member.record is None or member.record.started_at is None
+        ):
+            path = _path(view, member, error=error)
+            text = f"{member.member} is {member.state.value}: no output in {path} yet"
+            if len(chosen) == 1:
+                raise NotFound(text, hint="csub logs -f waits for it")
+            note(text)

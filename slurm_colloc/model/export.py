@@ -1,0 +1,57 @@
+"""What `--export` lets through of an environment (sbatch(1), --export)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Variables of an allocation that csub itself was called in; they would speak of another job.
+_OUTER_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
+_OF_THE_CLIENT = frozenset({"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER"})
+
+
+def compute_captured(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
+    """The part of the environment at submission that a job gets.
+
+    Args:
+        environment: The environment of csub.
+        export: The option's value; None or ALL for everything.
+    """
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OUTER_JOB) or name in _OF_THE_CLIENT
+    }
+    if export is None or export == "ALL":
+        return own
+    if export in ("NONE", "NIL"):
+        return {}
+    chosen: dict[str, str] = {}
+    for word in split_export(export):
+        name, assigned, value = word.partition("=")
+        if word == "ALL":
+            chosen.update(own)
+        elif assigned:
+            chosen[name] = value
+        elif name in own:
+            chosen[name] = own[name]
+    return chosen
+
+
+def split_export(export: str) -> list[str]:
+    """Split the value of --export at commas outside of quotes."""
+    words, current, quote = [], "", ""
+    for character in export:
+        if quote:
+            if character == quote:
+                quote = ""
+            else:
+                current += character
+        elif character in "'\"":
+            quote = character
+        elif character == ",":
+            words.append(current)
+            current = ""
+        else:
+            current += character
+    words.append(current)
+    return [word for word in words if word]

@@ -1,0 +1,88 @@
+"""A job: what the user asked to run, as far as planning and the node need to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SignalRequest:
+    """`--signal=[B:]SIG[@T]`.
+
+    Attributes:
+        number: Signal number.
+        seconds_before_end: How long before the member's wall limit it is sent.
+        batch_shell: True for `B:`: only the script itself gets it, otherwise only its steps do.
+    """
+
+    number: int
+    seconds_before_end: int
+    batch_shell: bool
+
+
+@dataclass(frozen=True)
+class ArrayTask:
+    """A task of `--array`, with what its SLURM_ARRAY_* variables say."""
+
+    task_id: int
+    count: int
+    minimum: int
+    maximum: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as it was asked for; the script and the environment travel beside it.
+
+    Attributes:
+        number: Its number within the call: 1, 2, ... or the user's own task number.
+        name: `--job-name`.
+        script_name: The script's path as the user wrote it, for messages.
+        arguments: The script's arguments.
+        directory: Working directory.
+        cpus: CPUs it needs, at least 1.
+        host_memory_mb: Host memory it needs in MB; None where nothing was asked.
+        gpus: Number of GPUs.
+        gpu_type: GPU type, or None for any.
+        gpu_memory_mb: GPU memory it needs in MB, as the user said; None where unknown.
+        time_limit_s: `--time` in seconds, counted as if it ran alone; None where nothing was
+            asked.
+        output: Pattern of its output file.
+        error: Pattern of its error file; None where both go to `output`.
+        input: Path of its standard input, or None.
+        truncate_output: `--open-mode=truncate`.
+        signal: `--signal`.
+        requeue: `--requeue` or `--no-requeue`; None where the site decides.
+        export: The value of `--export`, or None.
+        array_task: Its place in `--array`.
+        group: Options that every member of a pack must have equal, sorted, as (name, value).
+        shape: What it asks of Slurm, as (option, value) as the user wrote it; this is what is
+            asked when it runs alone.
+        alone_because: Why it cannot share, in words; empty if it can.
+        came_together: It came by `--array`, `pack`, `--degree` or `--gpu-mem`.
+    """
+
+    number: int
+    name: str
+    script_name: str
+    arguments: tuple[str, ...]
+    directory: str
+    cpus: int = 1
+    host_memory_mb: int | None = None
+    gpus: int = 0
+    gpu_type: str | None = None
+    gpu_memory_mb: int | None = None
+    time_limit_s: int | None = None
+    output: str | None = None
+    error: str | None = None
+    input: str | None = None
+    truncate_output: bool = False
+    signal: SignalRequest | None = None
+    requeue: bool | None = None
+    export: str | None = None
+    array_task: ArrayTask | None = None
+    group: tuple[tuple[str, str], ...] = ()
+    shape: tuple[tuple[str, str], ...] = ()
+    alone_because: str = ""
+    came_together: bool = False

@@ -1,0 +1,236 @@
+"""A member's name, its states and how a reader must see them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from slurm_colloc.errors import UsageProblem
+
+
+class MemberState(enum.StrEnum):
+    """What a member can be; the words are Slurm's (squeue(1), JOB STATE CODES)."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    LOST = "LOST"
+
+
+FINAL_STATES = frozenset(
+    {
+        MemberState.COMPLETED,
+        MemberState.FAILED,
+        MemberState.CANCELLED,
+        MemberState.TIMEOUT,
+        MemberState.OUT_OF_MEMORY,
+        MemberState.PREEMPTED,
+        MemberState.NODE_FAIL,
+        MemberState.LOST,
+    }
+)
+
+# The runner alone moves a member. A running member goes back to PENDING when it is requeued.
+# LOST is never written: it is what a reader concludes.
+TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
+    MemberState.PENDING: frozenset(
+        {
+            MemberState.RUNNING,
+            MemberState.CANCELLED,
+            MemberState.FAILED,
+            MemberState.TIMEOUT,
+            MemberState.OUT_OF_MEMORY,
+        }
+    ),
+    MemberState.RUNNING: (FINAL_STATES - {MemberState.LOST}) | {MemberState.PENDING},
+    **{state: frozenset() for state in FINAL_STATES},
+}
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    """How a program ended, as Slurm writes it: `code:signal`.
+
+    Attributes:
+        code: Exit status, 0 to 255.
+        signal: The signal that ended it, or 0.
+    """
+
+    code: int = 0
+    signal: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.code}:{self.signal}"
+
+    @property
+    def shell_status(self) -> int:
+        """One number as a shell would give it: 128 + signal, or the code."""
+        return 128 + self.signal if self.signal else self.code
+
+    @classmethod
+    def from_wait_status(cls, status: int) -> ExitCode:
+        """Read the status word of wait(2)."""
+        signal = status & 0x7F
+        return cls(0, signal) if signal else cls((status >> 8) & 0xFF, 0)
+
+    @classmethod
+    def parse(cls, text: str) -> ExitCode:
+        """Read `code:signal`.
+
+        Raises:
+            ValueError: The text is something else.
+        """
+        code, _, signal = text.partition(":")
+        return cls(int(code), int(signal or "0"))
+
+
+_MEMBER_ID = re.compile(r"(L?\d+)/(\d+)")
+_PACK_ID = re.compile(r"L?\d+")
+
+
+@dataclass(frozen=True, order=True)
+class MemberId:
+    """A member's name, written `4711/3`.
+
+    Attributes:
+        job: The Slurm job id (of the array, if the packs are an array), or `L` and a number
+            for packs that run without Slurm.
+        number: The member's number, the user's own task number for `--array`.
+    """
+
+    job: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> MemberId:
+        """Read `4711/3`.
+
+        Raises:
+            UsageProblem: The text is something else.
+        """
+        match = _MEMBER_ID.fullmatch(text)
+        if not match:
+            raise UsageProblem(
+                f"{text!r} is no member id", hint="a member is written 4711/3, see csub queue"
+            )
+        return cls(match[1], int(match[2]))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user named: a whole submission (`4711`) or one member of it (`4711/3`)."""
+
+    job: str
+    number: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Read `4711` or `4711/3`.
+
+        Raises:
+            UsageProblem: The text is neither.
+        """
+        if _PACK_ID.fullmatch(text):
+            return cls(text, None)
+        if _MEMBER_ID.fullmatch(text):
+            member = MemberId.parse(text)
+            return cls(member.job, member.number)
+        raise UsageProblem(
+            f"{text!r} names neither a pack nor a member",
+            hint="write 4711 for all members of a submission, 4711/3 for one",
+        )
+
+    def __str__(self) -> str:
+        return self.job if self.number is None else f"{self.job}/{self.number}"
+
+
+class SlurmJobState(enum.StrEnum):
+    """The states of a Slurm job that matter here; ABSENT means that Slurm does not know it."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    ABSENT = "ABSENT"
+
+    @classmethod
+    def parse(cls, text: str) -> SlurmJobState:
+        """Read the long state name of squeue or scontrol (22.05 to 26.05), `CANCELLED by 0` too."""
+        word = text.split()[0].split("+")[0] if text.split() else ""
+        try:
+            return cls(_ALIASES.get(word, word))
+        except ValueError:
+            return cls.FAILED
+
+
+_ALIASES = {
+    "": "ABSENT",
+    "CONFIGURING": "PENDING",
+    "REQUEUED": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+    "EXPEDITING": "PENDING",
+    "RESIZING": "RUNNING",
+    "SIGNALING": "RUNNING",
+    "STAGE_OUT": "COMPLETING",
+    "STOPPED": "SUSPENDED",
+    "DEADLINE": "TIMEOUT",
+    "REVOKED": "CANCELLED",
+    "BOOT_FAIL": "NODE_FAIL",
+    "LAUNCH_FAILED": "FAILED",
+}
+
+_ENDED_LIKE_THE_JOB = {
+    SlurmJobState.CANCELLED: MemberState.CANCELLED,
+    SlurmJobState.TIMEOUT: MemberState.TIMEOUT,
+    SlurmJobState.OUT_OF_MEMORY: MemberState.OUT_OF_MEMORY,
+    SlurmJobState.PREEMPTED: MemberState.PREEMPTED,
+    SlurmJobState.NODE_FAIL: MemberState.NODE_FAIL,
+}
+
+
+def effective_state(
+    recorded: MemberState, slurm: SlurmJobState | None, *, cancelled: bool = False
+) -> MemberState:
+    """Say what a member is, from what the runner wrote last and what Slurm says of its job.
+
+    Args:
+        recorded: The newest state in the pack directory; PENDING where none was written.
+        slurm: The state of the pack's Slurm job; None where Slurm could not be asked, and then
+            the record is all there is.
+        cancelled: The member was taken out of the queue before it started.
+
+    Returns:
+        The state to show. This is the only place that says LOST: the job is over, and nobody
+        wrote how the member ended.
+    """
+    if recorded in FINAL_STATES:
+        return recorded
+    if cancelled:
+        return MemberState.CANCELLED
+    if slurm is None:
+        return recorded
+    if slurm is SlurmJobState.PENDING:
+        return MemberState.PENDING
+    if slurm in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED, SlurmJobState.COMPLETING):
+        return recorded
+    return _ENDED_LIKE_THE_JOB.get(slurm, MemberState.LOST)

@@ -1,0 +1,99 @@
+"""File name patterns of sbatch (sbatch(1), filename pattern), for members."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_SPECIFIER = re.compile(r"%(\d*)([%AaJjNnstuxb])")
+
+
+@dataclass(frozen=True)
+class PatternValues:
+    """What the specifiers stand for.
+
+    Attributes:
+        job_id: Slurm job id (of the array).
+        number: The member's number.
+        is_array: The member came by `--array`.
+        name: Job name.
+        node: Short host name.
+        user: User name.
+    """
+
+    job_id: str
+    number: int
+    is_array: bool
+    name: str
+    node: str
+    user: str
+
+
+def expand_pattern(pattern: str, values: PatternValues) -> str:
+    """Expand `%j %A %a %x %N %u %J %n %t %s %b %%`; the width in `%4j` pads with zeros.
+
+    A backslash anywhere switches expansion off, as in sbatch. Task, node and step specifiers are
+    those of a batch script: 0, 0 and `batch`.
+    """
+    if "\\" in pattern:
+        return pattern.replace("\\", "")
+    replacements = {
+        "%": "%",
+        "A": values.job_id,
+        "a": str(values.number),
+        "J": values.job_id,
+        "j": values.job_id,
+        "N": values.node,
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": values.user,
+        "x": values.name,
+        "b": str(values.number % 10),
+    }
+
+    def replace(match: re.Match[str]) -> str:
+        text = replacements[match[2]]
+        return text.zfill(min(10, int(match[1]))) if match[1] and text.isdigit() else text
+
+    return _SPECIFIER.sub(replace, pattern)
+
+
+def choose_output_paths(
+    output: str | None, error: str | None, values: PatternValues, *, alone: bool
+) -> tuple[str, str | None]:
+    """The member's output and error file, never the same for two members.
+
+    Args:
+        output: `--output`, or None for `slurm-%j.out` (a lone job) or `slurm-%A_%a.out`.
+        error: `--error`, or None where both go to one file.
+        values: What the specifiers stand for.
+        alone: The job is no array task and the only member, so nothing can collide.
+
+    Returns:
+        Paths as the user wrote them (relative to the working directory); the second is None
+        where both go to one file. `/dev/null` stays what it is. A pattern without `%a` gets
+        `_<number>` before its suffix: `run.log` becomes `run_3.log`.
+    """
+    if output is None:
+        output = "slurm-%j.out" if alone else "slurm-%A_%a.out"
+    paths = []
+    for pattern in (output, error):
+        if pattern is None:
+            paths.append(None)
+            continue
+        path = expand_pattern(pattern, values)
+        if not alone and not path.startswith("/dev/") and not _tells_members_apart(pattern):
+            head, slash, last = path.rpartition("/")
+            stem, dot, suffix = last.rpartition(".")
+            last = f"{stem}_{values.number}.{suffix}" if dot and stem else f"{last}_{values.number}"
+            path = f"{head}{slash}{last}"
+        paths.append(path)
+    assert paths[0] is not None
+    return paths[0], paths[1]
+
+
+def _tells_members_apart(pattern: str) -> bool:
+    return "\\" not in pattern and any(
+        match[2] == "a" for match in _SPECIFIER.finditer(pattern)
+    )

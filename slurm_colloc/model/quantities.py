@@ -1,0 +1,139 @@
+"""Times and sizes as Slurm writes them: parsing, and writing back.
+
+Time limits are whole seconds (`None` is no limit), memory is whole MB of 2**20 bytes, as in Slurm.
+Every parser raises `ValueError` with one sentence that quotes the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Slurm keeps seconds in a C int.
+_MAX_TIME_S = 2**31 - 1
+# Slurm keeps MB in 64 bits, the two highest values of which have a meaning of their own.
+_MAX_MEMORY_MB = 2**63 - 1
+
+_WITH_DAYS = re.compile(r"(\d{1,18})-(?:(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?)?", re.ASCII)
+_WITHOUT_DAYS = re.compile(r"(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
+_HOST_MEMORY = re.compile(r"\s*\+?(\d{1,18})(?:([kKmMgGtT])[bB]?)?", re.ASCII)
+_GPU_MEMORY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKmMgGtT])(?:i?[bB])?\s*", re.ASCII)
+
+_KB_OF_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+_TIME_FORMS = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Return the seconds that a `--time` value stands for, or None where it means no limit.
+
+    Takes the forms of sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes, days-hours:minutes:seconds, INFINITE and UNLIMITED (any case), -1. Zero
+    means no limit, as in sbatch. Parts may exceed 59, also as in sbatch. Slurm itself rounds up
+    to minutes when it takes a request; here the seconds stay exact.
+
+    Raises:
+        ValueError: The text is no time limit, or one longer than Slurm can count.
+    """
+    if text.upper() in ("-1", "INFINITE", "UNLIMITED"):
+        return None
+    if match := _WITH_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    elif match := _WITHOUT_DAYS.fullmatch(text):
+        first, second, third = match.groups()
+        if third is None:
+            days, hours, minutes, seconds = 0, 0, int(first), int(second or 0)
+        else:
+            days, hours, minutes, seconds = 0, int(first), int(second), int(third)
+    else:
+        raise ValueError(f"{text!r} is no time limit: write {_TIME_FORMS}, or UNLIMITED")
+    time_limit_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if time_limit_s > _MAX_TIME_S:
+        raise ValueError(f"{text!r} is longer than Slurm can count: write UNLIMITED for no limit")
+    return time_limit_s or None
+
+
+def format_time_limit(seconds: int | None) -> str:
+    """Write a time limit for sbatch: `H:MM:SS`, `D-HH:MM:SS`, or `UNLIMITED` for None.
+
+    The result is exact to the second and reads the same in `parse_time_limit_s`.
+
+    Raises:
+        ValueError: The time is not positive; sbatch would take 0 for no limit.
+    """
+    if seconds is None:
+        return "UNLIMITED"
+    if seconds <= 0:
+        raise ValueError(f"a time limit of {seconds} s cannot be asked for: 0 means no limit")
+    hours, minutes, rest = seconds // 3600, seconds // 60 % 60, seconds % 60
+    if hours < 24:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours // 24}-{hours % 24:02}:{minutes:02}:{rest:02}"
+
+
+def format_elapsed(seconds: int) -> str:
+    """Write an elapsed time as squeue prints it: `M:SS`, `H:MM:SS` or `D-HH:MM:SS`.
+
+    Negative times (a clock that was set back) are shown as `0:00`.
+    """
+    seconds = max(seconds, 0)
+    if seconds < 3600:
+        return f"{seconds // 60}:{seconds % 60:02}"
+    return format_time_limit(seconds)
+
+
+def parse_host_memory_mb(text: str) -> int:
+    """Return the MB that a `--mem`, `--mem-per-cpu` or `--mem-per-gpu` value stands for.
+
+    A whole number with the suffix K, M, G or T (either case, a B may follow), M where there is
+    none; K is rounded up to MB. 0 is returned as 0: to `--mem` it means all memory of the node.
+
+    Raises:
+        ValueError: The text is no size.
+    """
+    match = _HOST_MEMORY.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no host memory size: write a whole number and K, M, G or T, as in 16G"
+        )
+    return _round_up_to_mb(text, int(match[1]) * _KB_OF_UNIT[(match[2] or "M").upper()])
+
+
+def parse_gpu_memory_mb(text: str) -> int:
+    """Return the MB that a GPU memory size stands for, rounded up.
+
+    As host memory, but the unit must be given (a bare 20 could mean 20 GB or 20 MB), it may be
+    written GiB, a decimal point is allowed, and the size must be more than 0.
+
+    Raises:
+        ValueError: The text is no size, has no unit, or is zero.
+    """
+    match = _GPU_MEMORY.fullmatch(text)
+    if match is None:
+        hint = "give the unit" if text.strip().isdecimal() else "write a number and its unit"
+        raise ValueError(f"{text!r} is no GPU memory size: {hint}, as in 20G or 800M")
+    whole, _, fraction = match[1].partition(".")
+    # In whole numbers throughout: a float would make 0.1T an MB too much.
+    scale = 10 ** len(fraction)
+    kb = -(-int(whole + fraction) * _KB_OF_UNIT[match[2].upper()] // scale)
+    if kb == 0:
+        raise ValueError(f"{text!r} is no GPU memory size: it must be more than 0")
+    return _round_up_to_mb(text, kb)
+
+
+def _round_up_to_mb(text: str, kb: int) -> int:
+    memory_mb = -(-kb // 1024)
+    if memory_mb > _MAX_MEMORY_MB:
+        raise ValueError(f"{text[:40]!r} is more memory than Slurm can count")
+    return memory_mb
+
+
+def format_mb(memory_mb: int) -> str:
+    """Write a size in MB with the largest unit that keeps it whole: `20G`, `1536M`, `0`.
+
+    The result is exact and reads the same in `parse_host_memory_mb`.
+    """
+    if memory_mb == 0:
+        return "0"
+    for unit, size_mb in (("T", 1024**2), ("G", 1024)):
+        if memory_mb % size_mb == 0:
+            return f"{memory_mb // size_mb}{unit}"
+    return f"{memory_mb}M"

@@ -1,0 +1,1 @@
+"""Choosing what shares a GPU, and how; pure functions, no effects."""

@@ -1,0 +1,1 @@
+"""Reading: what the packs are and were, for people and for programs."""

@@ -1,0 +1,48 @@
+"""Where a member's output is, and following it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_colloc.model.output import PatternValues, choose_output_paths
+from slurm_colloc.report.survey import MemberView, PackView
+
+CHUNK_BYTES = 1 << 16
+
+
+def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]:
+    """The member's output and error file; the second is None where both go to one.
+
+    A `%N` in a pattern stays as it is until the member has started.
+    """
+    job = member.spec.job
+    node = member.record.node if member.record and member.record.node else "%N"
+    values = PatternValues(
+        job_id=view.shown_id or "%j",
+        number=member.member.number,
+        is_array=job.array_task is not None,
+        name=job.name,
+        node=node.partition(".")[0],
+        user=pwd.getpwuid(os.getuid()).pw_name,
+    )
+    alone = view.record.request is None and job.array_task is None
+    alone = alone and (not view.record.local or len(view.record.members) == 1)
+    out, err = choose_output_paths(job.output, job.error, values, alone=alone)
+    return (
+        os.path.join(job.directory, out),
+        os.path.join(job.directory, err) if err is not None else None,
+    )
+
+
+def read_from(path: str, offset: int) -> Iterator[bytes]:
+    """The bytes of a file from an offset on; nothing if it is not there yet."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except FileNotFoundError:
+        return

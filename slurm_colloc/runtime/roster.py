@@ -1,0 +1,119 @@
+"""The members that a runner knows, and the places in which they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+from slurm_colloc.model.member import FINAL_STATES, TRANSITIONS, MemberState
+from slurm_colloc.runtime.launcher import Process
+from slurm_colloc.runtime.verdict import Asked
+from slurm_colloc.store.records import MemberSpec
+from slurm_colloc.store.states import StateRecord
+
+
+@dataclasses.dataclass
+class Place:
+    """A place in the pack: as many as the degree, each with its own CPUs.
+
+    Attributes:
+        index: Its number, from 0.
+        wanted: CPUs it was made for.
+        cpus: CPU numbers; empty where members are not bound.
+        occupant: The number of the member in it, None while it is free.
+    """
+
+    index: int
+    wanted: int
+    cpus: tuple[int, ...]
+    occupant: int | None = None
+
+    def choose_cpus(self, wanted: int) -> tuple[int, ...]:
+        """The CPUs for a member: all of the place, or as many as it wants of a larger one."""
+        return self.cpus if wanted >= self.wanted else self.cpus[:wanted]
+
+
+@dataclasses.dataclass
+class Member:
+    """One member, as its runner keeps it.
+
+    Attributes:
+        number: Its number.
+        spec: What it runs.
+        record: Its state as last written.
+        process: The srun or wrapper that runs it, None while it does not run.
+        prefix: Path prefix of the files of its present start.
+        launcher: `srun` or `process`, as it was last started.
+        pid: Process id of its script, once it has started.
+        wrapper_pid: Process id of its wrapper, once it has started.
+        deadline: When its wall limit ends (monotonic clock), None for no limit.
+        signal_at: When `--signal` is due (monotonic clock), None where it is not.
+        asked: Why the runner is ending it, None where it is not.
+        end_by: When the runner kills it if it has not ended (monotonic clock).
+    """
+
+    number: int
+    spec: MemberSpec
+    record: StateRecord
+    process: Process | None = None
+    prefix: str = ""
+    launcher: str = ""
+    pid: int | None = None
+    wrapper_pid: int | None = None
+    deadline: float | None = None
+    signal_at: float | None = None
+    asked: Asked | None = None
+    end_by: float | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """It will not run again."""
+        return self.record.state in FINAL_STATES
+
+    @property
+    def is_starting(self) -> bool:
+        """It was launched and its wrapper has not reported yet."""
+        return self.process is not None and self.pid is None
+
+    def check_transition(self, state: MemberState) -> None:
+        """Hold the transition table.
+
+        Raises:
+            ValueError: The table does not allow this step.
+        """
+        if state not in TRANSITIONS[self.record.state] and state != self.record.state:
+            raise ValueError(f"member {self.number}: {self.record.state} -> {state}")
+
+
+class Roster:
+    """All members of a pack and its places."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self.places = places
+        self.members: dict[int, Member] = {}
+        self.waiting: deque[int] = deque()
+
+    def running(self) -> list[Member]:
+        """Members that have a process."""
+        return [member for member in self.members.values() if member.process is not None]
+
+    def find_place(self, wanted: int) -> Place | None:
+        """The smallest free place that is large enough, or the largest free one."""
+        free = [place for place in self.places if place.occupant is None]
+        enough = [place for place in free if place.wanted >= wanted]
+        if enough:
+            return min(enough, key=lambda place: (place.wanted, place.index))
+        # A place large enough exists but is taken: wait for it.
+        if any(place.wanted >= wanted for place in self.places):
+            return None
+        return max(free, key=lambda place: place.wanted, default=None)
+
+    def vacate(self, number: int) -> None:
+        """Free the place of a member."""
+        for place in self.places:
+            if place.occupant == number:
+                place.occupant = None
+
+    def place_of(self, number: int) -> Place | None:
+        """The place of a member, None if it has none."""
+        return next((place for place in self.places if place.occupant == number), None)

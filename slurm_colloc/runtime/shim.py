@@ -1,0 +1,214 @@
+"""srun, scontrol and scancel inside a member. Who: the user's script; where: compute node.
+
+srun starts a task at once, beside the neighbours, on the member's own CPUs; `scontrol requeue`
+and `scancel` of the own job id act on this member, not on the pack. Everything else goes to the
+real command unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.signals import parse_signal
+from slurm_colloc.runtime.environment import build_step_environment
+from slurm_colloc.runtime.shims import find_real_command
+from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
+from slurm_colloc.store.requests import Action, Request, write_request
+
+# What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
+# fails beside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
+_DROPPED = frozenset(
+    {
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "exact",
+        "exclusive",
+        "overlap",
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-task",
+        "gpus-per-socket",
+        "gpu-bind",
+        "gpu-freq",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "tres-per-task",
+        "hint",
+        "threads-per-core",
+        "ntasks-per-gpu",
+    }
+)
+# An srun with one of these asks for an allocation of its own, or steps into another one.
+_OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Act as the command that `argv[0]` names; the exit status is the command's.
+
+    Never returns where the real command takes over.
+    """
+    name, arguments = argv[0], list(argv[1:])
+    environment = dict(os.environ)
+    pack = environment.get("SLURM_COLLOC_PACK", "")
+    real = find_real_command(name, environment.get("PATH", ""), f"{pack}/bin")
+    try:
+        if real is None:
+            raise UsageProblem(f"{name}: command not found in PATH behind csub's own")
+        if not environment.get("SLURM_COLLOC_MEMBER") or not pack:
+            os.execve(real, [name, *arguments], environment)
+        if name == "srun":
+            rewritten, step_environment = rewrite_srun(arguments, environment)
+            if rewritten is not None:
+                run = environment.get("SLURM_COLLOC_RUN")
+                if run:
+                    Path(f"{run}.steps").touch(mode=0o600)
+                arguments, environment = rewritten, step_environment
+        else:
+            translate = translate_scontrol if name == "scontrol" else translate_scancel
+            request = translate(arguments, environment)
+            if request is not None:
+                return ask_runner(pack, request)
+    except CollocError as error:
+        sys.stderr.write(f"csub: error: {error}\n")
+        return error.exit_code
+    os.execve(real, [name, *arguments], environment)
+
+
+def own_job_ids(environment: Mapping[str, str]) -> frozenset[str]:
+    """The ids by which a script means its own job."""
+    ids = {environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOBID", "")}
+    if "SLURM_ARRAY_TASK_ID" in environment:
+        array = environment.get("SLURM_ARRAY_JOB_ID", "")
+        ids.add(f"{array}_{environment['SLURM_ARRAY_TASK_ID']}")
+    ids.add(environment.get("SLURM_COLLOC_MEMBER", ""))
+    return frozenset(ids - {""})
+
+
+def rewrite_srun(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str] | None, dict[str, str]]:
+    """The arguments and environment with which srun starts beside the neighbours.
+
+    Returns:
+        None instead of arguments where srun means another job and must stay as it is.
+    """
+    line = parse_srun_line(arguments)
+    own = own_job_ids(environment)
+    for given in line.values:
+        if given.option.canonical_name in _OTHER_JOB and given.value not in own:
+            return None, dict(environment)
+    kept = [given for given in line.values if given.option.canonical_name not in _DROPPED]
+    names = {given.option.canonical_name for given in line.values}
+    options = ["--overlap"]
+    if not names & {"nodes"}:
+        options.append("--nodes=1")
+    if not names & {"ntasks", "ntasks-per-node"}:
+        options.append("--ntasks=1")
+    cpus = [int(cpu) for cpu in environment.get("SLURM_COLLOC_CPUS", "").split(",") if cpu]
+    if "cpu-bind" not in names:
+        mask = hex(sum(1 << cpu for cpu in cpus))
+        options.append(f"--cpu-bind=mask_cpu:{mask}" if cpus else "--cpu-bind=none")
+    memory = environment.get("SLURM_COLLOC_HOST_MEMORY_MB")
+    if memory and "mem" not in names:
+        options.append(f"--mem={memory}")
+    options.append(f"--job-name={_step_name(kept, line.words, environment)}")
+    kept = [given for given in kept if given.option.canonical_name != "job-name"]
+    command = list(line.words)
+    asked = _last_value(line.values, "cpus-per-task") or environment.get("SLURM_CPUS_PER_TASK")
+    if command and asked:
+        command = ["/usr/bin/env", f"SLURM_CPUS_PER_TASK={asked}", *command]
+    step = build_step_environment(environment)
+    for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND"):
+        step.pop(name, None)
+    return [*options, *render_arguments(kept), *command], step
+
+
+def _step_name(
+    kept: Sequence[Given], words: Sequence[str], environment: Mapping[str, str]
+) -> str:
+    """`4711/3:python`: the runner finds the steps of a member by the part before the colon."""
+    name = _last_value(kept, "job-name") or (os.path.basename(words[0]) if words else "srun")
+    return f"{environment['SLURM_COLLOC_MEMBER']}:{name}"
+
+
+def _last_value(givens: Sequence[Given], name: str) -> str | None:
+    values = [given.value for given in givens if given.option.canonical_name == name]
+    return values[-1] if values else None
+
+
+def translate_scontrol(arguments: Sequence[str], environment: Mapping[str, str]) -> Request | None:
+    """`scontrol requeue OWN_ID` as a request; None where the real scontrol is meant."""
+    words = [word for word in arguments if not word.startswith("-")]
+    if len(words) != 2 or words[0].lower() not in ("requeue", "requeuehold"):
+        return None
+    if words[1].removeprefix("JobId=").removeprefix("jobid=") not in own_job_ids(environment):
+        return None
+    if words[0].lower() == "requeuehold":
+        raise UsageProblem("scontrol requeuehold cannot be done for one member of a pack")
+    return Request(
+        Action.REQUEUE, _own_number(environment), reason="scontrol requeue from inside"
+    )
+
+
+def translate_scancel(arguments: Sequence[str], environment: Mapping[str, str]) -> Request | None:
+    """`scancel [-s SIGNAL] [-b|-f] OWN_ID` as a request; None where the real one is meant."""
+    number = 0
+    batch_only = False
+    targets = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("-s", "--signal"):
+            number = _read_signal(next(words, ""))
+        elif word.startswith("--signal="):
+            number = _read_signal(word.partition("=")[2])
+        elif word.startswith("-s") and not word.startswith("--"):
+            number = _read_signal(word[2:])
+        elif word in ("-b", "--batch", "-f", "--full"):
+            batch_only = True
+        elif word in ("-Q", "--quiet", "-v", "--verbose"):
+            continue
+        elif word.startswith("-"):
+            return None
+        else:
+            targets.append(word)
+    if not targets or any(target not in own_job_ids(environment) for target in targets):
+        return None
+    member = _own_number(environment)
+    if number in (0, signal.SIGTERM, signal.SIGKILL):
+        return Request(Action.CANCEL, member, reason="scancel from inside")
+    return Request(
+        Action.SIGNAL, member, signal=number, steps_only=not batch_only, reason="scancel -s"
+    )
+
+
+def _read_signal(text: str) -> int:
+    try:
+        return parse_signal(text)
+    except ValueError as error:
+        raise UsageProblem(f"scancel: {error}") from error
+
+
+def _own_number(environment: Mapping[str, str]) -> int:
+    return int(environment["SLURM_COLLOC_MEMBER"].rpartition("/")[2])
+
+
+def ask_runner(pack: str, request: Request) -> int:
+    """Leave a request and wake the runner, which is another process of this user on this node."""
+    write_request(pack, request)
+    try:
+        runner = int(Path(f"{pack}/runner_pid").read_text())
+        os.kill(runner, signal.SIGURG)
+    except (OSError, ValueError):
+        # It looks by itself within a second.
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,264 @@
+"""Starting, signalling and reading members: the runner's hands."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.output import PatternValues, choose_output_paths
+from slurm_colloc.runtime import environment as environments
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch import build_launch, build_srun_argv, build_wrapper_argv
+from slurm_colloc.runtime.launcher import start_process
+from slurm_colloc.runtime.roster import Member, Place
+from slurm_colloc.runtime.shims import write_shims
+from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.store.files import write_atomic
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.packs import parse_environment_block
+from slurm_colloc.store.records import PackRecord
+
+PORTS = range(12000, 28000)
+"""Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
+
+LOG_LIMIT = 65536
+
+
+class Starter:
+    """Starts the members of one attempt.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        launcher: `srun`, `process`, or `auto` (steps first).
+        kill_wait_s: From TERM to KILL.
+        lone: The only member, in an allocation that is exactly what it asked for: it runs as
+            the batch script would, with the batch script's output.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        launcher: str,
+        kill_wait_s: float,
+        lone: bool,
+        journal: Journal,
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._attempt = attempt
+        self._kill_wait_s = kill_wait_s
+        self._lone = lone
+        self._journal = journal
+        self._may_fall_back = launcher == "auto"
+        self.launcher = "srun" if launcher == "auto" else launcher
+        self._added = environments.compute_added_by_slurm(
+            allocation.environment, dict(record.client_environment)
+        )
+        self._shims = ""
+        if not lone and not record.local:
+            self._shims = str(write_shims(pack, sys.executable))
+        self._ports: set[int] = set()
+
+    def start(self, member: Member, place: Place) -> None:
+        """Start a member in a place.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        job, plan = member.spec.job, member.spec.plan
+        directory = self._pack / "members" / format_number(member.number)
+        member.prefix = str(directory / f"run.{self._attempt}.{member.record.starts + 1}")
+        cpus = place.choose_cpus(plan.cpus)
+        captured = environments.parse_pairs(
+            parse_environment_block((directory / "env").read_bytes()).items()
+        )
+        name = str(MemberId(self._allocation.shown_job_id, member.number))
+        shared = not self._lone and self._record.degree > 1
+        where = environments.Place(
+            job_id=self._allocation.shown_job_id,
+            member=name,
+            pack=str(self._pack),
+            run=member.prefix,
+            shims=self._shims,
+            cpus=cpus,
+            starts=member.record.starts,
+            tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
+            port=self._choose_port(member.number) if shared else None,
+            shared=not self._lone,
+        )
+        composed = environments.compose_environment(captured, self._added, job, plan, where)
+        output, error = (None, None) if self._lone else self._choose_outputs(member)
+        member.launcher = self.launcher
+        is_step = member.launcher == "srun"
+        launch = build_launch(
+            job=job,
+            script=str(directory / "script"),
+            environment=composed,
+            cpus=cpus,
+            output=output,
+            error=error,
+            umask=member.spec.umask,
+            prefix=member.prefix,
+            runner_pid=os.getpid(),
+            kill_wait_s=self._kill_wait_s,
+            tmpdir=composed["TMPDIR"] if where.tmpdir and "TMPDIR" not in captured else "",
+            is_step=is_step,
+        )
+        launch_file = f"{member.prefix}.launch"
+        write_atomic(launch_file, json.dumps(launch).encode())
+        argv = build_wrapper_argv(sys.executable, launch_file)
+        outer = dict(self._allocation.environment)
+        if is_step:
+            argv = build_srun_argv(name, plan.host_memory_mb, argv)
+            outer = environments.build_step_environment(outer)
+        member.process = start_process(
+            argv, outer, None if self._lone else f"{member.prefix}.log"
+        )
+
+    def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
+        job = member.spec.job
+        values = PatternValues(
+            job_id=self._allocation.shown_job_id,
+            number=member.number,
+            is_array=job.array_task is not None,
+            name=job.name,
+            node=self._allocation.node.partition(".")[0] or socket.gethostname(),
+            user=getpass.getuser(),
+        )
+        alone = self._record.local and len(self._record.members) == 1 and job.array_task is None
+        return choose_output_paths(job.output, job.error, values, alone=alone)
+
+    def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
+        base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
+        return f"{base}/csub-{self._allocation.job_id}-{number}"
+
+    def _choose_port(self, number: int) -> int:
+        """A port that is free now and belongs to no neighbour."""
+        seed = "".join(filter(str.isdigit, self._allocation.job_id))
+        first = (int(seed or "0") * 97 + number) % len(PORTS)
+        for offset in range(len(PORTS)):
+            port = PORTS[(first + offset) % len(PORTS)]
+            if port in self._ports:
+                continue
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("", port))
+                except OSError:
+                    continue
+            self._ports.add(port)
+            return port
+        raise OSError("no free port between 12000 and 27999")
+
+    def fall_back(self, member: Member, reason: str) -> bool:
+        """Use plain processes from now on, if that is allowed; False if it is not."""
+        if not self._may_fall_back or member.launcher != "srun":
+            return False
+        if self.launcher == "process":
+            return True
+        self.launcher = "process"
+        self._journal.write("fallback", wanted="srun", used="process", reason=reason)
+        print(f"csub: job steps do not work here ({reason}); members run as plain processes",
+              file=sys.stderr, flush=True)  # noqa: T201  # fmt: skip
+        return True
+
+    def terminate(self, member: Member) -> None:
+        """Ask the member's wrapper to end it: TERM now, KILL after KillWait."""
+        if member.wrapper_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.wrapper_pid, signal.SIGTERM)
+        elif member.process is not None:
+            member.process.kill()
+
+    def kill(self, member: Member) -> None:
+        """End a member at once, wrapper and all."""
+        for pid in (member.pid, member.wrapper_pid):
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        if member.process is not None:
+            member.process.kill()
+
+    def read_started(self, member: Member) -> dict[str, Any] | None:
+        """What the wrapper wrote when it was up; None before that."""
+        return _read(f"{member.prefix}.started")
+
+    def read_exit(self, member: Member) -> dict[str, Any] | None:
+        """What the wrapper wrote at the end; None if it could not."""
+        return _read(f"{member.prefix}.exit")
+
+    def read_log(self, member: Member) -> str:
+        """The end of what srun wrote."""
+        if self._lone:
+            return ""
+        try:
+            with open(f"{member.prefix}.log", "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_LIMIT))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def clean(self, member: Member) -> None:
+        """Remove what the wrapper could not remove itself."""
+        with contextlib.suppress(OSError):
+            os.unlink(f"{member.prefix}.launch")
+        number = member.number
+        for base in {self._added.get("TMPDIR"), "/tmp"}:
+            if base:
+                shutil.rmtree(f"{base}/csub-{self._allocation.job_id}-{number}", ignore_errors=True)
+
+    def _inner_steps(self, member: Member, slurm: SlurmCommands | None) -> list[str]:
+        if slurm is None or not os.path.exists(f"{member.prefix}.steps"):
+            return []
+        prefix = f"{MemberId(self._allocation.shown_job_id, member.number)}:"
+        with contextlib.suppress(SlurmError):
+            return [
+                step
+                for step, name in slurm.list_steps(self._allocation.job_id)
+                if name.startswith(prefix)
+            ]
+        return []
+
+    def signal_inner_steps(
+        self, member: Member, slurm: SlurmCommands | None, number: int
+    ) -> None:
+        """Signal the steps that the member's own script has started."""
+        steps = self._inner_steps(member, slurm)
+        if steps and slurm is not None:
+            with contextlib.suppress(SlurmError):
+                slurm.signal_steps(steps, number)
+
+    def end_inner_steps(self, member: Member, slurm: SlurmCommands | None) -> None:
+        """End the steps that the member's own script has left running."""
+        steps = self._inner_steps(member, slurm)
+        if steps and slurm is not None:
+            with contextlib.suppress(SlurmError):
+                slurm.end_steps(steps)
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,168 @@
+"""How a member ended: from its exit record, srun's words and what the runner had done; pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import SIGTERM
+from typing import Any
+
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+
+
+class Asked(enum.Enum):
+    """Why the runner itself is ending a member."""
+
+    CANCEL = "cancelled"
+    TIMEOUT = "time limit"
+    REQUEUE = "requeued"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a member ended.
+
+    Attributes:
+        state: Its new state; None where only Slurm can tell (see `foreign`).
+        exit_code: How the script ended; None where nobody saw it.
+        reason: In words.
+        foreign: Something other than the runner ended it or signalled it: the pack may be
+            coming to its end, and nothing must be started before Slurm shows that it goes on.
+        never_started: The step or process did not come up at all.
+    """
+
+    state: MemberState | None
+    exit_code: ExitCode | None
+    reason: str = ""
+    foreign: bool = False
+    never_started: bool = False
+
+
+def judge_end(
+    record: Mapping[str, Any] | None,
+    *,
+    started: bool,
+    srun_status: int,
+    log: str,
+    asked: Asked | None,
+) -> Verdict:
+    """Judge one end of a member.
+
+    Args:
+        record: The wrapper's exit record; None if it could write none.
+        started: The wrapper had come up.
+        srun_status: Exit status of srun or of the wrapper, negative for a signal.
+        log: What srun wrote.
+        asked: What the runner had asked for.
+    """
+    if record is None:
+        return _judge_without_record(started, srun_status, log, asked)
+    code = ExitCode.from_wait_status(record["wait_status"])
+    if asked is Asked.CANCEL:
+        return Verdict(MemberState.CANCELLED, code, "cancelled")
+    if asked is Asked.TIMEOUT:
+        return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
+    if asked is Asked.REQUEUE:
+        return Verdict(MemberState.PENDING, code, "requeued")
+    if record.get("oom_kills"):
+        return Verdict(
+            MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit"
+        )
+    foreign = any(number == SIGTERM for number, _ in record["foreign_signals"])
+    return Verdict(judge_exit_code(code), code, describe_code(code), foreign=foreign)
+
+
+def judge_exit_code(code: ExitCode) -> MemberState:
+    """The state of a script that ended by itself."""
+    return MemberState.COMPLETED if code == ExitCode(0, 0) else MemberState.FAILED
+
+
+def describe_code(code: ExitCode) -> str:
+    """Say how a script ended, nothing for success."""
+    if code.signal:
+        return f"ended by signal {code.signal}"
+    return f"exit code {code.code}" if code.code else ""
+
+
+def _judge_without_record(
+    started: bool, srun_status: int, log: str, asked: Asked | None
+) -> Verdict:
+    folded = log.lower()
+    if "out of memory" in folded or "oom-kill" in folded or "oom_kill" in folded:
+        return Verdict(
+            MemberState.OUT_OF_MEMORY,
+            ExitCode(0, 9),
+            "it used more host memory than its limit",
+            never_started=not started,
+        )
+    if asked is Asked.REQUEUE:
+        return Verdict(MemberState.PENDING, None, "requeued")
+    if asked is not None:
+        state = MemberState.CANCELLED if asked is Asked.CANCEL else MemberState.TIMEOUT
+        return Verdict(state, ExitCode(0, 9), f"killed: {asked.value}")
+    cancelled_by_slurm = "cancelled at" in folded or "completing or completed" in folded
+    if not started and not cancelled_by_slurm:
+        words = "; ".join(line.strip() for line in log.splitlines() if line.strip())
+        return Verdict(
+            MemberState.FAILED,
+            None,
+            f"it could not be started: {words or f'status {srun_status}'}",
+            never_started=True,
+        )
+    # Its wrapper is gone without a word: the whole step was killed from outside.
+    return Verdict(None, ExitCode(0, 9), read_kill_reason(log), foreign=True)
+
+
+def read_kill_reason(log: str) -> str:
+    """What slurmstepd said when it ended the step: `time limit`, `preemption`, ..., or ''."""
+    for line in log.splitlines():
+        if "CANCELLED AT" in line:
+            _, separator, reason = line.partition("DUE TO")
+            return reason.strip(" *").lower() if separator else "cancelled"
+    return ""
+
+
+@dataclass(frozen=True)
+class PackFate:
+    """What becomes of the pack after something foreign ended a member.
+
+    Attributes:
+        goes_on: Slurm shows the pack running, not about to end.
+        state: What its unfinished members become; None where a later attempt, or Slurm's last
+            word, decides.
+        reason: In words.
+    """
+
+    goes_on: bool
+    state: MemberState | None
+    reason: str
+
+
+def judge_pack(fields: Mapping[str, str] | None, restarts: int, kill_reason: str) -> PackFate | None:
+    """Judge the pack from `scontrol show job`.
+
+    Args:
+        fields: The job's fields; None if Slurm did not answer.
+        restarts: Slurm's restart count when this attempt began.
+        kill_reason: From `read_kill_reason`, over all members.
+
+    Returns:
+        The fate, or None if it cannot be told yet.
+    """
+    if fields is None:
+        return None
+    state = SlurmJobState.parse(fields.get("JobState", ""))
+    preempted = fields.get("PreemptTime", "None") not in ("None", "(null)", "Unknown", "")
+    if state is SlurmJobState.RUNNING and not preempted:
+        return PackFate(True, None, "")
+    requeued = state is SlurmJobState.PENDING or int(fields.get("Restarts", "0")) > restarts
+    if preempted or requeued or "preempt" in kill_reason or "requeue" in kill_reason:
+        return PackFate(False, None, "the pack is preempted or requeued")
+    if "time limit" in kill_reason or state is SlurmJobState.TIMEOUT:
+        return PackFate(False, MemberState.TIMEOUT, "the pack's time limit was reached")
+    if "node failure" in kill_reason or state is SlurmJobState.NODE_FAIL:
+        return PackFate(False, None, "the node failed")
+    if kill_reason == "cancelled" or state is SlurmJobState.CANCELLED:
+        return PackFate(False, MemberState.CANCELLED, "the pack was cancelled")
+    return PackFate(False, None, "the pack is ending")

@@ -1,0 +1,150 @@
+"""What csub and the runner ask of Slurm, over Slurm's own commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.errors import SlurmError, SlurmRefused
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.slurm.commands import SUBMIT_TIMEOUT_S, run_slurm
+from slurm_colloc.slurm.formats import (
+    NODE_FORMAT,
+    QUEUE_FORMAT,
+    NodeShape,
+    SlurmJob,
+    compute_element_states,
+    parse_accounting,
+    parse_job_fields,
+    parse_nodes,
+    parse_queue,
+)
+
+
+class SlurmCommands:
+    """Slurm over sbatch, squeue, sinfo, scontrol, scancel and sacct.
+
+    Args:
+        environment: Environment of the commands; None for the user's, filtered.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
+
+    def submit(
+        self,
+        script: str,
+        options: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        directory: str,
+        inherited: Sequence[int] = (),
+    ) -> str:
+        """Submit a batch script; returns the job id.
+
+        Args:
+            script: Path of the script.
+            options: Options of sbatch.
+            environment: Environment of sbatch, which is also what the job gets.
+            directory: The submission directory.
+            inherited: Descriptors that sbatch keeps open until it ends.
+
+        Raises:
+            SlurmRefused, SlurmUnreachable: See run_slurm.
+        """
+        output = run_slurm(
+            ["sbatch", "--parsable", *options, script],
+            environment=environment,
+            timeout_s=SUBMIT_TIMEOUT_S,
+            inherited=inherited,
+            finish_on_interrupt=True,
+            directory=directory,
+        )
+        return parse_submitted(output.stdout)
+
+    def check(
+        self, script: str, options: Sequence[str], *, environment: Mapping[str, str], directory: str
+    ) -> str:
+        """`sbatch --test-only`: what Slurm says of a request that is not submitted."""
+        output = run_slurm(
+            ["sbatch", "--test-only", *options, script],
+            environment=environment,
+            directory=directory,
+        )
+        return (output.stderr or output.stdout).strip().removeprefix("sbatch: ")
+
+    def list_jobs(self) -> dict[str, SlurmJob]:
+        """All jobs of the user that Slurm still shows, by id or element id; one question."""
+        output = self._run("squeue", "--noheader", "--array", "--me", "--states=all",
+                           f"--format={QUEUE_FORMAT}")  # fmt: skip
+        return compute_element_states(parse_queue(output))
+
+    def list_nodes(self, nodes: str | None = None) -> list[NodeShape]:
+        """The kinds of nodes of all partitions, or of the nodes of a node list alone."""
+        chosen = [f"--nodes={nodes}"] if nodes else []
+        return parse_nodes(
+            self._run("sinfo", "--noheader", "--exact", f"--format={NODE_FORMAT}", *chosen)
+        )
+
+    def read_job(self, job_id: str) -> dict[str, str] | None:
+        """The fields of `scontrol show job`; None if Slurm does not know it any more."""
+        try:
+            return parse_job_fields(self._run("scontrol", "--oneliner", "show", "job", job_id))
+        except SlurmRefused:
+            return None
+
+    def read_accounting(self, job_ids: Sequence[str]) -> dict[str, SlurmJobState]:
+        """States of jobs that the controller has forgotten; empty where nothing is accounted."""
+        if not job_ids:
+            return {}
+        try:
+            return parse_accounting(
+                self._run("sacct", "-n", "-P", "-X", "-o", "JobID%64,State", "-j", ",".join(job_ids))
+            )
+        except SlurmError:
+            return {}
+
+    def cancel(self, *job_ids: str) -> None:
+        """scancel: TERM to everything in the jobs, KILL after KillWait."""
+        self._run("scancel", *job_ids)
+
+    def wake_batch_script(self, job_id: str) -> None:
+        """Send SIGURG to the batch script alone: ignored by whoever does not wait for it."""
+        self._run("scancel", "--batch", "--signal=URG", job_id)
+
+    def signal_steps(self, steps: Sequence[str], signal: int) -> None:
+        """Send a signal to job steps."""
+        self._run("scancel", f"--signal={signal}", *steps)
+
+    def end_steps(self, steps: Sequence[str]) -> None:
+        """SIGKILL to job steps, at once."""
+        self._run("scancel", *steps)
+
+    def list_steps(self, job_id: str) -> list[tuple[str, str]]:
+        """Running steps of a job as (step id, name)."""
+        output = self._run("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j")
+        rows = [line.strip().partition("|") for line in output.splitlines()]
+        return [(step, name) for step, separator, name in rows if separator]
+
+    def read_config(self, name: str) -> str | None:
+        """One value of `scontrol show config`, None if there is no such value."""
+        for line in self._run("scontrol", "show", "config").splitlines():
+            key, separator, value = line.partition("=")
+            if separator and key.strip() == name:
+                return value.strip()
+        return None
+
+    def _run(self, *argv: str) -> str:
+        return run_slurm(argv, environment=self._environment).stdout
+
+
+def parse_submitted(text: str) -> str:
+    """Read `sbatch --parsable`: `4711` or `4711;cluster`.
+
+    Raises:
+        SlurmError: There is no job id in it.
+    """
+    lines = text.strip().splitlines()
+    job_id = lines[-1].partition(";")[0].strip() if lines else ""
+    if not job_id.isdigit():
+        raise SlurmError(f"sbatch answered {text.strip()!r} instead of a job id")
+    return job_id

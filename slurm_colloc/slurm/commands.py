@@ -1,0 +1,179 @@
+"""Running one of Slurm's commands: argument list in, text out, errors told apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.errors import (
+    Interrupted,
+    SlurmError,
+    SlurmNoAnswer,
+    SlurmRefused,
+    SlurmUnreachable,
+)
+
+QUERY_TIMEOUT_S = 30.0
+SUBMIT_TIMEOUT_S = 120.0
+
+_UNREACHABLE = (
+    "unable to contact slurm controller",
+    "unable to establish controller machine",
+    "connection refused",
+    "connect failure",
+    "zero bytes were transmitted",
+    "munge",
+    "no such file or directory: slurm.conf",
+    "slurm_load_ctl_conf",
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command that ended with 0 wrote."""
+
+    stdout: str
+    stderr: str
+
+
+def build_client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for Slurm's commands: the user's, without what changes their output.
+
+    `SBATCH_*`, `SQUEUE_*` and their like set options; csub reads the SBATCH_* variables itself
+    and passes every option explicitly.
+    """
+    prefixes = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SRUN_", "SLURM_JOB")
+    exact = {"SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_EXIT_ERROR", "SLURM_BITSTR_LEN"}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(prefixes) and name not in exact
+    }
+
+
+def run_slurm(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = QUERY_TIMEOUT_S,
+    inherited: Sequence[int] = (),
+    finish_on_interrupt: bool = False,
+    directory: str | None = None,
+) -> Output:
+    """Run one command to its end.
+
+    Args:
+        argv: The command and its arguments.
+        environment: Its environment; by default the user's, filtered.
+        timeout_s: When to give up.
+        inherited: Descriptors that it keeps open.
+        finish_on_interrupt: On Ctrl-C wait for its answer all the same (a submission that was
+            sent cannot be unsent) and raise Interrupted with the answer as `stdout`.
+        directory: Where to run it.
+
+    Raises:
+        SlurmUnreachable: The command is not installed, or no controller answers.
+        SlurmRefused: It ended with another status than 0.
+        SlurmError: It did not end in time.
+        InterruptedAfter: Ctrl-C came while a command with finish_on_interrupt ran.
+    """
+    env = build_client_environment(os.environ) if environment is None else dict(environment)
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=directory,
+            pass_fds=tuple(inherited),
+            # Its own process group, so that Ctrl-C reaches csub alone.
+            process_group=0 if finish_on_interrupt else None,
+        )
+    except FileNotFoundError as error:
+        raise SlurmUnreachable(
+            f"there is no Slurm here: {argv[0]} is not installed or not in PATH",
+            hint="call csub where sbatch works, or run without Slurm with csub --local",
+            argv=argv,
+        ) from error
+    except OSError as error:
+        raise SlurmError(f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv) from error
+    interrupted = False
+    while True:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+            break
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.communicate()
+            raise SlurmNoAnswer(
+                f"{argv[0]} gave no answer within {timeout_s:g} s",
+                hint="the controller may be down: try scontrol ping",
+                argv=argv,
+            ) from error
+        except KeyboardInterrupt:
+            if not finish_on_interrupt or interrupted:
+                process.send_signal(signal.SIGTERM)
+                raise
+            interrupted = True
+    stdout = out.decode("utf-8", "surrogateescape")
+    stderr = err.decode("utf-8", "replace")
+    if interrupted:
+        raise InterruptedAfter(stdout if process.returncode == 0 else "")
+    if process.returncode != 0:
+        raise build_slurm_error(argv, process.returncode, stderr)
+    return Output(stdout, stderr)
+
+
+class InterruptedAfter(Interrupted):
+    """Ctrl-C came during a command whose answer arrived nevertheless."""
+
+    def __init__(self, stdout: str) -> None:
+        super().__init__("interrupted")
+        self.stdout = stdout
+
+
+def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> SlurmError:
+    """Turn a failed command into a sentence: Slurm's own words without their prefixes."""
+    name = argv[0].rsplit("/", 1)[-1]
+    lines = []
+    for line in stderr.splitlines():
+        text = line.strip()
+        for prefix in (f"{name}: error: ", f"{name}: fatal: ", f"{name}: "):
+            if text.startswith(prefix):
+                text = text[len(prefix) :]
+                break
+        if text and text not in lines:
+            lines.append(text)
+    words = "; ".join(lines) or f"exit status {returncode}"
+    folded = words.lower()
+    if "configuration source" in folded:
+        return SlurmUnreachable(
+            "Slurm is installed but has no configuration here",
+            hint="set SLURM_CONF, or run without Slurm with csub --local",
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    if "timed out" in folded:
+        return SlurmNoAnswer(
+            f"Slurm's controller did not answer in time: {words}",
+            hint="what was asked may still be done; csub queue shows it as soon as it is known",
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    if any(mark in folded for mark in _UNREACHABLE):
+        return SlurmUnreachable(
+            f"Slurm's controller does not answer: {words}",
+            hint="nothing was changed; try again later, scontrol ping shows when it is back",
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    return SlurmRefused(
+        f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr
+    )

@@ -1,0 +1,101 @@
+"""Files that are either whole or absent: temporary file, then `os.replace`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+
+SCHEMA = 1
+"""Version of every JSON file in the state; a reader refuses a newer one."""
+
+_WHAT_TO_DO = {
+    errno.ENOSPC: "the disk is full: make room, then try again; nothing was submitted half",
+    errno.EDQUOT: "the disk quota is used up: make room, then try again",
+    errno.EROFS: "the file system is read-only: set state_dir in the settings to another path",
+    errno.EACCES: "set state_dir in the settings to a directory you may write",
+    errno.EPERM: "set state_dir in the settings to a directory you may write",
+}
+
+
+@contextlib.contextmanager
+def explain_os_errors(doing: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what was being done to which path."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StateError(
+            f"cannot {doing} {error.filename or path}: {reason}",
+            hint=_WHAT_TO_DO.get(error.errno or 0, ""),
+        ) from error
+
+
+def write_atomic(path: Path | str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file that is never seen half-written; the old one stays if this fails.
+
+    Raises:
+        StateError: The directory cannot be written, or the disk is full.
+    """
+    temporary = f"{path}.tmp{os.getpid()}"
+    with explain_os_errors("write", path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            finally:
+                # On network file systems a full disk is often reported only here.
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
+    """Write a versioned JSON file atomically."""
+    text = json.dumps({"schema": SCHEMA, **value}, ensure_ascii=True, separators=(",", ":"))
+    write_atomic(path, text.encode() + b"\n")
+
+
+def read_json(path: Path | str) -> dict[str, Any] | None:
+    """Read a versioned JSON file; None if there is none.
+
+    Raises:
+        StateError: It cannot be read, is damaged, or was written by a newer version.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    try:
+        value = json.loads(data)
+        schema = value["schema"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"{path} is damaged ({error})", hint="move it away; the Slurm job is not touched"
+        ) from error
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise StateError(
+            f"{path} was written by a newer version (schema {schema}, this one reads {SCHEMA})",
+            hint="use the csub that submitted it",
+        )
+    return dict(value)
+
+
+def make_directory(path: Path | str) -> None:
+    """Make a private directory and its parents; one that exists is left as it is."""
+    with explain_os_errors("make directory", path):
+        os.makedirs(path, mode=0o700, exist_ok=True)

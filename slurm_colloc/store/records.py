@@ -1,0 +1,116 @@
+"""pack.json and spec.json: what csub wrote down for the runner and for readers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
+from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
+
+
+@dataclasses.dataclass(frozen=True)
+class PackRecord:
+    """What was planned for a pack (pack.json).
+
+    Attributes:
+        pack_id: Name of the pack's directory.
+        submission: The csub call it came from.
+        index: Its element of the Slurm job array, 0 where the job is no array.
+        indices: The elements of all packs of that Slurm job.
+        is_array: The Slurm job is a job array.
+        created_at: Seconds since the epoch.
+        name: Name of the Slurm job.
+        mode: Planned sharing mode.
+        degree: Members that run at the same time.
+        request: What was asked of Slurm; None for a job alone.
+        group: Options that all members share.
+        reasons: Why the pack looks like this.
+        members: Numbers of its first members, in start order.
+        submit_directory: Where csub was called.
+        submit_host: The host on which csub was called.
+        client_environment: What sbatch was given as environment; everything else that the
+            batch script finds was added by Slurm or the site, and belongs to the members too.
+        slurm_options: Options that sbatch was called with, for people.
+        local: True where it runs without Slurm.
+    """
+
+    pack_id: str
+    submission: str
+    index: int
+    indices: tuple[int, ...]
+    is_array: bool
+    created_at: float
+    name: str
+    mode: SharingMode
+    degree: int
+    request: PackRequest | None
+    group: tuple[tuple[str, str], ...]
+    reasons: tuple[str, ...]
+    members: tuple[int, ...]
+    submit_directory: str
+    submit_host: str
+    client_environment: tuple[tuple[str, str], ...]
+    slurm_options: tuple[str, ...]
+    local: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberSpec:
+    """What a member runs (spec.json); its script and environment lie beside it."""
+
+    job: Job
+    plan: MemberPlan
+    umask: int
+
+
+def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
+    """The JSON form of pack.json."""
+    return dataclasses.asdict(record)
+
+
+def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
+    """The JSON form of spec.json."""
+    return dataclasses.asdict(spec)
+
+
+def parse_pack(value: dict[str, Any]) -> PackRecord:
+    """Read pack.json's value.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is no such value.
+    """
+    fields = _without_schema(value)
+    request = fields["request"]
+    fields["mode"] = SharingMode(fields["mode"])
+    fields["request"] = None if request is None else PackRequest(**request)
+    for name in ("indices", "reasons", "members", "slurm_options"):
+        fields[name] = tuple(fields[name])
+    for name in ("group", "client_environment"):
+        fields[name] = _parse_pairs(fields[name])
+    return PackRecord(**fields)
+
+
+def parse_spec(value: dict[str, Any]) -> MemberSpec:
+    """Read spec.json's value.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is no such value.
+    """
+    job = dict(value["job"])
+    job["arguments"] = tuple(job["arguments"])
+    for name in ("group", "shape"):
+        job[name] = _parse_pairs(job[name])
+    if job["signal"] is not None:
+        job["signal"] = SignalRequest(**job["signal"])
+    if job["array_task"] is not None:
+        job["array_task"] = ArrayTask(**job["array_task"])
+    return MemberSpec(Job(**job), MemberPlan(**value["plan"]), value["umask"])
+
+
+def _without_schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name != "schema"}
+
+
+def _parse_pairs(value: list[list[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, text) for name, text in value)

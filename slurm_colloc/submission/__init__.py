@@ -1,0 +1,1 @@
+"""The login side: from a command line and a script to a submitted pack."""

@@ -1,0 +1,171 @@
+"""The `#SBATCH` and `#CSUB` lines of a batch script, read as sbatch reads its own.
+
+Taken from sbatch (`src/sbatch/opt.c`, `sbatch.c`, Slurm 26.05); docs/differences.md lists where
+csub departs from it. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.slurm.options import Given, Option, Word, parse_words
+
+# isspace() of C.
+_SPACE = " \t\n\v\f\r"
+# sbatch takes the first of them although it warns of it.
+_SBATCH_MARKS = ("#SLURM", "#SBATCH")
+_OWN_MARK = "#CSUB"
+_HETEROGENEOUS = ("hetjob", "packjob")
+
+
+def check_script(script: bytes, *, name: str) -> None:
+    """Refuse what sbatch refuses as a batch script.
+
+    Args:
+        script: The file's content.
+        name: What to call it in messages.
+
+    Raises:
+        UsageProblem: It is empty, has no `#!` line, holds a NUL, or has DOS line breaks.
+    """
+    if not script:
+        raise UsageProblem(f"{name}: the batch script is empty")
+    if not script.strip(_SPACE.encode()):
+        raise UsageProblem(f"{name}: the batch script holds only whitespace")
+    if not script.startswith(b"#!"):
+        raise UsageProblem(
+            f"{name}: this does not look like a batch script, for its first line does not begin "
+            "with #! and the path of an interpreter",
+            hint="begin it for instance with #!/bin/bash, or give a command with --wrap",
+        )
+    if (at := script.find(b"\0")) >= 0:
+        line_number = script.count(b"\n", 0, at) + 1
+        raise UsageProblem(f"{name}:{line_number}: the batch script holds a NUL character")
+    if (at := script.find(b"\r\n")) >= 0:
+        line_number = script.count(b"\n", 0, at) + 1
+        raise UsageProblem(
+            f"{name}:{line_number}: the batch script has DOS line breaks",
+            hint=f"convert it, for instance with: sed -i 's/\\r$//' {name}",
+        )
+
+
+def parse_directives(
+    script: bytes, *, name: str, site_options: Sequence[Option] = ()
+) -> tuple[Given, ...]:
+    """Return the options on the `#SBATCH` lines of a script, then those on its `#CSUB` lines.
+
+    Lines count up to the first that is neither blank nor a comment. As in sbatch the words of all
+    lines of a kind are one list, so that a value may stand on the next line. `#CSUB` lines may
+    hold csub's own options and sbatch's, and win over `#SBATCH` lines wherever they stand. The
+    text of `--wrap` has no directives (sbatch reads none there): do not ask for them.
+
+    Args:
+        script: The file's content; what is not UTF-8 comes through as surrogate escapes.
+        name: What to call it in messages.
+        site_options: What plugins of the site add to sbatch.
+
+    Raises:
+        UsageProblem: A directive is malformed; the message begins with file and line number.
+    """
+    sbatch_words: list[Word] = []
+    own_words: list[Word] = []
+    for number, line in enumerate(script.decode("utf-8", "surrogateescape").split("\n"), start=1):
+        origin = f"{name}:{number}"
+        mark = next((mark for mark in _SBATCH_MARKS if line.startswith(mark)), None)
+        if mark is not None:
+            texts = _split_line(line.removeprefix(mark), origin)
+            if texts and texts[0].lower() in _HETEROGENEOUS:
+                raise UsageProblem(
+                    f"{origin}: {mark} {texts[0]} asks for a heterogeneous job, which cannot be "
+                    "packed",
+                    hint="submit it with sbatch",
+                )
+            sbatch_words += [Word(text, origin) for text in texts]
+        elif _is_own(line):
+            texts = _split_line(line.removeprefix(_OWN_MARK), origin)
+            own_words += [Word(text, origin) for text in texts]
+        elif line.strip(_SPACE) and not line.lstrip(_SPACE).startswith("#"):
+            break
+    return (
+        *_parse(sbatch_words, own=False, mark="#SBATCH", site_options=site_options),
+        *_parse(own_words, own=True, mark=_OWN_MARK, site_options=site_options),
+    )
+
+
+def _is_own(line: str) -> bool:
+    rest = line.removeprefix(_OWN_MARK)
+    return rest != line and (not rest or rest[0] in _SPACE or rest[0] == "-")
+
+
+def _parse(
+    words: Sequence[Word], *, own: bool, mark: str, site_options: Sequence[Option]
+) -> tuple[Given, ...]:
+    parsed = parse_words(words, own=own, site_options=site_options)
+    if parsed.words:
+        stray = words[len(words) - len(parsed.words)]
+        raise UsageProblem(
+            f"{stray.origin}: {stray.text!r} is no option, and {mark} lines hold only options",
+            hint="check the dashes, and the quotes around values with spaces",
+        )
+    return parsed.values
+
+
+def _split_line(text: str, origin: str) -> list[str]:
+    """Split what follows the mark into words by sbatch's rules (`get_argument`).
+
+    Both kinds of quotes group, a backslash takes the next character as it is (inside quotes too),
+    and an unquoted `#` ends the line, even inside a word.
+    """
+    words: list[str] = []
+    position = 0
+    while position < len(text):
+        if text[position] in _SPACE:
+            position += 1
+            continue
+        if text[position] == ":":
+            raise UsageProblem(
+                f"{origin}: there is an unexpected ':'",
+                hint="a word of a directive may not begin with it",
+            )
+        if text[position] == "#":
+            break
+        word, position = _read_word(text, position, origin)
+        if word is not None:
+            words.append(word)
+    return words
+
+
+def _read_word(text: str, position: int, origin: str) -> tuple[str | None, int]:
+    """Return the word that begins here and where it ends; None for a lone backslash."""
+    characters: list[str] = []
+    quote = ""
+    was_quoted = False
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            # Only a space is kept by a backslash; other blanks still end an unquoted word.
+            position += 1
+            escaped = text[position : position + 1]
+            if escaped and (quote or escaped == " " or escaped not in _SPACE):
+                characters.append(escaped)
+                position += 1
+            continue
+        if quote:
+            if character == quote:
+                quote = ""
+            else:
+                characters.append(character)
+        elif character in _SPACE or character == "#":
+            break
+        elif character in "\"'":
+            quote = character
+            was_quoted = True
+        else:
+            characters.append(character)
+        position += 1
+    if quote:
+        raise UsageProblem(
+            f"{origin}: the quote {quote} is never closed", hint="close it on the same line"
+        )
+    return "".join(characters) if characters or was_quoted else None, position

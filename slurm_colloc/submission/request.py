@@ -1,0 +1,140 @@
+"""The options with which sbatch is called for the packs of one Slurm job; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.model.arrays import format_task_ids
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import PackPlan, PackRequest, Plan
+from slurm_colloc.model.quantities import format_time_limit
+
+PACK_TOKEN = "[csub-pack={submission}]"
+"""Appended to the job's comment: a pack whose submission was interrupted is found by it."""
+
+COMMENT_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The packs that become one Slurm job.
+
+    Attributes:
+        packs: The packs.
+        indices: Their elements of the job array.
+        is_array: They are elements of a job array.
+    """
+
+    packs: tuple[PackPlan, ...]
+    indices: tuple[int, ...]
+    is_array: bool
+
+
+def group_into_batches(plan: Plan, jobs: Sequence[Job]) -> list[Batch]:
+    """Packs that ask Slurm for the same kind of thing become elements of one array.
+
+    Tasks of an array that run alone keep the user's own task numbers as elements, so that Slurm
+    shows them as sbatch would.
+    """
+    buckets: dict[object, list[PackPlan]] = {}
+    for pack in plan.packs:
+        first = jobs[pack.members[0].job_index]
+        key: object
+        if pack.request is not None:
+            key = ("shared", pack.group, first.gpu_type)
+        elif first.array_task is not None:
+            key = ("tasks", pack.group, first.shape)
+        else:
+            key = ("lone", pack.members[0].job_index)
+        buckets.setdefault(key, []).append(pack)
+    batches = []
+    for packs in buckets.values():
+        first = jobs[packs[0].members[0].job_index]
+        is_array = len(packs) > 1
+        indices = tuple(range(len(packs)))
+        if packs[0].request is None and first.array_task is not None:
+            is_array = True
+            indices = tuple(_task_id(jobs[pack.members[0].job_index]) for pack in packs)
+        batches.append(Batch(tuple(packs), indices, is_array))
+    return batches
+
+
+def _task_id(job: Job) -> int:
+    assert job.array_task is not None
+    return job.array_task.task_id
+
+
+def build_options(
+    batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, submission: str, log: str
+) -> list[str]:
+    """The options of sbatch.
+
+    Args:
+        batch: The packs of this Slurm job.
+        jobs: The jobs of the call.
+        packs_at_once: How many packs may run at the same time.
+        submission: The submission's id.
+        log: Path of the pack's log, `%a` in it for the element.
+    """
+    first = jobs[batch.packs[0].members[0].job_index]
+    group = dict(batch.packs[0].group)
+    options = []
+    if batch.is_array:
+        limit = f"%{packs_at_once}" if packs_at_once is not None else ""
+        options.append(f"--array={format_task_ids(batch.indices)}{limit}")
+    options.append(f"--job-name={build_name(batch, jobs)}")
+    token = PACK_TOKEN.format(submission=submission)
+    comment = group.pop("comment", "")
+    options.append(f"--comment={comment} {token}" if comment else f"--comment={token}")
+    if batch.packs[0].request is None:
+        # As the user wrote it; the log is the member's own output.
+        options += [_option(name, value) for name, value in first.shape]
+    else:
+        options += build_request_options(_merge_requests(batch.packs))
+        options += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
+    options += [_option(name, value) for name, value in sorted(group.items())]
+    options.append("--export=ALL")
+    return options
+
+
+def build_name(batch: Batch, jobs: Sequence[Job]) -> str:
+    """The Slurm job's name: the first member's, `train+3` for a pack of different ones."""
+    names = [jobs[member.job_index].name for pack in batch.packs for member in pack.members]
+    if len(set(names)) == 1:
+        return names[0]
+    return f"{names[0]}+{len(names) - 1}"
+
+
+def build_request_options(request: PackRequest) -> list[str]:
+    """The options that ask for a pack's resources."""
+    kind = f"{request.gpu_type}:" if request.gpu_type else ""
+    options = [
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={request.cpus}",
+        f"--gres=gpu:{kind}{request.gpus}",
+    ]
+    if request.host_memory_mb is not None:
+        options.append(f"--mem={request.host_memory_mb}M")
+    if request.time_limit_s is not None:
+        options.append(f"--time={format_time_limit(request.time_limit_s)}")
+    return options
+
+
+def _merge_requests(packs: Sequence[PackPlan]) -> PackRequest:
+    """Elements of an array ask for the same: the largest of each."""
+    requests = [pack.request for pack in packs if pack.request is not None]
+    memories = [request.host_memory_mb for request in requests]
+    times = [request.time_limit_s for request in requests]
+    return PackRequest(
+        gpus=requests[0].gpus,
+        gpu_type=requests[0].gpu_type,
+        cpus=max(request.cpus for request in requests),
+        host_memory_mb=None if None in memories else max(m for m in memories if m is not None),
+        time_limit_s=None if None in times else max(t for t in times if t is not None),
+    )
+
+
+def _option(name: str, value: str) -> str:
+    return f"--{name}={value}" if value else f"--{name}"

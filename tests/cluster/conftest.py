@@ -1,0 +1,321 @@
+"""Real packs on a real Slurm: a sandbox for the whole run, and users who submit to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.errors import SlurmUnreachable
+from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.sandbox.installation import find_installation
+from slurm_colloc.sandbox.spec import SandboxSpec
+
+USERS = ("csubtest1", "csubtest2")
+PATIENCE_S = 60.0
+POLL_S = 0.1
+
+
+def wait_until(
+    condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S
+) -> Any:
+    """Wait for something to become true and return it; fail with `what` where it does not."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {patience_s:g} s: {what}")
+        time.sleep(POLL_S)
+
+
+@dataclass
+class CsubUser:
+    """Somebody who uses csub on a sandbox, with a home and a state directory of their own."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+    sandbox: Sandbox
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return self.home / "state" / "slurm_colloc"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        base = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": str(self.home),
+            "USER": self.name,
+            "LOGNAME": self.name,
+            "LANG": "C.UTF-8",
+            "XDG_STATE_HOME": str(self.home / "state"),
+        }
+        return {**base, **self.sandbox.env(), **self.extra}
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        check: bool = True,
+        directory: Path | None = None,
+        environment: dict[str, str] | None = None,
+        timeout_s: float = 120.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program as this user; csub itself is `run(["csub", ...])`."""
+        ended = subprocess.run(
+            list(argv),
+            env={**self.environment, **(environment or {})},
+            cwd=directory or self.home,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=timeout_s,
+            check=False,
+            **self.identity,
+        )
+        if check:
+            assert ended.returncode == 0, f"{argv}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        return ended
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a program as this user and do not wait; the caller ends it."""
+        return subprocess.Popen(
+            list(argv),
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **self.identity,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        if os.geteuid() != 0 or self.uid == os.geteuid():
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def csub(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run csub as this user."""
+        return self.run(["csub", *arguments], check=check)
+
+    def submit(self, *arguments: str) -> str:
+        """Submit with csub (first word `pack` for csub pack); the job id."""
+        words = list(arguments)
+        head = [words.pop(0)] if words and words[0] == "pack" else []
+        return self.csub(*head, "--parsable", *words).stdout.strip()
+
+    def script(self, name: str, body: str, *, directives: str = "") -> Path:
+        """Write a bash script into the user's home."""
+        path = self.home / name
+        path.write_text(f"#!/bin/bash\n{directives}\n{body}\n")
+        path.chmod(0o755)
+        os.chown(path, self.uid, self.gid)
+        return path
+
+    def members(self, job_id: str) -> dict[int, dict[str, Any]]:
+        """`csub show --json` of a submission, by member number."""
+        rows = json.loads(self.csub("show", "--json", job_id).stdout)
+        return {int(row["member"].partition("/")[2]): row for row in rows}
+
+    def wait_for_states(
+        self, job_id: str, wanted: str | dict[int, str], *, patience_s: float = PATIENCE_S
+    ) -> dict[int, dict[str, Any]]:
+        """Wait until members have these states (one for all, or by number)."""
+        rows: dict[int, dict[str, Any]] = {}
+
+        def reached() -> bool:
+            rows.update(self.members(job_id))
+            if isinstance(wanted, str):
+                return all(row["state"] == wanted for row in rows.values())
+            return all(rows[number]["state"] == state for number, state in wanted.items())
+
+        deadline = time.monotonic() + patience_s
+        while not reached():
+            if time.monotonic() > deadline:
+                seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
+                pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
+            time.sleep(POLL_S)
+        return rows
+
+    def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
+        """Wait until all members have ended (csub wait); their rows."""
+        self.run(["csub", "wait", job_id], check=False, timeout_s=patience_s)
+        return self.members(job_id)
+
+    def output(self, name: str) -> str:
+        """A file in the user's home, empty while it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.home / name).read_text(errors="surrogateescape")
+        return ""
+
+    def describe(self, job_id: str) -> str:
+        """What is known of a submission, for a failing test."""
+        shown = self.csub("show", job_id, check=False)
+        logs = [
+            f"--- {path}\n{path.read_text(errors='replace')}"
+            for pattern in ("packs/*/pack.log", "packs/*/events.jsonl", "packs/*/members/*/run.*.log")
+            for path in sorted(self.state.glob(pattern))[-8:]
+        ]
+        queue = self.run(["squeue", "--states=all"], check=False).stdout
+        return shown.stdout + shown.stderr + queue + "".join(logs)
+
+
+def require_slurm() -> None:
+    try:
+        find_installation(os.environ)
+    except SlurmUnreachable as problem:
+        pytest.skip(str(problem))
+
+
+@contextlib.contextmanager
+def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
+    """A sandbox of its own, taken down at the end."""
+    require_slurm()
+    directory = Path(tempfile.mkdtemp(prefix="cs", dir="/var/tmp"))
+    directory.chmod(0o755)
+    sandbox = Sandbox(directory / "c")
+    settings: dict[str, Any] = {
+        "fake_gpus": True,
+        "kill_wait_s": 3,
+        "grace_time_s": 4,
+        "requeue_delay_s": 2,
+        **changes,
+    }
+    try:
+        sandbox.up(SandboxSpec(sandbox.directory, **settings))
+        yield sandbox
+    finally:
+        sandbox.down(purge=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def user_of(sandbox: Sandbox, name: str) -> Iterator[CsubUser]:
+    """A user with a fresh home on a path that nodes and the login side share."""
+    home = Path(tempfile.mkdtemp(prefix="home", dir="/var/tmp"))
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0 and can_reach_checkout(name):
+        entry = pwd.getpwnam(name)
+        uid, gid = entry.pw_uid, entry.pw_gid
+        os.chown(home, uid, gid)
+    else:
+        name = pwd.getpwuid(uid).pw_name
+    user = CsubUser(name, uid, gid, home, sandbox)
+    try:
+        yield user
+    finally:
+        # Nothing of a test stays in the queue of a shared sandbox.
+        subprocess.run(
+            ["scancel", f"--user={name}"], env=user.environment, check=False, capture_output=True
+        )
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            wait_until_quiet(user)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def wait_until_quiet(user: CsubUser) -> None:
+    """Wait until Slurm runs nothing of the user any more."""
+    deadline = time.monotonic() + 30
+    while user.run(["squeue", "-h", "-u", user.name], check=False).stdout.strip():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(POLL_S)
+
+
+_reachable: dict[str, bool] = {}
+
+
+def can_reach_checkout(name: str) -> bool:
+    """An ordinary user can run the interpreter of the tests and import the package."""
+    if name not in _reachable:
+        entry = pwd.getpwnam(name)
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-I", "-c", "import slurm_colloc.runtime.runner"],
+                user=entry.pw_uid,
+                group=entry.pw_gid,
+                extra_groups=[],
+                cwd="/",
+                capture_output=True,
+                check=False,
+            )
+            _reachable[name] = ended.returncode == 0
+        except OSError:
+            _reachable[name] = False
+    return _reachable[name]
+
+
+@pytest.fixture(scope="session")
+def accounts() -> Iterator[tuple[str, ...]]:
+    """Ordinary users, made for the tests where root runs them."""
+    made = []
+    if os.geteuid() == 0:
+        for name in USERS:
+            try:
+                pwd.getpwnam(name)
+            except KeyError:
+                subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
+                made.append(name)
+    yield USERS
+    for name in made:
+        subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Sandbox]:
+    """Two nodes of 16 claimed CPUs and 2 GPUs each; tests leave it whole."""
+    with running_sandbox(cpus_per_node=16) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def honest_cluster() -> Iterator[Sandbox]:
+    """One node with the CPUs that the machine really has, and one GPU: members are bound."""
+    with running_sandbox(
+        nodes=1, gpus_per_node=1, cpus_per_node=len(os.sched_getaffinity(0))
+    ) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of the shared sandbox."""
+    with user_of(cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+@pytest.fixture
+def other_user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A second user of the shared sandbox; skipped where tests cannot act as another user."""
+    if os.geteuid() != 0 or not can_reach_checkout(accounts[1]):
+        pytest.skip("a second user needs root and a checkout that ordinary users can read")
+    with user_of(cluster, accounts[1]) as somebody:
+        yield somebody
+
+
+@pytest.fixture
+def honest_user(honest_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of the sandbox with real CPUs."""
+    with user_of(honest_cluster, accounts[0]) as somebody:
+        yield somebody

@@ -1,0 +1,197 @@
+"""The wheel and the sdist carry what `csub` needs, and an installed wheel works from anywhere."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_FOLDERS = ("templates", "hooks", "site-config")
+# Planted in the copy that is built, so that there is an executable to look at in every folder.
+PLANTED = "planted-executable.sh"
+PLANTED_TEXT = "#!/bin/sh\nexit 0\n"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A copy of the source tree, and what was built from it."""
+
+    source: Path
+    wheel: Path
+    sdist: Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of an archive."""
+
+    content: bytes
+    mode: int
+
+
+def run(argv: list[str], *, cwd: Path) -> str:
+    """Run a command and return its output; fail the test with all of it where it fails."""
+    done = subprocess.run(
+        argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{argv} in {cwd}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """Build `kind` ("wheel" or "sdist") of a source tree and return the archive."""
+    argv = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", str(into)]
+    run([*argv, str(source)], cwd=source)
+    (archive,) = into.iterdir()
+    return archive
+
+
+def read_wheel(wheel: Path) -> dict[str, Entry]:
+    """Read every file of a wheel, by name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            info.filename: Entry(archive.read(info), stat.S_IMODE(info.external_attr >> 16))
+            for info in archive.infolist()
+            if not info.is_dir()
+        }
+
+
+def read_sdist(sdist: Path) -> dict[str, Entry]:
+    """Read every file of an sdist, by its name below the top folder."""
+    entries = {}
+    with tarfile.open(sdist) as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            if file is not None:
+                entries[member.name.split("/", 1)[1]] = Entry(file.read(), member.mode)
+    return entries
+
+
+def data_files(source: Path) -> dict[str, bytes]:
+    """Read every file of the data folders, by its path below the source tree."""
+    return {
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for folder in DATA_FOLDERS
+        for path in (source / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build wheel and sdist from a copy of the tree that has no git and nothing ignored."""
+    top = tmp_path_factory.mktemp("build")
+    source = top / "source"
+    unwanted = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, source, ignore=unwanted)
+    for folder in DATA_FOLDERS:
+        planted = source / folder / PLANTED
+        planted.write_text(PLANTED_TEXT)
+        planted.chmod(0o755)
+    return Built(
+        source=source,
+        wheel=build("wheel", source, top / "wheel"),
+        sdist=build("sdist", source, top / "sdist"),
+    )
+
+
+@pytest.fixture(scope="module")
+def installed_bin(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, with what it depends on, in an empty environment; return its bin."""
+    environment = tmp_path_factory.mktemp("installed")
+    venv.create(environment, with_pip=True)
+    pip = [str(environment / "bin/python"), "-m", "pip", "install", "--quiet"]
+    run([*pip, str(built.wheel)], cwd=environment)
+    return environment / "bin"
+
+
+def test_the_wheel_holds_every_data_file_inside_the_package(built: Built) -> None:
+    wheel = read_wheel(built.wheel)
+    expected = data_files(built.source)
+    in_wheel = {
+        name.removeprefix("slurm_colloc/_data/"): entry.content
+        for name, entry in wheel.items()
+        if name.startswith("slurm_colloc/_data/")
+    }
+    assert in_wheel == expected
+    assert {name.split("/")[0] for name in expected} == set(DATA_FOLDERS)
+
+
+def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(built: Built) -> None:
+    modules = {
+        path.relative_to(built.source).as_posix()
+        for path in (built.source / "slurm_colloc").rglob("*")
+        if path.is_file()
+    }
+    in_wheel = {
+        name
+        for name in read_wheel(built.wheel)
+        if not name.startswith("slurm_colloc/_data/") and ".dist-info/" not in name
+    }
+    assert in_wheel == modules
+
+
+def test_the_sdist_holds_every_data_file_at_its_place(built: Built) -> None:
+    sdist = read_sdist(built.sdist)
+    for name, content in data_files(built.source).items():
+        assert sdist[name].content == content
+
+
+def test_the_sdist_holds_everything_that_a_user_sees_at_the_top(built: Built) -> None:
+    at_top = {name.split("/")[0] for name in read_sdist(built.sdist)}
+    visible = {path.name for path in built.source.iterdir() if not path.name.startswith(".")}
+    assert visible - at_top == set()
+    assert ".ci" in at_top
+
+
+@pytest.mark.parametrize("folder", DATA_FOLDERS)
+def test_executables_keep_their_mode_in_both_archives(built: Built, folder: str) -> None:
+    in_wheel = read_wheel(built.wheel)[f"slurm_colloc/_data/{folder}/{PLANTED}"]
+    in_sdist = read_sdist(built.sdist)[f"{folder}/{PLANTED}"]
+    assert (in_wheel.mode, in_sdist.mode) == (0o755, 0o755)
+
+
+def test_a_wheel_built_from_the_sdist_is_the_same_wheel(built: Built, tmp_path: Path) -> None:
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    run(["tar", "-xzf", str(built.sdist)], cwd=unpacked)
+    (source,) = unpacked.iterdir()
+    second = build("wheel", source, tmp_path / "wheel")
+    assert second.name == built.wheel.name
+    assert read_wheel(second) == read_wheel(built.wheel)
+
+
+def test_an_installed_csub_tells_its_version_anywhere(built: Built, installed_bin: Path) -> None:
+    version = built.wheel.name.split("-")[1]
+    printed = run(["env", "-i", str(installed_bin / "csub"), "--version"], cwd=Path("/"))
+    assert version in printed.split()
+
+
+def test_an_installed_csub_prints_its_help_anywhere(installed_bin: Path) -> None:
+    printed = run(["env", "-i", str(installed_bin / "csub"), "--help"], cwd=Path("/"))
+    assert "csub" in printed
+    assert "--help" in printed
+
+
+@pytest.mark.parametrize("folder", DATA_FOLDERS)
+def test_an_installed_package_finds_its_data_with_its_mode(
+    installed_bin: Path, folder: str
+) -> None:
+    code = (
+        f"from slurm_colloc.resources import data_path; print(data_path({folder!r}, {PLANTED!r}))"
+    )
+    python = str(installed_bin / "python")
+    printed = run(["env", "-i", python, "-I", "-c", code], cwd=Path("/"))
+    found = Path(printed.strip())
+    assert found.is_relative_to(installed_bin.parent)
+    assert found.read_text() == PLANTED_TEXT
+    assert stat.S_IMODE(found.stat().st_mode) == 0o755

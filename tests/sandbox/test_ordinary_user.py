@@ -1,0 +1,95 @@
+"""A whole sandbox of an ordinary user: no root anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from slurm_colloc.sandbox.processes import list_processes, read_environment, wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root]
+
+RunAs = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class UserPython(Protocol):
+    @property
+    def user(self) -> str: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def environment(self) -> dict[str, str]: ...
+
+
+@pytest.fixture
+def state(short_directory: Path, user_python: UserPython) -> Iterator[Path]:
+    """The user's state directory."""
+    entry = pwd.getpwnam(user_python.user)
+    directory = short_directory / "s"
+    directory.mkdir()
+    os.chown(directory, entry.pw_uid, entry.pw_gid)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def find_processes_of(user: str, directory: Path) -> list[tuple[str, ...]]:
+    uid = pwd.getpwnam(user).pw_uid
+    return [
+        process.argv
+        for process in list_processes()
+        if process.uid == uid
+        and (
+            any(str(directory) in word for word in process.argv)
+            or str(directory) in read_environment(process.id.pid).get("SLURM_CONF", "")
+        )
+    ]
+
+
+def test_an_ordinary_user_brings_up_uses_and_takes_down_a_cluster(
+    slurm: None, user_python: UserPython, run_as: RunAs, state: Path
+) -> None:
+    assert slurm is None
+    user = user_python.user
+    environment = {**user_python.environment, "XDG_STATE_HOME": str(state)}
+    code = "import sys; from slurm_colloc.sandbox.app import main; sys.exit(main(sys.argv[1:]))"
+
+    def csub(*words: str) -> str:
+        argv = [user_python.program, "-c", code, *words]
+        return str(run_as(user, argv, environment=environment).stdout)
+
+    try:
+        csub("up", "--fake-gpus")
+        status = json.loads(csub("status", "--format", "json"))
+        assert status["running"]
+        assert status["directory"] == str(state / "slurm_colloc" / "sandbox")
+        assert status["cgroups"]["version"] == 0
+        assert [(node["state"], node["gpus"]) for node in status["nodes"]] == [("idle", 2)] * 2
+        variables = json.loads(csub("env", "--format", "json"))
+        out = state / "out"
+        script = state / "job.sh"
+        script.write_text(
+            "#!/bin/sh\n"
+            "srun --overlap -n1 sh -c 'id -un; echo $CUDA_VISIBLE_DEVICES'\n"
+            "exec 3>/dev/null\n"
+            "setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' </dev/null >&3 2>&3 &\n"
+            "echo ready\n"
+            "while :; do sleep 1; done\n"
+        )
+        argv = ["sbatch", "--parsable", "--gres=gpu:1", "-o", str(out), str(script)]
+        run_as(user, argv, environment={**environment, **variables})
+        assert wait_until(lambda: out.exists() and "ready" in out.read_text(), 60)
+        lines = out.read_text().split()
+        assert lines[0] == user
+        assert lines[1].isdigit()
+    finally:
+        csub("down")
+    assert find_processes_of(user, state) == []
+    assert "Nothing runs" in csub("down")
