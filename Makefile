@@ -13,7 +13,7 @@ help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
 	@echo 'make test    set-up, static checks and all tests, with line coverage'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
-	@echo 'make bench   how long csub takes to start'
+	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
 	@echo 'make clean   remove what these targets made, .venv included'
 
 demo:
@@ -40,8 +40,8 @@ run-checks:
 	shellcheck $(SHELL_SCRIPTS)
 
 bench:
-	@sh .ci/setup check
-	@python tests/bench/startup.py
+	@sh .ci/setup bench
+	@python -m tests.bench $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
 
 clean:
 	rm -rf .venv build dist .coverage.d htmlcov

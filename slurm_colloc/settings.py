@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -86,6 +85,23 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**values)
 
 
+def read_given_environment() -> Mapping[str, str]:
+    """os.environ as this process was given it.
+
+    Where no locale is set Python puts LC_CTYPE into its own environment (PEP 538); no job is to
+    see that.
+    """
+    if "LC_CTYPE" in os.environ:
+        try:
+            with open("/proc/self/environ", "rb") as file:
+                given = b"\0" + file.read()
+        except OSError:
+            return os.environ
+        if b"\0LC_CTYPE=" not in given:
+            del os.environ["LC_CTYPE"]
+    return os.environ
+
+
 def read_settings_file(path: str) -> dict[str, Any]:
     """Read one settings file.
 
@@ -98,13 +114,17 @@ def read_settings_file(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
-        raise UsageProblem(f"cannot read the settings {path}: {os.strerror(error.errno or 0)}") from error
+        raise UsageProblem(
+            f"cannot read the settings {path}: {os.strerror(error.errno or 0)}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{path} is not TOML: {error}") from error
     known = {field.name: field for field in dataclasses.fields(Settings)}
     defaults = Settings()
     for name, value in values.items():
         if name not in known:
+            import difflib
+
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageProblem(
                 f"{path}: there is no setting {name!r}",
@@ -115,9 +135,7 @@ def read_settings_file(path: str) -> dict[str, Any]:
         if not isinstance(value, expected) or (
             isinstance(value, bool) and not isinstance(default, bool)
         ):
-            raise UsageProblem(
-                f"{path}: {name} = {value!r} should be of the kind of {default!r}"
-            )
+            raise UsageProblem(f"{path}: {name} = {value!r} should be of the kind of {default!r}")
     check_values(path, values)
     return values
 
@@ -128,12 +146,20 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     Raises:
         UsageProblem: A value is out of its range.
     """
-    minimum = {"degree": 1, "pack_size": 0, "slowdown_bound": 1, "start_margin_s": 0, "kill_wait_s": 0}
+    minimum = {
+        "degree": 1,
+        "pack_size": 0,
+        "slowdown_bound": 1,
+        "start_margin_s": 0,
+        "kill_wait_s": 0,
+    }
     for name, least in minimum.items():
         if name in values and values[name] < least:
             raise UsageProblem(f"{path}: {name} = {values[name]} must be at least {least}")
     if values.get("launcher", "auto") not in ("auto", "srun", "process"):
-        raise UsageProblem(f"{path}: launcher = {values['launcher']!r} must be auto, srun or process")
+        raise UsageProblem(
+            f"{path}: launcher = {values['launcher']!r} must be auto, srun or process"
+        )
     for gpu_type, text in values.get("gpu_memory", {}).items():
         try:
             parse_gpu_memory_mb(str(text))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import SlurmError
+from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.member import Selection, SlurmJobState
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.store import inbox
@@ -51,6 +51,11 @@ def _cancel_pack(session: Session, view: PackView) -> None:
 
 
 def _cancel_member(session: Session, view: PackView, member: MemberView) -> None:
+    if view.record.carried:
+        raise UsageProblem(
+            f"{member.member} cannot be cancelled alone: its pack shares no path with this machine",
+            hint=f"scancel --signal=TERM {view.job_id}.STEP ends its step, squeue -s lists steps",
+        )
     path = session.state.pack_path(view.record.pack_id)
     if inbox.withdraw(str(path), member.member.number):
         return

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import NotFound, SlurmError
 from slurm_colloc.model.member import Selection
-from slurm_colloc.report.survey import MemberView, PackView, survey_packs
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.packs import State
-from slurm_colloc.submission.sweep import sweep
+
+if TYPE_CHECKING:
+    from slurm_colloc.report.survey import MemberView, PackView
 
 
 def say(text: str) -> None:
@@ -57,21 +59,25 @@ class Session:
         Returns:
             What squeue shows; None where Slurm was not asked or did not answer.
         """
+        # Imported here, as in the methods below: a first submission needs none of it.
+        from slurm_colloc.submission.sweep import look_at_open_packs, sweep
+
         jobs: Mapping[str, SlurmJob] | None = None
-        open_ids = self.state.list_open()
-        records = [self.state.read_pack(pack_id) for pack_id in open_ids]
-        if always_ask or any(record is not None and not record.local for record in records):
+        packs = look_at_open_packs(self.state)
+        if always_ask or any(pack.record and not pack.record.local for pack in packs):
             try:
                 jobs = self.slurm.list_jobs()
             except SlurmError as error:
                 self.unreachable = error
-        if open_ids or self.state.list_making():
-            for text in sweep(self.state, self.slurm, jobs):
+        if packs or self.state.list_making():
+            for text in sweep(self.state, self.slurm, packs, jobs):
                 note(text)
         return jobs
 
     def survey_open(self) -> list[PackView]:
         """All packs that were open when the call began."""
+        from slurm_colloc.report.survey import survey_packs
+
         pack_ids = self.state.list_open()
         return survey_packs(self.state, pack_ids, self.refresh())
 
@@ -81,6 +87,8 @@ class Session:
         Raises:
             NotFound: There is no such pack or member.
         """
+        from slurm_colloc.report.survey import survey_packs
+
         wanted: dict[str, set[int] | None] = {}
         for selection in selections:
             numbers = wanted.setdefault(selection.job, set())
@@ -100,9 +108,7 @@ class Session:
                     hint=f"csub show {job_id} lists its {len(known)} members",
                 )
             for view in views:
-                members = [
-                    m for m in view.members if numbers is None or m.member.number in numbers
-                ]
+                members = [m for m in view.members if numbers is None or m.member.number in numbers]
                 if members:
                     found.append((view, members))
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.plan import Plan
+from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Concern, Options, find_option
 from slurm_colloc.submission.collect import Call, collect_call
 from slurm_colloc.submission.submit import Submitted, make_plan, submit_call
@@ -27,10 +27,12 @@ def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
     if early is not None:
         say(early)
         return 0
-    call = collect_call(argv, os.environ, directory, pack=pack)
+    call = collect_call(argv, read_given_environment(), directory, pack=pack)
     session = Session.open()
     if call.options.flag("join"):
-        raise UsageProblem("--join is not part of this release", hint="jobs of one call share a pack")
+        raise UsageProblem(
+            "--join is not part of this release", hint="jobs of one call share a pack"
+        )
     local = call.options.flag("local")
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         return _run_dry(call, session, directory, local=local)
@@ -39,9 +41,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
     if local:
         from slurm_colloc.submission.local import submit_local
 
-        plan, submitted = submit_local(
-            call, session.settings, session.state, os.environ, directory
-        )
+        plan, submitted = submit_local(call, session.settings, session.state, os.environ, directory)
     else:
         plan, submitted = submit_call(
             call, session.settings, session.state, session.slurm, directory
@@ -135,6 +135,8 @@ def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, A
 
 def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int:
     """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
+    import tempfile
+
     from slurm_colloc.submission.request import build_options, group_into_batches
     from slurm_colloc.submission.submit import build_batch_environment
 

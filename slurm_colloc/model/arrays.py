@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The largest MaxArraySize that slurm.conf(5) allows is 4000001.
 LARGEST_TASK_ID = 4_000_000
@@ -21,10 +21,12 @@ class ArraySpec:
     Attributes:
         task_ids: The task numbers, ascending, each once.
         limit: How many may run at the same time (`%N`), or None for no limit.
+        step: What SLURM_ARRAY_TASK_STEP says: the first step that was written, 1 without.
     """
 
     task_ids: tuple[int, ...]
     limit: int | None = None
+    step: int = field(default=1, compare=False)
 
 
 def parse_array(text: str, *, max_task_id: int = LARGEST_TASK_ID) -> ArraySpec:
@@ -57,7 +59,8 @@ def parse_array(text: str, *, max_task_id: int = LARGEST_TASK_ID) -> ArraySpec:
         task_ids.update(_parse_range(text, indexes, max_task_id))
     if not task_ids:
         raise ValueError(f"array {text!r} names no task: write numbers or ranges, as in 0-7")
-    return ArraySpec(tuple(sorted(task_ids)), limit)
+    first_step = re.search(r":(\d+)", stripped)
+    return ArraySpec(tuple(sorted(task_ids)), limit, int(first_step[1]) if first_step else 1)
 
 
 def _parse_range(text: str, indexes: str, max_task_id: int) -> range:

@@ -6,7 +6,23 @@ from collections.abc import Mapping
 
 # Variables of an allocation that csub itself was called in; they would speak of another job.
 _OUTER_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
-_OF_THE_CLIENT = frozenset({"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER"})
+_OF_THE_CLIENT = frozenset(
+    {"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER", "SLURM_COLLOC_SETTINGS"}
+)
+
+_ALWAYS = ("SLURM_", "SPANK_")
+"""What sbatch exports whatever --export says."""
+
+
+def choose_batch_export(export: str | None) -> str:
+    """The value of `--export` for the batch script of a job with this one.
+
+    With anything but ALL Slurm itself loads the login environment on the node, below what is
+    exported (sbatch(1); NIL loads it in 22.05 only), so the same is asked for the pack.
+    """
+    if export is None or export == "ALL":
+        return "ALL"
+    return "NIL" if export == "NIL" else "NONE"
 
 
 def compute_captured(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
@@ -16,16 +32,17 @@ def compute_captured(environment: Mapping[str, str], export: str | None) -> dict
         environment: The environment of csub.
         export: The option's value; None or ALL for everything.
     """
+    in_a_job = "SLURM_JOB_ID" in environment
     own = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_OUTER_JOB) or name in _OF_THE_CLIENT
+        if not in_a_job or not name.startswith(_OUTER_JOB) or name in _OF_THE_CLIENT
     }
     if export is None or export == "ALL":
         return own
+    chosen = {name: value for name, value in own.items() if name.startswith(_ALWAYS)}
     if export in ("NONE", "NIL"):
-        return {}
-    chosen: dict[str, str] = {}
+        return chosen
     for word in split_export(export):
         name, assigned, value = word.partition("=")
         if word == "ALL":

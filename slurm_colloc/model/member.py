@@ -173,7 +173,8 @@ class SlurmJobState(enum.StrEnum):
     @classmethod
     def parse(cls, text: str) -> SlurmJobState:
         """Read the long state name of squeue or scontrol (22.05 to 26.05), `CANCELLED by 0` too."""
-        word = text.split()[0].split("+")[0] if text.split() else ""
+        words = text.split(maxsplit=1)
+        word = words[0].partition("+")[0] if words else ""
         try:
             return cls(_ALIASES.get(word, word))
         except ValueError:
@@ -209,7 +210,11 @@ _ENDED_LIKE_THE_JOB = {
 
 
 def effective_state(
-    recorded: MemberState, slurm: SlurmJobState | None, *, cancelled: bool = False
+    recorded: MemberState,
+    slurm: SlurmJobState | None,
+    *,
+    cancelled: bool = False,
+    carried: bool = False,
 ) -> MemberState:
     """Say what a member is, from what the runner wrote last and what Slurm says of its job.
 
@@ -218,6 +223,8 @@ def effective_state(
         slurm: The state of the pack's Slurm job; None where Slurm could not be asked, and then
             the record is all there is.
         cancelled: The member was taken out of the queue before it started.
+        carried: The pack travelled in its batch script, so its runner's records stay on the node.
+            The job's exit code is the worst member's, so it is COMPLETED only if all are.
 
     Returns:
         The state to show. This is the only place that says LOST: the job is over, and nobody
@@ -232,5 +239,7 @@ def effective_state(
     if slurm is SlurmJobState.PENDING:
         return MemberState.PENDING
     if slurm in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED, SlurmJobState.COMPLETING):
-        return recorded
+        return MemberState.RUNNING if carried else recorded
+    if carried and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
+        return MemberState(slurm.value)
     return _ENDED_LIKE_THE_JOB.get(slurm, MemberState.LOST)

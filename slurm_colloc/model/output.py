@@ -77,23 +77,23 @@ def choose_output_paths(
     """
     if output is None:
         output = "slurm-%j.out" if alone else "slurm-%A_%a.out"
-    paths = []
-    for pattern in (output, error):
-        if pattern is None:
-            paths.append(None)
-            continue
-        path = expand_pattern(pattern, values)
-        if not alone and not path.startswith("/dev/") and not _tells_members_apart(pattern):
-            head, slash, last = path.rpartition("/")
-            stem, dot, suffix = last.rpartition(".")
-            last = f"{stem}_{values.number}.{suffix}" if dot and stem else f"{last}_{values.number}"
-            path = f"{head}{slash}{last}"
-        paths.append(path)
-    assert paths[0] is not None
-    return paths[0], paths[1]
+    return (
+        _choose_path(output, values, alone=alone),
+        None if error is None else _choose_path(error, values, alone=alone),
+    )
+
+
+def _choose_path(pattern: str, values: PatternValues, *, alone: bool) -> str:
+    path = expand_pattern(pattern, values)
+    # Devices may be shared; /dev/shm and /dev/mqueue hold ordinary files.
+    is_device = path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/mqueue/"))
+    if alone or is_device or _tells_members_apart(pattern):
+        return path
+    head, slash, last = path.rpartition("/")
+    stem, dot, suffix = last.rpartition(".")
+    last = f"{stem}_{values.number}.{suffix}" if dot and stem else f"{last}_{values.number}"
+    return f"{head}{slash}{last}"
 
 
 def _tells_members_apart(pattern: str) -> bool:
-    return "\\" not in pattern and any(
-        match[2] == "a" for match in _SPECIFIER.finditer(pattern)
-    )
+    return "\\" not in pattern and any(match[2] == "a" for match in _SPECIFIER.finditer(pattern))

@@ -71,6 +71,11 @@ def plan(
         else:
             buckets.setdefault((job.group, job.gpu_type), []).append(index)
     for indices in buckets.values():
+        if len(indices) == 1:
+            # It gets what it asked for: no share of a node, no stretched time.
+            reason = "no job came with it that could share its GPU"
+            packs.append((indices[0], _build_lone_pack(indices[0], jobs[indices[0]], reason)))
+            continue
         for chosen, closing_reason in _fill_packs(jobs, indices, capacity, policy):
             packs.append(
                 (chosen[0].index, _build_pack(jobs, chosen, capacity, policy, closing_reason))
@@ -101,7 +106,9 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
     if not job.came_together:
         return "a single script runs alone; --degree, --array or csub pack let it share"
     if job.gpus != 1:
-        return f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus else "it asks for no GPU"
+        return (
+            f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus else "it asks for no GPU"
+        )
     if policy.degree == 1 and (policy.pack_size or 1) == 1:
         return "the degree is 1"
     return ""
@@ -255,9 +262,7 @@ def _build_pack(
     )
 
 
-def _compute_host_memory_mb(
-    needs: Sequence[_Need], degree: int, capacity: Capacity
-) -> int | None:
+def _compute_host_memory_mb(needs: Sequence[_Need], degree: int, capacity: Capacity) -> int | None:
     amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
     if len(amounts) < len(needs):
         return None
@@ -271,7 +276,7 @@ def _compute_host_memory_mb(
 def _compute_time(
     needs: Sequence[_Need], degree: int, capacity: Capacity, policy: Policy
 ) -> tuple[int | None, int | None, str]:
-    """The pack's time limit, a cap on each member's wall limit, and a reason, where there is one."""
+    """The pack's time limit, a cap on each member's wall limit, and a reason where there is one."""
     span = _compute_makespan_s(needs, degree, policy)
     if span is None:
         return None, None, "no --time was given: Slurm's default limits the whole pack"
@@ -281,9 +286,8 @@ def _compute_time(
     if limit is None or wanted <= limit or longest > limit:
         return wanted, None, ""
     cap = max(1, limit - policy.start_margin_s)
-    return (
-        limit,
-        cap if len(needs) <= degree else None,
+    reason = (
         f"the pack asks for the partition's MaxTime of {limit} s; {wanted} s would allow "
-        f"every member its time stretched by {policy.slowdown_bound:g}",
+        f"every member its time stretched by {policy.slowdown_bound:g}"
     )
+    return limit, cap if len(needs) <= degree else None, reason

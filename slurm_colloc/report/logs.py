@@ -31,10 +31,8 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
     alone = view.record.request is None and job.array_task is None
     alone = alone and (not view.record.local or len(view.record.members) == 1)
     out, err = choose_output_paths(job.output, job.error, values, alone=alone)
-    return (
-        os.path.join(job.directory, out),
-        os.path.join(job.directory, err) if err is not None else None,
-    )
+    directory = Path(job.directory)
+    return str(directory / out), None if err is None else str(directory / err)
 
 
 def read_from(path: str, offset: int) -> Iterator[bytes]:

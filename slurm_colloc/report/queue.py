@@ -12,9 +12,7 @@ from slurm_colloc.report.survey import MemberView, PackView
 HEADER = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
 
 
-def build_rows(
-    views: Iterable[PackView], now: float, *, finished: bool
-) -> list[tuple[str, ...]]:
+def build_rows(views: Iterable[PackView], now: float, *, finished: bool) -> list[tuple[str, ...]]:
     """One row per member.
 
     Args:

@@ -105,7 +105,14 @@ def survey_packs(
                 members=(),
             )
         )
-    return [_with_members(state, view) for view in views]
+    return [_with_members(state, view) for view in sorted(views, key=_compute_order)]
+
+
+def _compute_order(view: PackView) -> tuple[bool, bool, int, int]:
+    """By Slurm's job ids and elements, then packs without Slurm, then those without an id yet."""
+    number = view.shown_id.removeprefix("L")
+    is_local = number != view.shown_id
+    return (not number, is_local, int(number or 0), view.record.index)
 
 
 def _read_slurm_state(
@@ -136,6 +143,7 @@ def _with_members(state: State, view: PackView) -> PackView:
             record.state if record else MemberState.PENDING,
             view.slurm_state,
             cancelled=os.path.lexists(folder / "cancelled"),
+            carried=view.record.carried,
         )
         members.append(
             MemberView(
@@ -150,6 +158,8 @@ def _with_members(state: State, view: PackView) -> PackView:
 
 
 def _compute_reason(state: MemberState, record: StateRecord | None, view: PackView) -> str:
+    if view.record.carried and state is MemberState.FAILED:
+        return "a member of its pack failed; csub-*.log in the submission directory says which"
     if state is MemberState.PENDING:
         if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:
             return view.slurm.reason

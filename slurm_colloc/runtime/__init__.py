@@ -1,1 +1,1 @@
-"""What runs as the user inside the allocation: the runner and its members; standard library only."""
+"""What runs as the user in the allocation: the runner and its members; standard library only."""

@@ -1,11 +1,12 @@
 """The batch script's only command: run a pack. Who: the user; where: the pack's first node.
 
-    python -I -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
+python -I -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -17,7 +18,7 @@ from slurm_colloc.model.member import ExitCode
 from slurm_colloc.runtime.allocation import read_allocation
 from slurm_colloc.runtime.local import wait_for_local_gpu
 from slurm_colloc.runtime.runner import Fenced, Runner
-from slurm_colloc.settings import load_settings
+from slurm_colloc.settings import load_settings, read_given_environment
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store.files import write_atomic
 from slurm_colloc.store.packs import State, read_pack, read_slurm_job_id, write_job_index
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
         return error.exit_code
-    except Exception:  # the last line of defence of a batch script: say it in the pack's log
+    except Exception:  # noqa: BLE001 - nobody reads a batch script's traceback: into its log
         sys.stderr.write(f"csub: the runner of {pack} failed:\n{traceback.format_exc()}")
         return 1
 
@@ -50,9 +51,9 @@ def run_pack(pack: Path, local: str = "") -> int:
             hint="the state directory must be on a file system that login and compute nodes "
             "share: set state_dir in the settings",
         )
-    allocation = read_allocation(os.environ, local)
+    allocation = read_allocation(read_given_environment(), local)
     state = State(pack.parent.parent)
-    if not local and read_slurm_job_id(pack) is None:
+    if not local and not record.carried and read_slurm_job_id(pack) is None:
         # csub was killed between sbatch's answer and writing it down.
         write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
         write_job_index(state.root, allocation.shown_job_id, record)
@@ -68,13 +69,26 @@ def run_pack(pack: Path, local: str = "") -> int:
         raise
     if runner.is_over:
         state.forget_open(record.pack_id)
+    if record.carried:
+        report_carried(runner, pack, lone=record.request is None)
     if record.request is None and not local:
         end_like_the_member(runner.worst)
     return status
 
 
+def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
+    """Say in the pack's log how the members ended, and remove what travelled here."""
+    for member in () if lone else runner.list_members():
+        code = member.record.exit_code
+        sys.stdout.write(
+            f"csub: member {member.number} {member.spec.job.name} {member.record.state}"
+            f"{f' {code}' if code is not None else ''}\n"
+        )
+    shutil.rmtree(pack.parent.parent, ignore_errors=True)
+
+
 def end_like_the_member(code: ExitCode) -> None:
-    """A lone member that died of a signal: end by the same, so that Slurm shows it as sbatch would."""
+    """A lone member died of a signal: end by the same, so that Slurm shows what it would have."""
     if code.signal and code.signal not in (signal.SIGSTOP, signal.SIGTSTP):
         signal.signal(code.signal, signal.SIG_DFL) if code.signal != signal.SIGKILL else None
         os.kill(os.getpid(), code.signal)

@@ -31,6 +31,19 @@ STEP_SCRUB = (
 """What srun reads from the environment and different releases read differently (22.05: none of
 CPUS_PER_TASK; 23.11 on: it implies --exact, and --exact gives all members the same cores)."""
 
+_HOST_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
+_OF_SLURM = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "ENVIRONMENT",
+        "GPU_DEVICE_ORDINAL",
+        "HOSTNAME",
+        "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
+    }
+)
+"""What slurmd sets besides SLURM*, whatever the user's environment says."""
+
 _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 # Set by Slurm for the pack's own request; a member has them only if the user asked for them.
@@ -47,10 +60,10 @@ _OF_THE_REQUEST = frozenset(
         "SLURM_ARRAY_TASK_MIN",
         "SLURM_ARRAY_TASK_STEP",
         "SLURM_RESTART_COUNT",
-        "SLURM_GET_USER_ENV",
         "SLURM_TASK_PID",
     }
 )
+
 
 @dataclass(frozen=True)
 class Place:
@@ -82,9 +95,7 @@ class Place:
     shared: bool
 
 
-def compute_added_by_slurm(
-    batch: Mapping[str, str], sent: Mapping[str, str]
-) -> dict[str, str]:
+def compute_added_by_slurm(batch: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
     """What Slurm and the site added to the environment that sbatch was given."""
     return {
         name: value
@@ -109,15 +120,15 @@ def compose_environment(
         plan: Its place in the plan.
         place: Where it runs.
     """
-    environment = dict(captured)
     if place.shared:
-        environment.update(
-            {name: value for name, value in added.items() if name not in _OF_THE_REQUEST}
+        environment = _merge(
+            captured, {name: text for name, text in added.items() if name not in _OF_THE_REQUEST}
         )
         environment.update(_compute_request_variables(job, plan))
     else:
-        environment.update(
-            {name: value for name, value in added.items() if not name.startswith("SLURM_ARRAY_")}
+        environment = _merge(
+            captured,
+            {name: text for name, text in added.items() if not name.startswith("SLURM_ARRAY_")},
         )
         environment.pop("SLURM_TASK_PID", None)
     if "SLURM_JOB_ID" in added or place.job_id.startswith("L"):
@@ -129,8 +140,25 @@ def compose_environment(
     if job.export is not None and "SLURM_JOB_ID" in added:
         environment["SLURM_EXPORT_ENV"] = job.export
     if place.shared:
-        _set_own_resources(environment, captured, plan, place)
+        _set_own_resources(environment, captured, added, plan, place)
     return environment
+
+
+def _merge(captured: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """Lay what Slurm and the site added over what was captured, in sbatch's order.
+
+    The login environment (`--export=NONE`, `--get-user-env`) stands below what was captured, and
+    so does slurmd's own TMPDIR, which it sets only where there is none.
+    """
+    is_login = "SLURM_GET_USER_ENV" in added
+    merged = dict(captured)
+    for name, value in added.items():
+        below = (name, value) == ("TMPDIR", "/tmp") or (
+            is_login and not name.startswith("SLURM") and name not in _OF_SLURM
+        )
+        if not below or name not in captured:
+            merged[name] = value
+    return merged
 
 
 def _compute_request_variables(job: Job, plan: MemberPlan) -> dict[str, str]:
@@ -158,6 +186,9 @@ def _compute_request_variables(job: Job, plan: MemberPlan) -> dict[str, str]:
         values["SLURM_MEM_PER_CPU"] = str(plan.host_memory_mb // plan.cpus)
     if "mem-per-gpu" in asked and plan.host_memory_mb is not None:
         values["SLURM_MEM_PER_GPU"] = str(plan.host_memory_mb)
+    if plan.host_memory_mb is not None and not asked.keys() & _HOST_MEMORY:
+        # Alone it would have the site's default; here it has its share of the GPU's node.
+        values["SLURM_MEM_PER_NODE"] = str(plan.host_memory_mb)
     for option, name in (
         ("gpus", "SLURM_GPUS"),
         ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
@@ -183,17 +214,21 @@ def _compute_array_variables(job: Job, place: Place) -> dict[str, str]:
 
 
 def _set_own_resources(
-    environment: dict[str, str], captured: Mapping[str, str], plan: MemberPlan, place: Place
+    environment: dict[str, str],
+    captured: Mapping[str, str],
+    added: Mapping[str, str],
+    plan: MemberPlan,
+    place: Place,
 ) -> None:
-    """What neighbours would otherwise fight for, unless the user has set it."""
+    """What neighbours would otherwise fight for, unless the user or the site has set it."""
     own = {"OMP_NUM_THREADS": str(plan.cpus)}
     if place.tmpdir:
         own["TMPDIR"] = place.tmpdir
     if place.port is not None:
         own["MASTER_PORT"] = own["PET_MASTER_PORT"] = str(place.port)
-    for name, value in own.items():
-        if name not in captured:
-            environment[name] = value
+    # A TMPDIR that Slurm or the site set is the whole job's.
+    known = captured.keys() | (added.keys() - {"TMPDIR"})
+    environment.update({name: value for name, value in own.items() if name not in known})
     if not place.shims:
         return
     # For an srun that does not come through the shim (called by its absolute path): it runs

@@ -16,9 +16,7 @@ def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
     return [python, "-I", "-S", WRAPPER, launch_file]
 
 
-def build_srun_argv(
-    name: str, host_memory_mb: int | None, command: Sequence[str]
-) -> list[str]:
+def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:
     """Start one task beside others: no -c, no --exact, no --gres.
 
     Overlapping steps with --exact get the same cores, and --gres conflicts with --gpus-per-node
@@ -53,6 +51,7 @@ def build_launch(
     prefix: str,
     runner_pid: int,
     kill_wait_s: float,
+    passes_on: bool,
     tmpdir: str,
     is_step: bool,
 ) -> dict[str, Any]:
@@ -70,6 +69,7 @@ def build_launch(
         "prefix": prefix,
         "runner_pid": runner_pid,
         "kill_wait_s": kill_wait_s,
+        "passes_on": passes_on,
         "own_tmpdir": tmpdir,
         "is_step": is_step,
     }

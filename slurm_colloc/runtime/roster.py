@@ -50,6 +50,7 @@ class Member:
         signal_at: When `--signal` is due (monotonic clock), None where it is not.
         asked: Why the runner is ending it, None where it is not.
         end_by: When the runner kills it if it has not ended (monotonic clock).
+        is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Member:
     signal_at: float | None = None
     asked: Asked | None = None
     end_by: float | None = None
+    is_orphan: bool = False
 
     @property
     def is_final(self) -> bool:

@@ -12,7 +12,9 @@ import dataclasses
 import os
 import select
 import signal
+import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
@@ -20,8 +22,15 @@ from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.runtime.allocation import Allocation, choose_places
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.roster import Member, Place, Roster
-from slurm_colloc.runtime.starter import Starter
-from slurm_colloc.runtime.verdict import Asked, PackFate, Verdict, judge_end, judge_pack
+from slurm_colloc.runtime.starter import LOG_LIMIT, Starter
+from slurm_colloc.runtime.verdict import (
+    Asked,
+    PackFate,
+    Verdict,
+    judge_end,
+    judge_pack,
+    read_kill_reason,
+)
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store import inbox
@@ -44,6 +53,22 @@ FATE_INTERVAL_S = 1.0
 
 KILL_MARGIN_S = 5.0
 """Beyond KillWait, after which the runner ends a wrapper that did not do it."""
+
+
+def read_kill_wait_s(config: Mapping[str, str]) -> float:
+    """Slurm's KillWait; its default of 30 s where it cannot be read."""
+    with contextlib.suppress(KeyError, ValueError, IndexError):
+        return float(config["KillWait"].split()[0])
+    return 30.0
+
+
+def signals_tasks_alone(config: Mapping[str, str]) -> bool:
+    """Signals other than KILL reach only the tasks of a step, not the processes below them.
+
+    So does proctrack/cgroup (`_slurm_cgroup_is_pid_a_slurm_task`, 22.05 to 26.05); the other
+    plugins signal every process of the step.
+    """
+    return config.get("ProctrackType", "") == "proctrack/cgroup"
 
 
 class Fenced(CollocError):
@@ -86,8 +111,10 @@ class Runner:
         self._undecided: dict[int, Verdict] = {}
         self._worst = ExitCode()
         self._lone = record.degree == 1 and record.request is None
-        kill_wait_s = float(settings.kill_wait_s or self._read_kill_wait_s())
+        config = self._read_config()
+        kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
         self._kill_wait_s = kill_wait_s
+        self._passes_on = signals_tasks_alone(config)
         self.starter = Starter(
             pack=pack,
             record=record,
@@ -95,9 +122,11 @@ class Runner:
             attempt=self.attempt,
             launcher="process" if self._lone or slurm is None else settings.launcher,
             kill_wait_s=kill_wait_s,
+            passes_on=self._passes_on,
             lone=self._lone and slurm is not None,
             journal=self.journal,
         )
+        self._log_offset = os.fstat(2).st_size
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
@@ -134,6 +163,10 @@ class Runner:
         self.journal.write("end", exit=self._worst)
         return self._worst.shell_status
 
+    def list_members(self) -> list[Member]:
+        """Its members by number."""
+        return [self.roster.members[number] for number in sorted(self.roster.members)]
+
     @property
     def is_over(self) -> bool:
         """Every member has ended for good and the pack is closed."""
@@ -159,6 +192,11 @@ class Runner:
 
     def _on_terminate(self, *_: object) -> None:
         self._terminated = True
+        if self._passes_on:
+            for member in self.roster.running():
+                # A job step gets its own signal.
+                if member.launcher == "process":
+                    self._signal(member, signal.SIGTERM, steps_only=False)
 
     def _on_foreign_signal(self, number: int, _: object) -> None:
         if self._lone:
@@ -167,15 +205,12 @@ class Runner:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(member.pid, number)
 
-    def _read_kill_wait_s(self) -> float:
-        """Slurm's KillWait; its default of 30 s where it cannot be read."""
-        if self.slurm is None:
-            return 30.0
-        with contextlib.suppress(SlurmError, ValueError, IndexError):
-            value = self.slurm.read_config("KillWait")
-            if value is not None:
-                return float(value.split()[0])
-        return 30.0
+    def _read_config(self) -> dict[str, str]:
+        """Slurm's configuration, empty where it cannot be read."""
+        if self.slurm is not None:
+            with contextlib.suppress(SlurmError):
+                return self.slurm.read_config()
+        return {}
 
     def _make_places(self) -> None:
         wants = sorted(
@@ -303,6 +338,11 @@ class Runner:
                 started = self.starter.read_started(member)
                 if started is not None:
                     self._note_start(member, started, time.monotonic())
+            if self.starter.outlives_its_srun(member):
+                if not member.is_orphan:
+                    member.is_orphan = True
+                    self.journal.write("srun_lost", member=member.number, status=status)
+                continue
             self._judge(member, status)
 
     def _judge(self, member: Member, status: int) -> None:
@@ -320,7 +360,7 @@ class Runner:
             self.roster.waiting.appendleft(member.number)
             return
         if verdict.foreign or (self._terminated and member.asked is None):
-            self._open_fate(verdict.reason if verdict.state is None else "")
+            self._open_fate(read_kill_reason(log))
             member.asked = None
             self._release(member, vacate_only=True)
             self._undecided[member.number] = verdict
@@ -348,6 +388,7 @@ class Runner:
         member.process = None
         member.pid = member.wrapper_pid = None
         member.deadline = member.signal_at = member.end_by = None
+        member.is_orphan = False
         if not vacate_only:
             member.asked = None
         self.roster.vacate(member.number)
@@ -396,11 +437,10 @@ class Runner:
         self._next_fate_check = now + FATE_INTERVAL_S
         if self.slurm is None:
             self._ending = PackFate(False, MemberState.CANCELLED, "the pack was cancelled")
+            for member in self.roster.running():
+                self._end(member, Asked.CANCEL)
             return
-        fields = None
-        with contextlib.suppress(SlurmError):
-            fields = self.slurm.read_job(self.allocation.job_id)
-        fate = judge_pack(fields, self.allocation.restarts, self._kill_reason)
+        fate = self._ask_fate(self.slurm)
         if fate is None:
             return
         if not fate.goes_on:
@@ -409,6 +449,21 @@ class Runner:
         elif not self._terminated:
             self._resume()
 
+    def _ask_fate(self, slurm: SlurmCommands) -> PackFate | None:
+        fields = None
+        with contextlib.suppress(SlurmError):
+            fields = slurm.read_job(self.allocation.job_id)
+        return judge_pack(fields, self.allocation.restarts, self._kill_reason)
+
+    def _read_own_log(self) -> str:
+        """What was written to the batch script's standard error since this attempt began."""
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(2).st_mode):
+                with open("/proc/self/fd/2", "rb") as file:
+                    file.seek(max(self._log_offset, os.fstat(2).st_size - LOG_LIMIT))
+                    return file.read().decode("utf-8", "replace")
+        return ""
+
     def _resume(self) -> None:
         """The signal was meant for the members alone: what ended counts as it ended."""
         self._foreign_at = None
@@ -416,8 +471,10 @@ class Runner:
         undecided, self._undecided = self._undecided, {}
         for number, verdict in undecided.items():
             if verdict.state is None:
+                # Slurm says so where it was asked to; otherwise somebody killed its processes.
+                state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED
                 verdict = dataclasses.replace(  # noqa: PLW2901
-                    verdict, state=MemberState.CANCELLED, reason="its step was killed"
+                    verdict, state=state, reason="its step was killed"
                 )
             self._finish(self.roster.members[number], verdict)
         self.journal.write("goes_on")
@@ -430,6 +487,10 @@ class Runner:
             if self._ending is None:
                 self._wait()
         assert self._ending is not None
+        if self._ending.state is None and self.slurm is not None:
+            # While Slurm shows COMPLETING, only what slurmstepd wrote tells why.
+            self._kill_reason = self._kill_reason or read_kill_reason(self._read_own_log())
+            self._ending = self._ask_fate(self.slurm) or self._ending
         state = self._ending.state
         if state is None:
             return
@@ -463,6 +524,12 @@ class Runner:
             try:
                 self.starter.start(member, place)
             except (OSError, StateError) as error:
+                if isinstance(error, FileNotFoundError) and self.starter.fall_back(
+                    member, f"{error.filename} is not installed or not in PATH"
+                ):
+                    self._release(member)
+                    self.roster.waiting.appendleft(member.number)
+                    continue
                 self._finish(
                     member, Verdict(MemberState.FAILED, None, f"it could not be started: {error}")
                 )
@@ -481,7 +548,10 @@ class Runner:
         member.check_transition(state)
         fields = dict(changes)
         member.record = dataclasses.replace(
-            member.record, state=state, attempt=self.attempt, **fields  # type: ignore[arg-type]
+            member.record,
+            state=state,
+            attempt=self.attempt,
+            **fields,  # type: ignore[arg-type]
         )
         write_state(self.pack, member.number, member.record)
 
@@ -507,4 +577,3 @@ class Runner:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
                 pass
-

@@ -17,6 +17,7 @@ from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.signals import parse_signal
 from slurm_colloc.runtime.environment import build_step_environment
 from slurm_colloc.runtime.shims import find_real_command
+from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
 from slurm_colloc.store.requests import Action, Request, write_request
 
@@ -48,13 +49,13 @@ _DROPPED = frozenset(
 _OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:  # noqa: RET503 - execve does not return
     """Act as the command that `argv[0]` names; the exit status is the command's.
 
     Never returns where the real command takes over.
     """
     name, arguments = argv[0], list(argv[1:])
-    environment = dict(os.environ)
+    environment = dict(read_given_environment())
     pack = environment.get("SLURM_COLLOC_PACK", "")
     real = find_real_command(name, environment.get("PATH", ""), f"{pack}/bin")
     try:
@@ -129,9 +130,7 @@ def rewrite_srun(
     return [*options, *render_arguments(kept), *command], step
 
 
-def _step_name(
-    kept: Sequence[Given], words: Sequence[str], environment: Mapping[str, str]
-) -> str:
+def _step_name(kept: Sequence[Given], words: Sequence[str], environment: Mapping[str, str]) -> str:
     """`4711/3:python`: the runner finds the steps of a member by the part before the colon."""
     name = _last_value(kept, "job-name") or (os.path.basename(words[0]) if words else "srun")
     return f"{environment['SLURM_COLLOC_MEMBER']}:{name}"
@@ -151,9 +150,7 @@ def translate_scontrol(arguments: Sequence[str], environment: Mapping[str, str])
         return None
     if words[0].lower() == "requeuehold":
         raise UsageProblem("scontrol requeuehold cannot be done for one member of a pack")
-    return Request(
-        Action.REQUEUE, _own_number(environment), reason="scontrol requeue from inside"
-    )
+    return Request(Action.REQUEUE, _own_number(environment), reason="scontrol requeue from inside")
 
 
 def translate_scancel(arguments: Sequence[str], environment: Mapping[str, str]) -> Request | None:

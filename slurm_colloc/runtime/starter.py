@@ -45,6 +45,7 @@ class Starter:
         attempt: The attempt's number.
         launcher: `srun`, `process`, or `auto` (steps first).
         kill_wait_s: From TERM to KILL.
+        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
         lone: The only member, in an allocation that is exactly what it asked for: it runs as
             the batch script would, with the batch script's output.
         journal: The pack's log.
@@ -59,6 +60,7 @@ class Starter:
         attempt: int,
         launcher: str,
         kill_wait_s: float,
+        passes_on: bool,
         lone: bool,
         journal: Journal,
     ) -> None:
@@ -67,6 +69,7 @@ class Starter:
         self._allocation = allocation
         self._attempt = attempt
         self._kill_wait_s = kill_wait_s
+        self._passes_on = passes_on
         self._lone = lone
         self._journal = journal
         self._may_fall_back = launcher == "auto"
@@ -121,6 +124,7 @@ class Starter:
             prefix=member.prefix,
             runner_pid=os.getpid(),
             kill_wait_s=self._kill_wait_s,
+            passes_on=self._passes_on and is_step,
             tmpdir=composed["TMPDIR"] if where.tmpdir and "TMPDIR" not in captured else "",
             is_step=is_step,
         )
@@ -131,9 +135,7 @@ class Starter:
         if is_step:
             argv = build_srun_argv(name, plan.host_memory_mb, argv)
             outer = environments.build_step_environment(outer)
-        member.process = start_process(
-            argv, outer, None if self._lone else f"{member.prefix}.log"
-        )
+        member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
         job = member.spec.job
@@ -177,8 +179,10 @@ class Starter:
             return True
         self.launcher = "process"
         self._journal.write("fallback", wanted="srun", used="process", reason=reason)
-        print(f"csub: job steps do not work here ({reason}); members run as plain processes",
-              file=sys.stderr, flush=True)  # noqa: T201  # fmt: skip
+        sys.stderr.write(
+            f"csub: job steps do not work here ({reason}); members run as plain processes\n"
+        )
+        sys.stderr.flush()
         return True
 
     def terminate(self, member: Member) -> None:
@@ -197,6 +201,18 @@ class Starter:
                     os.kill(pid, signal.SIGKILL)
         if member.process is not None:
             member.process.kill()
+
+    def outlives_its_srun(self, member: Member) -> bool:
+        """True where only the srun of a step was killed: its wrapper still runs on this node."""
+        if member.launcher != "srun" or member.wrapper_pid is None:
+            return False
+        if os.path.exists(f"{member.prefix}.exit"):
+            return False
+        try:
+            with open(f"/proc/{member.wrapper_pid}/cmdline", "rb") as file:
+                return os.fsencode(f"{member.prefix}.launch") in file.read().split(b"\0")
+        except OSError:
+            return False
 
     def read_started(self, member: Member) -> dict[str, Any] | None:
         """What the wrapper wrote when it was up; None before that."""
@@ -239,9 +255,7 @@ class Starter:
             ]
         return []
 
-    def signal_inner_steps(
-        self, member: Member, slurm: SlurmCommands | None, number: int
-    ) -> None:
+    def signal_inner_steps(self, member: Member, slurm: SlurmCommands | None, number: int) -> None:
         """Signal the steps that the member's own script has started."""
         steps = self._inner_steps(member, slurm)
         if steps and slurm is not None:

@@ -66,11 +66,10 @@ def judge_end(
     if asked is Asked.REQUEUE:
         return Verdict(MemberState.PENDING, code, "requeued")
     if record.get("oom_kills"):
-        return Verdict(
-            MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit"
-        )
+        return Verdict(MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit")
     foreign = any(number == SIGTERM for number, _ in record["foreign_signals"])
-    return Verdict(judge_exit_code(code), code, describe_code(code), foreign=foreign)
+    reason = record.get("problem") or describe_code(code)
+    return Verdict(judge_exit_code(code), code, reason, foreign=foreign)
 
 
 def judge_exit_code(code: ExitCode) -> MemberState:
@@ -139,7 +138,9 @@ class PackFate:
     reason: str
 
 
-def judge_pack(fields: Mapping[str, str] | None, restarts: int, kill_reason: str) -> PackFate | None:
+def judge_pack(
+    fields: Mapping[str, str] | None, restarts: int, kill_reason: str
+) -> PackFate | None:
     """Judge the pack from `scontrol show job`.
 
     Args:

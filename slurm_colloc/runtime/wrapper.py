@@ -18,10 +18,13 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _WATCHED = (
     signal.SIGCHLD,
@@ -34,18 +37,26 @@ _WATCHED = (
     signal.SIGALRM,
     signal.SIGCONT,
 )
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFTOVER_GRACE_S = 2.0
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Run the member to its end; the exit status is the script's, 128 + signal for a signal."""
     path = argv[1]
     with open(path, "rb") as file:
         launch = json.load(file)
     os.unlink(path)
+    os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if not launch["is_step"]:
+        # Nobody else would end the member of a killed runner: its parent's end is a TERM from it.
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != launch["runner_pid"]:
+            return 1
     if launch["cpus"]:
         os.sched_setaffinity(0, launch["cpus"])
     oom_kills = read_oom_kills()
@@ -57,13 +68,15 @@ def main(argv):
         os.makedirs(launch["own_tmpdir"], mode=0o700, exist_ok=True)
     started_at = time.time()
     ready, hold = os.pipe()
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(hold)
         os.read(ready, 1)
         os.close(ready)
-        run_script(launch, environment)
+        run_script(launch, environment, tell)
     os.close(ready)
+    os.close(tell)
     write_record(
         launch["prefix"] + ".started",
         {
@@ -77,7 +90,7 @@ def main(argv):
     # The script starts only now: whoever sees it running also finds its record.
     os.write(hold, b"\0")
     os.close(hold)
-    status, foreign = wait_for(child, launch["runner_pid"], launch["kill_wait_s"])
+    status, foreign = wait_for(child, launch)
     ended_at = time.time()
     end_leftovers()
     after = read_oom_kills()
@@ -91,17 +104,21 @@ def main(argv):
             "at": ended_at,
             "oom_kills": killed,
             "foreign_signals": foreign,
+            "problem": os.read(told, 4096).decode("utf-8", "replace"),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "host_memory_peak_kb": usage.ru_maxrss,
         },
     )
     if launch["own_tmpdir"]:
+        # Only now: every waiting member would hold half a megabyte for it.
+        import shutil
+
         shutil.rmtree(launch["own_tmpdir"], ignore_errors=True)
     return 128 + (status & 0x7F) if status & 0x7F else (status >> 8) & 0xFF
 
 
-def run_script(launch, environment):
-    """In the child: become the script. Never returns."""
+def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: int) -> None:
+    """In the child: become the script, or say through `tell` why not. Never returns."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.setpgid(0, 0)
@@ -112,11 +129,14 @@ def run_script(launch, environment):
             os.chdir(directory)
         except OSError as error:
             # As slurmstepd does (22.05 to 26.05).
-            note = f"error: couldn't chdir to `{directory}': {error.strerror}: going to /tmp instead\n"
+            note = (
+                f"error: couldn't chdir to `{directory}': {error.strerror}: going to /tmp instead\n"
+            )
             os.chdir("/tmp")
+        note += make_tmpdir(environment)
         redirect(launch)
         if note:
-            os.write(2, note.encode())
+            os.write(2, note.encode("utf-8", "surrogateescape"))
         environment[b"SLURM_TASK_PID"] = str(os.getpid()).encode()
         argv = launch["argv"]
         try:
@@ -125,37 +145,67 @@ def run_script(launch, environment):
             if error.errno not in (errno.EACCES, errno.ENOEXEC):
                 raise
             # The state may lie on a file system mounted noexec: do what the kernel would do.
-            line = open(argv[0], "rb").readline()[2:].split(maxsplit=1)
+            with open(argv[0], "rb") as file:
+                line = file.readline()[2:].split(maxsplit=1)
             os.execve(line[0], [*(part.strip() for part in line), *argv], environment)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.write(2, f"csub: cannot start {launch['argv'][0]}: {error}\n".encode())
+    except BaseException as error:  # noqa: BLE001 - a forked child must never return
+        text = str(error)
+        if isinstance(error, OSError) and error.errno:
+            text = f"{os.fsdecode(error.filename or '')}: {os.strerror(error.errno)}"
+        problem = f"it could not be started: {text}".encode("utf-8", "surrogateescape")
+        for descriptor, message in ((tell, problem), (2, b"csub: " + problem + b"\n")):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, message)
         os._exit(127 if getattr(error, "errno", 0) == errno.ENOENT else 126)
 
 
-def redirect(launch):
-    """Open the member's files as sbatch would: append unless --open-mode=truncate."""
-    source = os.open(launch["input"] or "/dev/null", os.O_RDONLY)
-    os.dup2(source, 0)
-    if not launch["output"]:
-        return
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if launch["truncate"] else os.O_APPEND)
-    target = os.open(launch["output"], flags, 0o666)
-    os.dup2(target, 1)
-    if launch["error"] and launch["error"] != launch["output"]:
-        target = os.open(launch["error"], flags, 0o666)
-    os.dup2(target, 2)
+def make_tmpdir(environment: dict[bytes, bytes]) -> str:
+    """Make the member's TMPDIR if it is missing, as slurmstepd does; what went wrong, or ''."""
+    path = environment.get(b"TMPDIR")
+    if path is None:
+        return ""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return ""
+    except OSError as error:
+        environment[b"TMPDIR"] = b"/tmp"
+        shown = path.decode("utf-8", "surrogateescape")
+        return f"error: Unable to create TMPDIR [{shown}]: {error.strerror}: using /tmp instead\n"
+    return ""
 
 
-def wait_for(child, runner_pid, kill_wait_s):
+def redirect(launch: dict[str, Any]) -> None:
+    """Open the member's files as sbatch would: append unless --open-mode=truncate.
+
+    They are named from the working directory even where that is missing, and then cannot be
+    opened: slurmstepd fails there, too, instead of leaving the output in /tmp.
+    """
+    output, error, source = (
+        launch[name] and os.path.join(launch["directory"], launch[name])
+        for name in ("output", "error", "input")
+    )
+    if output:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if launch["truncate"] else os.O_APPEND)
+        target = os.open(output, flags, 0o666)
+        os.dup2(target, 1)
+        if error and os.path.normpath(error) != os.path.normpath(output):
+            target = os.open(error, flags, 0o666)
+        os.dup2(target, 2)
+    # Last, so that the member's own file says what is wrong with it.
+    os.dup2(os.open(source or "/dev/null", os.O_RDONLY), 0)
+
+
+def wait_for(child: int, launch: dict[str, Any]) -> tuple[int, list[tuple[int, float]]]:
     """Wait for the script; pass on what the runner sends, note what others send.
 
-    Slurm signals every process of a step by itself. The runner signals the wrapper alone, which
-    passes it on: TERM to all processes of the member and KILL after kill_wait_s, other signals
-    to the script.
+    Slurm signals every process of a step by itself, or with proctrack/cgroup its task alone: this
+    wrapper, which then passes it on to the script, as the script would have got it. The runner
+    signals the wrapper alone: TERM goes to all processes of the member and KILL follows after
+    kill_wait_s; other signals go to the script.
     """
-    foreign = []
-    kill_at = None
+    foreign: list[tuple[int, float]] = []
+    kill_at: float | None = None
     while True:
         timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
         info = signal.sigtimedwait(_WATCHED, timeout)
@@ -164,12 +214,15 @@ def wait_for(child, runner_pid, kill_wait_s):
                 signal_all(signal.SIGKILL)
                 kill_at = time.monotonic() + 1.0
         elif info.si_signo != signal.SIGCHLD:
-            if info.si_pid != runner_pid:
-                foreign.append([int(info.si_signo), time.time()])
+            if info.si_pid != launch["runner_pid"]:
+                foreign.append((int(info.si_signo), time.time()))
+                if launch["passes_on"]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, info.si_signo)
             elif info.si_signo == signal.SIGTERM:
                 signal_all(signal.SIGCONT)
                 signal_all(signal.SIGTERM)
-                kill_at = time.monotonic() + kill_wait_s
+                kill_at = time.monotonic() + launch["kill_wait_s"]
             else:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, info.si_signo)
@@ -178,7 +231,7 @@ def wait_for(child, runner_pid, kill_wait_s):
             return status, foreign
 
 
-def reap(child):
+def reap(child: int) -> int | None:
     """Collect every ended descendant; the child's status once it is there."""
     status = None
     while True:
@@ -192,9 +245,10 @@ def reap(child):
             status = word
 
 
-def list_descendants():
+def list_descendants() -> list[int]:
     """Process ids below this one; orphans stay below it because it is their reaper."""
-    found, todo = [], [os.getpid()]
+    found: list[int] = []
+    todo = [os.getpid()]
     while todo:
         pid = todo.pop()
         try:
@@ -208,14 +262,14 @@ def list_descendants():
     return found
 
 
-def signal_all(number):
+def signal_all(number: int) -> None:
     """Send a signal to every process of the member but this one."""
     for pid in list_descendants():
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
-def end_leftovers():
+def end_leftovers() -> None:
     """End what the script left running, as the end of a batch script does."""
     deadline = time.monotonic() + _LEFTOVER_GRACE_S
     signal_all(signal.SIGTERM)
@@ -227,7 +281,7 @@ def end_leftovers():
             deadline = time.monotonic() + 0.5
 
 
-def read_oom_kills():
+def read_oom_kills() -> int | None:
     """OOM kills so far in this step's memory cgroup (v1 or v2); None where none can be read."""
     try:
         with open("/proc/self/cgroup") as file:
@@ -257,7 +311,7 @@ def read_oom_kills():
     return None
 
 
-def write_record(path, value):
+def write_record(path: str, value: dict[str, Any]) -> None:
     """Write a small JSON file atomically."""
     temporary = f"{path}.tmp"
     with open(temporary, "w", encoding="ascii") as file:

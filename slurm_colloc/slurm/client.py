@@ -98,7 +98,9 @@ class SlurmCommands:
             return {}
         try:
             return parse_accounting(
-                self._run("sacct", "-n", "-P", "-X", "-o", "JobID%64,State", "-j", ",".join(job_ids))
+                self._run(
+                    "sacct", "-n", "-P", "-X", "-o", "JobID%64,State", "-j", ",".join(job_ids)
+                )
             )
         except SlurmError:
             return {}
@@ -125,13 +127,12 @@ class SlurmCommands:
         rows = [line.strip().partition("|") for line in output.splitlines()]
         return [(step, name) for step, separator, name in rows if separator]
 
-    def read_config(self, name: str) -> str | None:
-        """One value of `scontrol show config`, None if there is no such value."""
-        for line in self._run("scontrol", "show", "config").splitlines():
-            key, separator, value = line.partition("=")
-            if separator and key.strip() == name:
-                return value.strip()
-        return None
+    def read_config(self) -> dict[str, str]:
+        """The values of `scontrol show config`."""
+        pairs = (
+            line.partition("=") for line in self._run("scontrol", "show", "config").splitlines()
+        )
+        return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
     def _run(self, *argv: str) -> str:
         return run_slurm(argv, environment=self._environment).stdout

@@ -100,7 +100,9 @@ def run_slurm(
             argv=argv,
         ) from error
     except OSError as error:
-        raise SlurmError(f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv) from error
+        raise SlurmError(
+            f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv
+        ) from error
     interrupted = False
     while True:
         try:
@@ -174,6 +176,4 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             returncode=returncode,
             stderr=stderr,
         )
-    return SlurmRefused(
-        f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr
-    )
+    return SlurmRefused(f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr)

@@ -152,7 +152,7 @@ class OptionParser:
 
     def _unknown(self, name: str, word: Word) -> UsageProblem:
         # Only for a message, so not worth loading on every call.
-        from difflib import get_close_matches  # noqa: PLC0415
+        from difflib import get_close_matches
 
         message = f"--{name} is no {self._kind} option"
         if any(option.name == name for option in OWN_OPTIONS):

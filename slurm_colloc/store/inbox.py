@@ -15,6 +15,8 @@ import contextlib
 import os
 from typing import Protocol
 
+from slurm_colloc.errors import StateError
+
 
 class DirectoryOperations(Protocol):
     """The five calls of the protocol, so that tests can interleave, lose and crash them."""
@@ -32,7 +34,7 @@ class DirectoryOperations(Protocol):
         """As os.listdir."""
 
     def exists(self, path: str) -> bool:
-        """As os.path.lexists."""
+        """As os.path.lexists, but a failure to look is no absence."""
 
 
 class RealDirectory:
@@ -56,7 +58,14 @@ class RealDirectory:
 
     def exists(self, path: str) -> bool:
         """See DirectoryOperations."""
-        return os.path.lexists(path)
+        # os.path.lexists takes every failure for absence, and absence decides much here.
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StateError(f"cannot look at {path}: {os.strerror(error.errno or 0)}") from error
+        return True
 
 
 REAL = RealDirectory()

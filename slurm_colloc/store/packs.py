@@ -1,9 +1,9 @@
 """The packs of one user: making them whole or not at all, and finding them again.
 
-    <state>/packs/<pack id>/     a pack, see docs/architecture.md
-    <state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
-    <state>/jobs/<job id>.json   which packs a Slurm job id stands for
-    <state>/making/              packs that are being written
+<state>/packs/<pack id>/     a pack, see docs/architecture.md
+<state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
+<state>/jobs/<job id>.json   which packs a Slurm job id stands for
+<state>/making/              packs that are being written
 """
 
 from __future__ import annotations
@@ -108,11 +108,14 @@ class State:
         return sorted(name[:-5] for name in names if name.endswith(".lock"))
 
     def drop_making(self, submission: str) -> None:
-        """Remove what an interrupted csub left half-written."""
-        shutil.rmtree(self.making / submission, ignore_errors=True)
-        for name in (f"{submission}.sh", f"{submission}.lock"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.making / name)
+        """Remove what an interrupted csub left half-written; last the lock that names it."""
+        for folder, mark in ((self.making, ""), (self.open, ".tmp")):
+            for path in folder.glob(f"{submission}*{mark}*"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path != self._lock_path(submission):
+                    path.unlink(missing_ok=True)
+        self.forget_lock(submission)
 
     @contextlib.contextmanager
     def writing(self, packs: Sequence[NewPack]) -> Iterator[int]:
@@ -126,10 +129,9 @@ class State:
         """
         submission = packs[0].record.submission
         workplace = self.making / submission
-        lock = os.open(self._lock_path(submission), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self._make_lock(submission)
         placed: list[str] = []
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
             with explain_os_errors("write", workplace):
                 os.mkdir(workplace, 0o700)
                 for pack in packs:
@@ -155,6 +157,22 @@ class State:
             raise
         finally:
             os.close(lock)
+
+    def _make_lock(self, submission: str) -> int:
+        """Make a submission's lock; it is held before a sweep can see it."""
+        path = self._lock_path(submission)
+        hidden = path.with_suffix(".new")
+        with explain_os_errors("write", path):
+            lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.rename(hidden, path)
+            except BaseException:
+                os.close(lock)
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden)
+                raise
+        return lock
 
     def _lock_path(self, submission: str) -> Path:
         return self.making / f"{submission}.lock"
@@ -191,8 +209,12 @@ class State:
         """
         for record in records:
             self.record_pack_job(record, job_id)
+        self.forget_lock(records[0].submission)
+
+    def forget_lock(self, submission: str) -> None:
+        """Note that a submission is complete."""
         with contextlib.suppress(OSError):
-            os.unlink(self._lock_path(records[0].submission))
+            os.unlink(self._lock_path(submission))
 
     def record_pack_job(self, record: PackRecord, job_id: str) -> None:
         """Write down which Slurm job one pack became."""
@@ -219,9 +241,8 @@ class State:
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
-        with contextlib.suppress(FileNotFoundError), explain_os_errors("remove", self.open):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.open / pack_id)
+        with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.open / pack_id)
 
     def read_pack(self, pack_id: str) -> PackRecord | None:
         """Read pack.json; None if there is no such pack."""
@@ -337,6 +358,8 @@ def write_pack(path: Path, pack: NewPack) -> None:
     for name in ("", "inbox", "members", "control"):
         os.mkdir(path / name if name else path, 0o700)
     write_json(path / "pack.json", build_pack_mapping(pack.record))
+    # Slurm would make it with the user's umask.
+    os.close(os.open(path / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     # Tasks of an array share script and environment: written once, linked into each member.
     written: dict[tuple[str, bytes], Path] = {}
     for member in pack.members:

@@ -33,6 +33,7 @@ class PackRecord:
             batch script finds was added by Slurm or the site, and belongs to the members too.
         slurm_options: Options that sbatch was called with, for people.
         local: True where it runs without Slurm.
+        carried: True where it travels in its batch script: nothing comes back from the node.
     """
 
     pack_id: str
@@ -53,6 +54,7 @@ class PackRecord:
     client_environment: tuple[tuple[str, str], ...]
     slurm_options: tuple[str, ...]
     local: bool = False
+    carried: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

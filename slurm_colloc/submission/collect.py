@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.arrays import ArraySpec, parse_array
-from slurm_colloc.model.export import compute_captured
+from slurm_colloc.model.export import choose_batch_export, compute_captured
 from slurm_colloc.model.gres import GpuRequest, parse_gpu_request
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.quantities import (
@@ -97,7 +98,9 @@ def collect_call(
         if early.flag("wrap"):
             raise UsageProblem("csub pack takes scripts, not --wrap")
         if early.flag("array"):
-            raise UsageProblem("csub pack takes no --array", hint="csub --array=... SCRIPT packs tasks")
+            raise UsageProblem(
+                "csub pack takes no --array", hint="csub --array=... SCRIPT packs tasks"
+            )
         if not line.words:
             raise UsageProblem("csub pack: no script was given", hint="csub pack a.sh b.sh c.sh")
         scripts = read_pack_words(line.words, directory)
@@ -113,18 +116,16 @@ def collect_call(
                     hint=f"csub {script.shown} packs the tasks of the array",
                 )
         candidates = [
-            _build_candidate(script, options, environ, directory, number, None, pack=True)
+            _build_candidate(script, options, environ, directory, number, pack=True)
             for number, (script, options) in enumerate(zip(scripts, merged, strict=True), start=1)
         ]
     else:
         script, options = scripts[0], merged[0]
         text = options.text("array")
         if text is None:
-            candidates = [
-                _build_candidate(script, options, environ, directory, 1, None, pack=False)
-            ]
+            candidates = [_build_candidate(script, options, environ, directory, 1, pack=False)]
         else:
-            array = _read(options, "array", lambda value: parse_array(value))
+            array = parse_option(options, "array", text, parse_array)
             candidates = _build_tasks(script, options, environ, directory, array)
     return Call(
         candidates=tuple(candidates),
@@ -137,9 +138,7 @@ def collect_call(
 
 
 def _merge(script: Script, line: ParsedLine, environ: Mapping[str, str]) -> Options:
-    directives = (
-        () if script.is_wrapped else parse_directives(script.content, name=script.shown)
-    )
+    directives = () if script.is_wrapped else parse_directives(script.content, name=script.shown)
     options = merge_options(
         directives=directives, environment=read_environment(environ), command_line=line.values
     )
@@ -164,17 +163,13 @@ def _build_tasks(
     array: ArraySpec,
 ) -> list[Candidate]:
     ids = array.task_ids
-    step = ids[1] - ids[0] if len(ids) > 1 else 1
-    # As slurmctld does: 1 unless all distances are equal.
-    if any(b - a != step for a, b in zip(ids, ids[1:], strict=False)):
-        step = 1
     first = _build_candidate(
         script,
         options,
         environ,
         directory,
         ids[0],
-        ArrayTask(ids[0], len(ids), min(ids), max(ids), step),
+        array_task=ArrayTask(ids[0], len(ids), min(ids), max(ids), array.step),
         pack=False,
     )
     assert first.job.array_task is not None
@@ -197,9 +192,9 @@ def _build_candidate(
     environ: Mapping[str, str],
     directory: str,
     number: int,
-    array_task: ArrayTask | None,
     *,
     pack: bool,
+    array_task: ArrayTask | None = None,
 ) -> Candidate:
     gpus = _read_gpus(options)
     cpus = _read_cpus(options, gpus.count)
@@ -244,11 +239,13 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
     if path is None:
         return compute_captured(environ, options.text("export"))
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  # may be a descriptor's path
+        with open(path, "rb") as file:
             items = file.read().split(b"\0")
     except OSError as error:
         raise UsageProblem(f"--export-file={path}: {os.strerror(error.errno or 0)}") from error
-    pairs = (item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item)
+    pairs = (
+        item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
+    )
     return {name: value for name, _, value in pairs}
 
 
@@ -272,7 +269,7 @@ def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
 def _read_gpus(options: Options) -> GpuRequest:
     requests = []
     for name in _GPU_OPTIONS:
-        request = _read(options, name, lambda value, name=name: parse_gpu_request(value, option=name))
+        request = _read(options, name, functools.partial(parse_gpu_request, option=name))
         if request is not None:
             requests.append(request)
     if not requests:
@@ -308,7 +305,9 @@ def _read_open_mode(options: Options) -> bool:
     mode = options.text("open-mode")
     if mode is None or mode[:1] in ("a", "t"):
         return mode is not None and mode.startswith("t")
-    raise UsageProblem(f"{options.origin('open-mode')}: --open-mode={mode} is neither append nor truncate")
+    raise UsageProblem(
+        f"{options.origin('open-mode')}: --open-mode={mode} is neither append nor truncate"
+    )
 
 
 def _compute_group(options: Options) -> tuple[tuple[str, str], ...]:
@@ -317,9 +316,12 @@ def _compute_group(options: Options) -> tuple[tuple[str, str], ...]:
         for given in options.select(Concern.GROUP)
         if not given.option.own
     ]
-    for name in _PASSED_FOR_THE_PACK:
-        if options.flag(name):
-            pairs.append((name, options.text(name) or ""))
+    pairs += [
+        (name, options.text(name) or "") for name in _PASSED_FOR_THE_PACK if options.flag(name)
+    ]
+    batch_export = choose_batch_export(options.text("export"))
+    if batch_export != "ALL" and not options.flag("export-file"):
+        pairs.append(("export", batch_export))
     return tuple(sorted(pairs))
 
 
@@ -335,8 +337,15 @@ def _compute_shape(options: Options) -> tuple[tuple[str, str], ...]:
 
 def _read(options: Options, name: str, parse: Callable[[str], _T]) -> _T | None:
     text = options.text(name)
-    if text is None:
-        return None
+    return None if text is None else parse_option(options, name, text, parse)
+
+
+def parse_option(options: Options, name: str, text: str, parse: Callable[[str], _T]) -> _T:
+    """Parse an option's value.
+
+    Raises:
+        UsageProblem: It is malformed; the message says where it stands.
+    """
     try:
         return parse(text)
     except ValueError as error:

@@ -36,14 +36,23 @@ def submit_local(
     for batch in group_into_batches(chosen, jobs):
         submission = make_submission_id()
         packs = build_packs(
-            batch, call.candidates, submission, environ, (), directory, local=True
+            batch,
+            call.candidates,
+            submission,
+            environment=environ,
+            options=(),
+            directory=directory,
+            local=True,
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]
         with state.writing(packs):
-            state.record_job(records, job_id)
+            for record in records:
+                state.record_pack_job(record, job_id)
             for pack in packs:
                 _start_runner(state, pack, job_id, settings, environ)
+            # Only now: a sweep of another csub takes a pack that nobody submits or runs for dead.
+            state.forget_lock(submission)
         submitted.append(
             Submitted(job_id, tuple(records), tuple(record.members for record in records))
         )
@@ -62,7 +71,9 @@ def _claim_id(state: State) -> str:
             number += 1
             continue
         except OSError as error:
-            raise StateError(f"cannot write {state.root}: {os.strerror(error.errno or 0)}") from error
+            raise StateError(
+                f"cannot write {state.root}: {os.strerror(error.errno or 0)}"
+            ) from error
         return f"L{number}"
 
 

@@ -94,7 +94,8 @@ def build_options(
         options += build_request_options(_merge_requests(batch.packs))
         options += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     options += [_option(name, value) for name, value in sorted(group.items())]
-    options.append("--export=ALL")
+    if "export" not in group:
+        options.append("--export=ALL")
     return options
 
 

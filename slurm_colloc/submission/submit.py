@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 
@@ -33,9 +32,10 @@ from slurm_colloc.store.packs import (
     make_submission_id,
 )
 from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.states import remove_environment
 from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call, Candidate
-from slurm_colloc.submission.render import render_batch_script
+from slurm_colloc.submission.render import render_batch_script, render_kept_script
 from slurm_colloc.submission.request import Batch, build_name, build_options, group_into_batches
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
@@ -99,7 +99,11 @@ def make_plan(call: Call, settings: Settings, slurm: SlurmCommands | None) -> Pl
                 gpu_memory_mb,
             )
     for job in jobs:
-        if job.gpu_memory_mb and capacity.gpu_memory_mb and job.gpu_memory_mb > capacity.gpu_memory_mb:
+        if (
+            job.gpu_memory_mb
+            and capacity.gpu_memory_mb
+            and job.gpu_memory_mb > capacity.gpu_memory_mb
+        ):
             raise NoPackPossible(
                 f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
                 f"{capacity.gpu_memory_mb} MB",
@@ -123,7 +127,15 @@ def submit_call(
     for batch in group_into_batches(chosen, jobs):
         try:
             submitted.append(
-                _submit_batch(batch, chosen, call.candidates, settings, state, slurm, directory)
+                _submit_batch(
+                    batch,
+                    chosen,
+                    call.candidates,
+                    settings=settings,
+                    state=state,
+                    slurm=slurm,
+                    directory=directory,
+                )
             )
         except CollocError as error:
             if submitted:
@@ -137,6 +149,7 @@ def _submit_batch(
     batch: Batch,
     chosen: Plan,
     candidates: Sequence[Candidate],
+    *,
     settings: Settings,
     state: State,
     slurm: SlurmCommands,
@@ -146,22 +159,49 @@ def _submit_batch(
     jobs = [candidate.job for candidate in candidates]
     element = "%a" if batch.is_array else "0"
     log = f"{_escape(str(state.packs / submission))}.{element}/pack.log"
+    if not settings.state_shared:
+        log = "csub-%A_%a.log" if batch.is_array else "csub-%j.log"
     options = build_options(batch, jobs, chosen.packs_at_once, submission, log)
     environment = build_batch_environment(os.environ)
-    packs = build_packs(batch, candidates, submission, environment, options, directory)
-    script = render_batch_script(
-        title=f"{build_name(batch, jobs)}: {sum(len(p.members) for p in packs)} members",
-        version=__version__,
-        pack_path=str(state.packs / submission),
-        is_array=batch.is_array,
-        python=settings.python,
-        templates_dir=settings.templates_dir,
+    packs = build_packs(
+        batch,
+        candidates,
+        submission,
+        environment=environment,
+        options=options,
+        directory=directory,
+        carried=not settings.state_shared,
     )
     records = [pack.record for pack in packs]
     interrupted = False
     with state.writing(packs) as lock:
         script_path = state.making / f"{submission}.sh"
         try:
+            archive = ""
+            if not settings.state_shared:
+                from slurm_colloc.store.carry import build_archive
+
+                archive = build_archive(state.packs, [record.pack_id for record in records])
+            title = f"{build_name(batch, jobs)}: {sum(len(p.members) for p in packs)} members"
+            if archive or settings.templates_dir:
+                script = render_batch_script(
+                    title=title,
+                    version=__version__,
+                    pack_path=submission if archive else str(state.packs / submission),
+                    is_array=batch.is_array,
+                    python=settings.python,
+                    templates_dir=settings.templates_dir,
+                    archive=archive,
+                )
+            else:
+                script = render_kept_script(
+                    state.root,
+                    title=title,
+                    version=__version__,
+                    pack_path=str(state.packs / submission),
+                    is_array=batch.is_array,
+                    python=settings.python,
+                )
             write_atomic(script_path, script.encode("utf-8", "surrogateescape"), 0o700)
             job_id = slurm.submit(
                 str(script_path),
@@ -181,6 +221,11 @@ def _submit_batch(
     # From here on Slurm has the job: the packs stay, whatever happens to this process.
     try:
         state.record_job(records, job_id)
+        if not settings.state_shared:
+            for pack in packs:
+                for member in pack.members:
+                    # It has travelled; nobody on this side would remove it later.
+                    remove_environment(state.pack_path(pack.record.pack_id), member.spec.job.number)
     except StateError as error:
         error.message += f"; job {job_id} was submitted, its runner writes its id itself"
         raise
@@ -230,11 +275,12 @@ def build_packs(
     batch: Batch,
     candidates: Sequence[Candidate],
     submission: str,
+    *,
     environment: Mapping[str, str],
     options: Sequence[str],
     directory: str,
-    *,
     local: bool = False,
+    carried: bool = False,
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
@@ -268,10 +314,14 @@ def build_packs(
             reasons=planned.reasons,
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
-            submit_host=socket.gethostname(),
-            client_environment=tuple(sorted(environment.items())),
+            submit_host=os.uname().nodename,
+            # With another --export nothing of it reaches the batch script.
+            client_environment=tuple(
+                () if "export" in dict(planned.group) else sorted(environment.items())
+            ),
             slurm_options=tuple(options),
             local=local,
+            carried=carried,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
@@ -284,4 +334,3 @@ def _encode_environment(environment: Mapping[str, str]) -> bytes:
             for name, value in environment.items()
         }
     )
-

@@ -1,42 +1,138 @@
-"""Print how long `csub` takes from start to end, for commands that only answer.
-
-Wall time of the whole process, in milliseconds: the median and the best of several runs, after one
-run that fills the file cache. A bare interpreter is measured beside it, for what Python itself
-costs on this machine. Nothing here passes or fails.
-"""
+"""How long csub takes from start to end where it only answers, and what it imports."""
 
 from __future__ import annotations
 
-import statistics
+import collections
+import json
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-RUNS = 20
-CSUB = Path(sys.executable).with_name("csub")
-COMMANDS: dict[str, list[str]] = {
-    "bare interpreter": [sys.executable, "-c", "pass"],
-    "csub --version": [str(CSUB), "--version"],
-    "csub --help": [str(CSUB), "--help"],
-}
+from tests.bench.bed import Bed
+from tests.bench.measuring import (
+    Figures,
+    Section,
+    Series,
+    build_environment,
+    format_ratio,
+    format_value,
+    interleave,
+    run_timed,
+)
+
+RUNS = 30
+IMPORT_RUNS = 7
+TOP = 14
+HELP_TARGET_MS = 120
+HEAVY = ("pandas", "numpy", "torch", "pyarrow", "typer", "click", "rich", "pydantic",
+         "importlib.metadata", "asyncio", "logging", "email")  # fmt: skip
+# Run a submission in this interpreter, then tell what it had loaded.
+_LIST_MODULES = (
+    "import sys, json\n"
+    "from slurm_colloc.__main__ import run\n"
+    "run(sys.argv[1:])\n"
+    "print(json.dumps(sorted(sys.modules)))\n"
+)
 
 
-def measure_ms(argv: list[str]) -> float:
-    """Run a command once and return its wall time in milliseconds."""
-    started = time.perf_counter()
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    return (time.perf_counter() - started) * 1000
+def measure_startup() -> Section:
+    """Wall time of commands that ask nobody."""
+    csub = str(Path(sys.executable).with_name("csub"))
+    commands = {
+        "a bare interpreter": [sys.executable, "-c", "pass"],
+        "csub --version": [csub, "--version"],
+        "csub --help": [csub, "--help"],
+        "csub submit --help": [csub, "submit", "--help"],
+        "import typer": [sys.executable, "-c", "import typer"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        environment = build_environment(home, Path(sys.executable).parent)
+
+        def make(argv: list[str]) -> Callable[[], float]:
+            return lambda: run_timed(argv, environment=environment, directory=home)[0]
+
+        measured = interleave({name: make(argv) for name, argv in commands.items()}, RUNS)
+    figures = Figures()
+    bare = measured["a bare interpreter"]
+    for name, argv in commands.items():
+        series = measured[name]
+        figures.add(
+            name,
+            series,
+            "ms",
+            target=HELP_TARGET_MS if name == "csub --help" else None,
+            ratio="" if series is bare else format_ratio(series, bare, "bare"),
+            command=" ".join(["csub" if argv[0] == csub else "python", *argv[1:]]),
+        )
+    return figures.build_section("Start", ["Wall time of the whole process; modules are compiled."])
 
 
-def main() -> None:
-    """Measure every command and print one line for each."""
-    print(f"{'command':<20}{'median ms':>12}{'best ms':>12}   ({RUNS} runs)")
-    for name, argv in COMMANDS.items():
-        measure_ms(argv)
-        times_ms = [measure_ms(argv) for _ in range(RUNS)]
-        print(f"{name:<20}{statistics.median(times_ms):>12.1f}{min(times_ms):>12.1f}")
+def measure_imports(bed: Bed) -> Section:
+    """The dearest imports of one submission, by Python's own account."""
+    costs: dict[str, list[float]] = collections.defaultdict(list)
+    totals = []
+    for number in range(IMPORT_RUNS + 1):
+        ended = subprocess.run(
+            [sys.executable, "-X", "importtime", bed.csub, "--gres=gpu:1", "x.sh"],
+            env=bed.environment,
+            cwd=bed.home,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        rows = parse_import_times(ended.stderr)
+        if number == 0:
+            continue
+        totals.append(sum(rows.values()))
+        for name, own_ms in rows.items():
+            costs[name].append(own_ms)
+    series = {name: Series(tuple(values)) for name, values in costs.items()}
+    ranking = sorted(series, key=lambda name: -series[name].median)
+    rows_out = [
+        (
+            "all modules",
+            f"{format_value(Series(tuple(totals)).median)} ms",
+            "{}-{}".format(*map(format_value, Series(tuple(totals)).quartiles)),
+        ),
+        *(
+            (
+                f"`{name}`",
+                f"{format_value(series[name].median)} ms",
+                "{}-{}".format(*map(format_value, series[name].quartiles)),
+            )
+            for name in ranking[:TOP]
+        ),
+    ]
+    listed = bed.run([sys.executable, "-c", _LIST_MODULES, "--gres=gpu:1", "x.sh"])
+    modules = set(json.loads(listed.splitlines()[-1]))
+    heavy = [name for name in HEAVY if name in modules]
+    notes = [
+        (
+            f"`python -X importtime csub --gres=gpu:1 x.sh`, {IMPORT_RUNS} runs, modules compiled; "
+            "the measurement itself makes imports dearer."
+        ),
+        (
+            f"{len(modules)} modules are loaded at the end of a submission. Of {', '.join(HEAVY)}: "
+            f"{', '.join(heavy) or 'none'}."
+        ),
+    ]
+    return Section(
+        "Imports of one submission",
+        ("module", "own time, median", "quartiles"),
+        tuple(rows_out),
+        tuple(notes),
+    )
 
 
-if __name__ == "__main__":
-    main()
+def parse_import_times(text: str) -> dict[str, float]:
+    """Own time of each module in milliseconds, from what `-X importtime` writes."""
+    costs = {}
+    for line in text.splitlines():
+        if not line.startswith("import time:") or "[us]" in line:
+            continue
+        own_us, _, name = line.removeprefix("import time:").split("|")
+        costs[name.strip()] = int(own_us) / 1000
+    return costs

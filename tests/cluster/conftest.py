@@ -28,9 +28,7 @@ PATIENCE_S = 60.0
 POLL_S = 0.1
 
 
-def wait_until(
-    condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S
-) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to become true and return it; fail with `what` where it does not."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -93,7 +91,9 @@ class CsubUser:
             **self.identity,
         )
         if check:
-            assert ended.returncode == 0, f"{argv}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+            assert ended.returncode == 0, (
+                f"{argv}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+            )
         return ended
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[str]:
@@ -174,7 +174,11 @@ class CsubUser:
         shown = self.csub("show", job_id, check=False)
         logs = [
             f"--- {path}\n{path.read_text(errors='replace')}"
-            for pattern in ("packs/*/pack.log", "packs/*/events.jsonl", "packs/*/members/*/run.*.log")
+            for pattern in (
+                "packs/*/pack.log",
+                "packs/*/events.jsonl",
+                "packs/*/members/*/run.*.log",
+            )
             for path in sorted(self.state.glob(pattern))[-8:]
         ]
         queue = self.run(["squeue", "--states=all"], check=False).stdout
@@ -199,7 +203,7 @@ def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
         "fake_gpus": True,
         "kill_wait_s": 3,
         "grace_time_s": 4,
-        "requeue_delay_s": 2,
+        "requeue_delay_s": 5,
         **changes,
     }
     try:
@@ -275,7 +279,9 @@ def accounts() -> Iterator[tuple[str, ...]]:
             try:
                 pwd.getpwnam(name)
             except KeyError:
-                subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
+                subprocess.run(
+                    ["useradd", "--no-create-home", name], check=True, capture_output=True
+                )
                 made.append(name)
     yield USERS
     for name in made:

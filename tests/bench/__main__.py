@@ -1,0 +1,85 @@
+"""Measure csub: `python -m tests.bench [--markdown FILE] [startup submission runner rpcs]`.
+
+Prints tables; nothing here passes or fails. Slurm is a private cluster of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurm_colloc.errors import SlurmUnreachable
+from tests.bench.bed import Bed, running_bed
+from tests.bench.measuring import (
+    Section,
+    describe_load,
+    describe_machine,
+    render_markdown,
+    render_plain,
+    write_markdown,
+)
+from tests.bench.rpcs import measure_rpcs
+from tests.bench.runner import measure_runner
+from tests.bench.startup import measure_imports, measure_startup
+from tests.bench.submission import measure_submissions
+
+GROUPS: dict[str, Callable[[Bed], list[Section]]] = {
+    "submission": lambda bed: [*measure_submissions(bed), _measure_imports(bed)],
+    "runner": lambda bed: [measure_runner(bed)],
+    "rpcs": lambda bed: [measure_rpcs(bed)],
+}
+
+
+def _measure_imports(bed: Bed) -> Section:
+    with bed.paused():
+        return measure_imports(bed)
+
+
+def measure(chosen: list[str]) -> Iterator[Section]:
+    """Yield one table after the other."""
+    if "startup" in chosen:
+        yield measure_startup()
+    with_slurm = [name for name in GROUPS if name in chosen]
+    if not with_slurm:
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            bed = stack.enter_context(running_bed())
+        except SlurmUnreachable as problem:
+            print(f"bench: left out: {', '.join(with_slurm)}: {problem}", file=sys.stderr)
+            return
+        for name in with_slurm:
+            yield from GROUPS[name](bed)
+
+
+def main() -> None:
+    """Measure, print, and write the Markdown if asked."""
+    names = ["startup", *GROUPS]
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    arguments = parser.parse_args()
+    unknown = set(arguments.groups) - set(names)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    machine = f"{describe_machine()}, {describe_load()} at the beginning"
+    print(f"{machine}\n", flush=True)
+    begun = time.monotonic()
+    parts = [f"{time.strftime('%Y-%m-%d')}: {machine}.\n"]
+    for measured in measure(arguments.groups or names):
+        load = f"At the end of this: {describe_load()}."
+        section = dataclasses.replace(measured, notes=(*measured.notes, load))
+        print(render_plain(section), flush=True)
+        parts.append(render_markdown(section))
+    print(f"{time.monotonic() - begun:.0f} s in all, {describe_load()} at the end")
+    if arguments.markdown:
+        write_markdown(arguments.markdown, "\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

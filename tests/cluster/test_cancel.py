@@ -1,0 +1,204 @@
+"""Cancelling members, and looking at them: queue, show, logs, wait."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from .conftest import CsubUser, wait_until
+
+pytestmark = pytest.mark.slurm
+
+FOREVER = "while :; do sleep 0.1; done"
+
+
+def read_pid(user: CsubUser, name: str) -> int:
+    return int(wait_until(lambda: user.output(name).strip(), f"{name} is there"))
+
+
+def test_cancelling_one_running_member_leaves_the_others(user: CsubUser) -> None:
+    user.script("trap.sh", f"trap 'echo term >> got.$1; exit 0' TERM; echo $$ > pid.$1; {FOREVER}")
+    user.script("deaf.sh", f"trap 'echo term >> got.$1' TERM; echo $$ > pid.$1; {FOREVER}")
+    user.script("go.sh", "echo $$ > pid.$1; while [ ! -e go ]; do sleep 0.1; done; echo $$")
+    job_id = user.submit("pack", "--gres=gpu:1", "trap.sh 1", "deaf.sh 2", "go.sh 3", "go.sh 4")
+    user.wait_for_states(job_id, "RUNNING")
+    for number in (1, 2):
+        read_pid(user, f"pid.{number}")
+    user.csub("cancel", f"{job_id}/1", f"{job_id}/2")
+    user.wait_for_states(
+        job_id, {1: "CANCELLED", 2: "CANCELLED", 3: "RUNNING", 4: "RUNNING"}
+    )  # fmt: skip
+    assert user.output("got.1") == user.output("got.2") == "term\n"
+    user.run(["touch", "go"])
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["CANCELLED"] * 2 + ["COMPLETED"] * 2
+    assert rows[1]["exit_code"] == {"code": 0, "signal": 0}
+    assert rows[2]["exit_code"] == {"code": 0, "signal": 9}
+    for number in (3, 4):
+        assert user.output(f"slurm-{job_id}_{number}.out") == user.output(f"pid.{number}")
+        assert rows[number]["starts"] == 1
+    again = user.csub("cancel", f"{job_id}/1")
+    assert f"{job_id}/1: already ended" in again.stderr
+
+
+def test_cancelling_a_member_that_waits_in_a_running_pack(user: CsubUser) -> None:
+    user.script("go.sh", "touch ran.$1; while [ ! -e go ]; do sleep 0.1; done")
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "--degree=1", "--pack-size=3", "go.sh 1", "go.sh 2", "go.sh 3"
+    )
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "PENDING", 3: "PENDING"})
+    user.csub("cancel", f"{job_id}/2")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "CANCELLED", 3: "PENDING"})
+    user.run(["touch", "go"])
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED", "CANCELLED", "COMPLETED"]
+    assert not (user.home / "ran.2").exists()
+    assert rows[2]["starts"] == 0
+
+
+def test_cancelling_a_member_of_a_pack_that_waits_for_slurm(user: CsubUser) -> None:
+    user.script("ran.sh", "touch ran.$1")
+    job_id = user.submit("pack", "--gres=gpu:1", "--hold", "ran.sh 1", "ran.sh 2", "ran.sh 3")
+    user.wait_for_states(job_id, "PENDING")
+    user.csub("cancel", f"{job_id}/2")
+    user.wait_for_states(job_id, {1: "PENDING", 2: "CANCELLED", 3: "PENDING"})
+    user.run(["scontrol", "release", job_id])
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED", "CANCELLED", "COMPLETED"]
+    assert sorted(path.name for path in user.home.glob("ran.[0-9]")) == ["ran.1", "ran.3"]
+
+
+def test_cancelling_a_whole_submission(user: CsubUser) -> None:
+    user.script("trap.sh", f"trap 'echo term; exit 0' TERM; echo up; {FOREVER}")
+    job_id = user.submit("--array=1-6", "--gres=gpu:1", "--degree=2", "--pack-size=3", "trap.sh")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING", 4: "RUNNING"})
+    for number in (1, 2, 4, 5):
+        wait_until(lambda n=number: user.output(f"slurm-{job_id}_{n}.out"), f"{number} is up")  # type: ignore[misc]
+    user.csub("cancel", job_id)
+    rows = user.wait_for_states(job_id, "CANCELLED")
+    assert sorted(rows) == [1, 2, 3, 4, 5, 6]
+    for number in (1, 2, 4, 5):
+        assert user.output(f"slurm-{job_id}_{number}.out").splitlines()[:2] == ["up", "term"]
+    assert not (user.home / f"slurm-{job_id}_3.out").exists()
+    assert json.loads(user.csub("queue", "--json").stdout) == []
+    assert user.run(["csub", "wait", job_id], check=False).returncode != 0
+
+
+def test_cancelling_the_last_members_ends_the_pack(user: CsubUser) -> None:
+    user.script("go.sh", FOREVER)
+    job_id = user.submit("pack", "--gres=gpu:1", "go.sh", "go.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    user.csub("cancel", f"{job_id}/1")
+    user.wait_for_states(job_id, {1: "CANCELLED", 2: "RUNNING"})
+    user.csub("cancel", f"{job_id}/2")
+    user.wait_for_states(job_id, "CANCELLED")
+    wait_until(
+        lambda: not user.run(["squeue", "-h", "-j", job_id], check=False).stdout.strip(),
+        "the Slurm job has ended",
+    )
+
+
+def test_queue_shows_a_row_for_each_member(user: CsubUser) -> None:
+    user.script("go.sh", "while [ ! -e go ]; do sleep 0.1; done")
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "-J", "a name", "--time=10", "--degree=2", "--pack-size=3",
+        "go.sh", "go.sh", "go.sh",
+    )  # fmt: skip
+    held = user.submit("--hold", "go.sh")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING"})
+    lines = user.csub("queue").stdout.splitlines()
+    assert lines[0].split() == [
+        "MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON",
+    ]  # fmt: skip
+    first, _, third, alone = lines[1:]
+    assert first.startswith(f"{job_id}/1")
+    assert "a name" in first
+    assert "RUNNING" in first
+    assert "timeslice" in first
+    node = user.members(job_id)[1]["node"]
+    gpus = ",".join(user.members(job_id)[1]["slurm_gpu_indices"])
+    assert f" {node}:{gpus} " in first
+    assert re.fullmatch(r"14:\d\d|15:00", first.split()[-1])
+    assert third.split()[-1] == "Degree"
+    assert alone.split()[:3] == [f"{held}/1", "go.sh", "PENDING"]
+    assert alone.split()[-1] == "JobHeldUser"
+    row = json.loads(user.csub("queue", "--json").stdout)[0]
+    assert (
+        row.items()
+        >= {
+            "member": f"{job_id}/1",
+            "name": "a name",
+            "state": "RUNNING",
+            "mode": "timeslice",
+            "degree": 2,
+            "slurm_job_id": job_id,
+            "slurm_state": "RUNNING",
+            "wall_limit_s": 900,
+            "exit_code": None,
+            "ended_at": None,
+            "starts": 1,
+            "script": "go.sh",
+            "arguments": [],
+            "directory": str(user.home),
+        }.items()
+    )
+    assert row["step"].startswith(f"{job_id}.")
+    user.csub("cancel", held)
+    user.run(["touch", "go"])
+    user.finish(job_id)
+    everything = json.loads(user.csub("queue", "--all", "--json").stdout)
+    assert {row["member"]: row["state"] for row in everything} == {
+        f"{job_id}/1": "COMPLETED",
+        f"{job_id}/2": "COMPLETED",
+        f"{job_id}/3": "COMPLETED",
+        f"{held}/1": "CANCELLED",
+    }
+    assert len(user.csub("queue").stdout.splitlines()) == 1
+
+
+def test_show_tells_everything_about_a_pack_and_a_member(user: CsubUser) -> None:
+    user.script("three.sh", "exit 3")
+    user.script("ok.sh", "exit 0")
+    job_id = user.submit("pack", "--gres=gpu:1", "--mem=64M", "three.sh --lr 'a b'", "ok.sh")
+    user.finish(job_id)
+    pack = user.csub("show", job_id).stdout
+    assert pack.startswith(f"Pack {job_id} ")
+    assert f"{job_id}/1  three.sh  FAILED  exit 3:0" in pack
+    assert f"{job_id}/2  ok.sh  COMPLETED  exit 0:0" in pack
+    member = user.csub("show", f"{job_id}/1").stdout
+    assert member.startswith(f"Member {job_id}/1\n")
+    for words in ("FAILED", "3:0", "three.sh --lr 'a b'", f"slurm-{job_id}_1.out", "64"):
+        assert words in member
+    [row] = json.loads(user.csub("show", "--json", f"{job_id}/1").stdout)
+    assert row["arguments"] == ["--lr", "a b"]
+    assert user.csub("show", f"{job_id}/9", check=False).returncode == 7
+
+
+def test_logs_follow_a_member_to_its_end(user: CsubUser) -> None:
+    user.script("talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.5; done; printf last")
+    job_id = user.submit("pack", "--gres=gpu:1", "talk.sh", "talk.sh")
+    following = user.start(["csub", "logs", "-f", f"{job_id}/2"])
+    try:
+        told, complaint = following.communicate(timeout=60)
+    finally:
+        following.kill()
+        following.wait()
+    assert (told, complaint) == ("line 1\nline 2\nline 3\nlast", "")
+    assert following.returncode == 0
+    user.finish(job_id)
+    assert user.csub("logs", f"{job_id}/1").stdout == told
+    both = user.csub("logs", job_id).stdout
+    assert both.count("==> ") == 2
+    assert both.count("line 3") == 2
+
+
+def test_wait_for_one_member_does_not_wait_for_its_neighbours(user: CsubUser) -> None:
+    user.script("quick.sh", "exit 4")
+    user.script("go.sh", "while [ ! -e go ]; do sleep 0.1; done")
+    job_id = user.submit("pack", "--gres=gpu:1", "quick.sh", "go.sh")
+    assert user.run(["csub", "wait", f"{job_id}/1"], check=False).returncode == 4
+    assert user.members(job_id)[2]["state"] == "RUNNING"
+    user.run(["touch", "go"])
+    assert user.run(["csub", "wait", f"{job_id}/2"], check=False).returncode == 0

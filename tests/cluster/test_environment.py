@@ -1,0 +1,213 @@
+"""A member's environment is the one that sbatch would have given it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from .conftest import CsubUser, user_of, wait_until, wait_until_quiet
+
+pytestmark = pytest.mark.slurm
+
+CASES = {
+    "plain": (),
+    "cpus": ("-c2",),
+    "mem": ("--mem=200M",),
+    "mem-per-cpu": ("-c2", "--mem-per-cpu=100M"),
+    "array": ("--array=3,5",),
+    "gpus": ("--gpus=1",),
+    "gpus-per-node": ("--gpus-per-node=1",),
+    "ntasks": ("--ntasks=1",),
+    "ntasks-per-node": ("--ntasks-per-node=1",),
+    "name": ("-J", "a name; $(of) words"),
+    "chdir": ("--chdir=below",),
+    "export-all-and": ("--export=ALL,FOO=bar",),
+    "export-one": ("--export=FOO",),
+    "export-value": ("--export=FOO=bar,NEW=new",),
+    "export-none": ("--export=NONE",),
+    "export-nil": ("--export=NIL",),
+}
+
+OF_EVERY_JOB = {
+    "SLURM_JOB_ID": "another job",
+    "SLURM_JOBID": "another job",
+    "SLURM_ARRAY_JOB_ID": "another job",
+    "SLURM_TASK_PID": "another process",
+    "SLURM_JOB_GPUS": "whichever GPU of the node was free",
+}
+OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
+    "SLURM_COLLOC_MEMBER": "the member's own name",
+}
+OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
+    "PATH": "the member's srun, scontrol and scancel come first (the rest is compared)",
+    "SLURM_COLLOC_PACK": "for these three commands",
+    "SLURM_COLLOC_RUN": "for these three commands",
+    "SLURM_COLLOC_CPUS": "for these three commands",
+    "SLURM_COLLOC_HOST_MEMORY_MB": "for these three commands",
+    "SLURM_OVERLAP": "an srun called by its path runs beside the neighbours",
+    "SLURM_CPU_BIND": "an srun called by its path runs on the member's CPUs",
+    "TMPDIR": "a directory of its own, where nobody set it",
+    "MASTER_PORT": "a port of its own, where nobody set it",
+    "PET_MASTER_PORT": "a port of its own, where nobody set it",
+    "OMP_NUM_THREADS": "as many threads as CPUs, where nobody set it",
+}
+WITHOUT_MEM = {
+    "SLURM_MEM_PER_CPU": "DefMemPerCPU; a member without --mem gets its share of the GPU's node",
+    "SLURM_MEM_PER_NODE": "that share",
+}
+
+SCRIPT = """\
+name="$3/env.$1.$2.${SLURM_ARRAY_TASK_ID:-x}"
+/usr/bin/env -0 > "$name.tmp" && /bin/mv "$name.tmp" "$name"
+"""
+
+
+@dataclass
+class Environments:
+    """What the same script saw under sbatch, alone under csub, and in a pack."""
+
+    user: CsubUser
+
+    def read(self, case: str, how: str) -> list[dict[str, str]]:
+        found = []
+        for path in sorted(self.user.home.glob(f"env.{case}.{how}.*")):
+            words = path.read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            found.append(dict(word.partition("=")[::2] for word in words if word))
+        return found
+
+
+@pytest.fixture(scope="module")
+def environments(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[Environments]:
+    """Every case, run by sbatch, by csub alone, and by csub in a pack."""
+    with user_of(cluster, accounts[0]) as user:
+        user.extra |= {"FOO": "foo", "NOTHING": "", "LINES_AND": 'a\nb "c" $(d) ü', "SLURM_X": "x"}
+        user.run(["mkdir", "below"])
+        user.script("look.sh", SCRIPT)
+        node = user.run(["sinfo", "-h", "-N", "-o", "%N"]).stdout.split()[0]
+        home = str(user.home)
+        for case, options in CASES.items():
+            gpu = () if case.startswith("gpus") else ("--gres=gpu:1",)
+            common = (f"--nodelist={node}", *gpu, *options)
+            user.run(["sbatch", "-o", "/dev/null", *common, "look.sh", case, "sbatch", home])
+            user.csub("-o", "/dev/null", *common, "look.sh", case, "alone", home)
+            if case == "array":
+                user.csub("-o", "/dev/null", *common, "look.sh", case, "pack", home)
+            else:
+                words = [f"look.sh {case} {name} {home}" for name in ("pack", "neighbour")]
+                user.csub("pack", "-o", "/dev/null", *common, *words)
+        wait_until_quiet(user)
+        yield Environments(user)
+
+
+def compare(expected: dict[str, str], actual: dict[str, str], allowed: dict[str, str]) -> list[str]:
+    """The variables that differ and may not."""
+    return [
+        f"{name}: sbatch {expected.get(name)!r}, csub {actual.get(name)!r}"
+        for name in sorted(expected.keys() | actual.keys())
+        if name not in allowed and expected.get(name) != actual.get(name)
+    ]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "array"])
+def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, case: str) -> None:
+    [expected] = environments.read(case, "sbatch")
+    [actual] = environments.read(case, "alone")
+    assert compare(expected, actual, OF_A_LONE_CSUB_JOB) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
+    environments: Environments, case: str
+) -> None:
+    expected = environments.read(case, "sbatch")
+    actual = environments.read(case, "pack")
+    assert len(expected) == len(actual) == (2 if case == "array" else 1)
+    allowed = OF_A_PACK_MEMBER | ({} if "mem" in case else WITHOUT_MEM)
+    for sbatch, member in zip(expected, actual, strict=True):
+        assert compare(sbatch, member, allowed) == []
+        shims, _, rest = member["PATH"].partition(":")
+        assert shims == f"{member['SLURM_COLLOC_PACK']}/bin"
+        assert rest == sbatch["PATH"]
+
+
+@pytest.mark.parametrize("how", ["alone", "pack"])
+def test_export_reaches_exactly_what_it_names(environments: Environments, how: str) -> None:
+    [chosen] = environments.read("export-value", how)
+    assert (chosen["FOO"], chosen["NEW"]) == ("bar", "new")
+    assert "LINES_AND" not in chosen
+    [none] = environments.read("export-none", how)
+    assert not {"FOO", "NEW", "XDG_STATE_HOME"} & none.keys()
+    # The login environment, as sbatch loads it on the node.
+    assert none["LOGNAME"] == environments.user.name
+    assert none["HOME"] != str(environments.user.home)
+
+
+def test_memory_that_was_not_asked_for_is_the_members_share(environments: Environments) -> None:
+    [member] = environments.read("plain", "pack")
+    assert member["SLURM_MEM_PER_NODE"] == member["SLURM_COLLOC_HOST_MEMORY_MB"]
+    assert "SLURM_MEM_PER_CPU" not in member
+
+
+def test_the_own_directories_and_ports_of_neighbours_differ(user: CsubUser) -> None:
+    body = """
+touch "$TMPDIR/mine"
+echo "$TMPDIR $(stat -c %a "$TMPDIR") $MASTER_PORT $PET_MASTER_PORT $OMP_NUM_THREADS"
+touch up.$SLURM_ARRAY_TASK_ID
+while [ $(ls up.* | wc -l) -lt 3 ]; do sleep 0.1; done
+ls "$TMPDIR"
+"""
+    script = user.script("own.sh", body)
+    job_id = user.submit("--array=1-3", "--gres=gpu:1", "-c2", script.name)
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 3
+    lines = [user.output(f"slurm-{job_id}_{number}.out").splitlines() for number in (1, 2, 3)]
+    fields = [line[0].split() for line in lines]
+    assert len({tmpdir for tmpdir, *_ in fields}) == 3
+    assert len({port for _, _, port, *_ in fields}) == 3
+    for (_, mode, port, pet_port, threads), (_, listed) in zip(fields, lines, strict=True):
+        assert mode == "700"
+        assert port == pet_port
+        assert threads == "2"
+        assert listed == "mine"
+    gone = user.run(["ls", *(tmpdir for tmpdir, *_ in fields)], check=False)
+    assert gone.stdout == ""
+
+
+def test_what_the_user_set_stays_as_it_is(user: CsubUser) -> None:
+    own = user.home / "scratch"
+    user.extra |= {
+        "TMPDIR": str(own),
+        "MASTER_PORT": "4242",
+        "PET_MASTER_PORT": "4343",
+        "OMP_NUM_THREADS": "7",
+    }
+    user.run(["mkdir", str(own)])
+    script = user.script(
+        "set.sh", 'echo "$TMPDIR $MASTER_PORT $PET_MASTER_PORT $OMP_NUM_THREADS"; echo > $TMPDIR/x'
+    )
+    job_id = user.submit("pack", "--gres=gpu:1", script.name, script.name)
+    lone = user.submit("--gres=gpu:1", script.name)
+    user.finish(job_id)
+    user.finish(lone)
+    for name in (f"slurm-{job_id}_1.out", f"slurm-{job_id}_2.out", f"slurm-{lone}.out"):
+        assert user.output(name) == f"{own} 4242 4343 7\n"
+    assert own.is_dir()
+
+
+def test_a_tmpdir_that_is_not_there_is_made_as_sbatch_makes_it(user: CsubUser) -> None:
+    script = user.script("tmp.sh", 'echo "$TMPDIR"; stat -c %a "$TMPDIR"')
+    user.extra["TMPDIR"] = f"{user.home}/a/b"
+    user.run(["sbatch", "--parsable", "-o", "sbatch.out", script.name])
+    wait_until(lambda: "/tmp" in user.output("sbatch.out"), "sbatch's job")
+    user.extra["TMPDIR"] = f"{user.home}/fresh"
+    made = user.submit("pack", "--gres=gpu:1", script.name, script.name)
+    user.finish(made)
+    assert user.output(f"slurm-{made}_1.out") == f"{user.home}/fresh\n700\n"
+    user.extra["TMPDIR"] = f"{user.home}/a/b"
+    instead = user.submit("pack", "--gres=gpu:1", script.name, script.name)
+    user.finish(instead)
+    assert user.output(f"slurm-{instead}_1.out").splitlines()[-2] == "/tmp"

@@ -1,0 +1,232 @@
+"""srun, scontrol and scancel inside the members' own scripts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from .conftest import CsubUser, wait_until
+
+pytestmark = pytest.mark.slurm
+
+FORMS = ("", "-n1", "-n1 -c2", "--gpus=1", "--gres=gpu:1", "--exact -n1 -c1", "--mem=20M")
+
+TOGETHER = """\
+srun {form} ./inner.sh "$1"
+echo "srun said $?"
+"""
+INNER = """\
+echo "$SLURM_STEP_ID" > "inner.$1"
+for i in $(seq 300); do
+    [ $(ls inner.* | wc -l) -ge 4 ] && exit 5
+    sleep 0.1
+done
+echo "the others never came"
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_four_members_each_with_an_inner_srun_run_together(user: CsubUser, form: str) -> None:
+    user.script("inner.sh", INNER)
+    user.script("outer.sh", TOGETHER.format(form=form))
+    words = [f"outer.sh {number}" for number in range(4)]
+    job_id = user.submit("pack", "--gres=gpu:1", "-c2", "--mem=100M", *words)
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 4
+    for number in rows:
+        assert user.output(f"slurm-{job_id}_{number}.out").splitlines()[-1] == "srun said 5"
+    assert len({user.output(f"inner.{number}") for number in range(4)}) == 4
+
+
+def test_an_srun_called_by_its_path_runs_beside_the_neighbours_too(user: CsubUser) -> None:
+    real = user.run(["which", "srun"]).stdout.strip()
+    user.script("inner.sh", INNER)
+    user.script("outer.sh", TOGETHER.format(form="").replace("srun ", f"{real} ", 1))
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "-c2", "--mem=100M", *(f"outer.sh {n}" for n in range(4))
+    )
+    rows = user.finish(job_id)
+    for number in rows:
+        assert "srun said 5" in user.output(f"slurm-{job_id}_{number}.out")
+    assert len({user.output(f"inner.{number}") for number in range(4)}) == 4
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("form", ["srun", "srun -c1", "{real}"])
+def test_an_inner_srun_stays_on_the_members_cpus(honest_user: CsubUser, form: str) -> None:
+    user = honest_user
+    form = form.format(real=user.run(["which", "srun"]).stdout.strip())
+    look = "grep Cpus_allowed_list /proc/self/status"
+    user.script("cpu.sh", f"{look}; {form} {look}")
+    job_id = user.submit("pack", "--gres=gpu:1", "-c1", "--mem=100M", "cpu.sh", "cpu.sh")
+    rows = user.finish(job_id)
+    seen = []
+    for number in rows:
+        own, inner = user.output(f"slurm-{job_id}_{number}.out").splitlines()
+        assert own == inner
+        seen.append(own)
+    assert len(set(seen)) == 2
+
+
+def test_an_inner_srun_has_the_members_memory_limit(user: CsubUser) -> None:
+    real = user.run(["which", "srun"]).stdout.strip()
+    user.script("eat.sh", "exec python3 -c \"b = bytearray(3 * 10 ** 8); print('fits')\"")
+    user.script("shim.sh", "srun ./eat.sh; echo said $?")
+    user.script("path.sh", f"{real} ./eat.sh; echo said $?")
+    user.script("ok.sh", "sleep 2; echo fine")
+    job_id = user.submit("pack", "--gres=gpu:1", "--mem=100M", "shim.sh", "path.sh", "ok.sh")
+    rows = user.finish(job_id)
+    for number in (1, 2):
+        told = user.output(f"slurm-{job_id}_{number}.out")
+        assert "fits" not in told
+        assert "said 0" not in told
+        assert "said " in told
+    assert user.output(f"slurm-{job_id}_3.out") == "fine\n"
+    assert rows[3]["state"] == "COMPLETED"
+
+
+def test_what_an_inner_srun_sees_and_hands_back(user: CsubUser) -> None:
+    user.script(
+        "see.sh",
+        """unset LANG LC_ALL
+echo to err >&2
+printf 'a\\nb' | srun cat; echo
+srun bash -c 'echo "$SLURM_CPUS_PER_TASK|$FOO|$SLURM_JOB_ID|$SLURM_NTASKS|$LC_CTYPE"'
+srun -c1 bash -c 'echo "$SLURM_CPUS_PER_TASK"'
+srun bash -c 'kill -9 $$'; echo "signal $?"
+srun -o inner.%j.txt echo into a file
+srun echo "two words" '$(three)' 'fo"ur'
+""",
+    )
+    user.extra["FOO"] = "a b; c"
+    job_id = user.submit("pack", "--gres=gpu:1", "-c2", "see.sh", "see.sh")
+    user.finish(job_id)
+    for number in (1, 2):
+        told = user.output(f"slurm-{job_id}_{number}.out").splitlines()
+        told = [line for line in told if not line.startswith(("srun: ", "slurmstepd: "))]
+        assert told == [
+            "to err",
+            "a",
+            "b",
+            f"2|a b; c|{job_id}|1|",
+            "1",
+            "signal 137",
+            'two words $(three) fo"ur',
+        ]
+    assert user.output(f"inner.{job_id}.txt") == "into a file\n"
+
+
+def test_inner_steps_that_a_script_leaves_end_with_the_member(user: CsubUser) -> None:
+    user.script("left.sh", "echo $$ > left.pid; exec sleep 600")
+    user.script("leaves.sh", "srun ./left.sh & while [ ! -e left.pid ]; do sleep 0.1; done; exit 0")
+    user.script("go.sh", "while [ ! -e go ]; do sleep 0.1; done")
+    job_id = user.submit("pack", "--gres=gpu:1", "leaves.sh", "go.sh")
+    user.wait_for_states(job_id, {1: "COMPLETED", 2: "RUNNING"})
+    pid = int(user.output("left.pid"))
+    wait_until(lambda: not is_alive(pid), "the inner step has ended")
+    assert user.members(job_id)[2]["state"] == "RUNNING"
+    user.run(["touch", "go"])
+    assert user.finish(job_id)[2]["state"] == "COMPLETED"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- scontrol and scancel of the own job ---------------------------------------------------------
+
+NEIGHBOUR = "echo $$; while [ ! -e go ]; do sleep 0.1; done; echo $$ ${SLURM_RESTART_COUNT:-none}"
+
+
+def check_neighbours(user: CsubUser, job_id: str, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        first, *rest = user.output(f"slurm-{job_id}_{number}.out").splitlines()
+        assert rest == [f"{first} none"]
+
+
+def test_requeue_of_the_own_job_restarts_that_member_alone(user: CsubUser) -> None:
+    user.script("neighbour.sh", NEIGHBOUR)
+    user.script(
+        "again.sh",
+        """
+echo "start ${SLURM_RESTART_COUNT:-none}"
+[ -n "$SLURM_RESTART_COUNT" ] && exit 0
+trap 'echo term; exit 0' TERM
+scontrol requeue $SLURM_JOB_ID
+while :; do sleep 0.1; done
+""",
+    )
+    job_id = user.submit("pack", "--gres=gpu:1", "again.sh", "neighbour.sh", "neighbour.sh")
+    rows = user.wait_for_states(job_id, {1: "COMPLETED", 2: "RUNNING", 3: "RUNNING"})
+    assert rows[1]["starts"] == 2
+    told = user.output(f"slurm-{job_id}_1.out").splitlines()
+    assert [line for line in told if line != "Terminated"] == ["start none", "term", "start 1"]
+    user.run(["touch", "go"])
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 3
+    check_neighbours(user, job_id, (2, 3))
+    shown = user.run(["scontrol", "-o", "show", "job", job_id]).stdout
+    assert "Restarts=0" in shown
+
+
+def test_scancel_of_the_own_job_ends_that_member_alone(user: CsubUser) -> None:
+    user.script("neighbour.sh", NEIGHBOUR)
+    user.script("ends.sh", "scancel $SLURM_JOB_ID; while :; do sleep 0.1; done")
+    user.script("signals.sh", "trap 'exit 6' USR1; scancel -b -s USR1 $SLURM_JOB_ID; sleep 9")
+    job_id = user.submit("pack", "--gres=gpu:1", "ends.sh", "signals.sh", "neighbour.sh")
+    rows = user.wait_for_states(job_id, {1: "CANCELLED", 2: "FAILED", 3: "RUNNING"})
+    assert rows[2]["exit_code"] == {"code": 6, "signal": 0}
+    user.run(["touch", "go"])
+    assert user.finish(job_id)[3]["state"] == "COMPLETED"
+    check_neighbours(user, job_id, (3,))
+
+
+def test_array_tasks_name_themselves_by_array_job_and_task(user: CsubUser) -> None:
+    user.script(
+        "task.sh",
+        """
+own=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
+case $SLURM_ARRAY_TASK_ID in
+5) scancel $own; while :; do sleep 0.1; done ;;
+7) [ -n "$SLURM_RESTART_COUNT" ] && exit 0
+   scontrol requeue $own; while :; do sleep 0.1; done ;;
+esac
+"""
+        + NEIGHBOUR,
+    )
+    job_id = user.submit("--array=5-8", "--gres=gpu:1", "task.sh")
+    rows = user.wait_for_states(
+        job_id, {5: "CANCELLED", 6: "RUNNING", 7: "COMPLETED", 8: "RUNNING"}
+    )
+    assert rows[7]["starts"] == 2
+    user.run(["touch", "go"])
+    rows = user.finish(job_id)
+    assert rows[6]["state"] == rows[8]["state"] == "COMPLETED"
+    check_neighbours(user, job_id, (6, 8))
+
+
+def test_other_uses_of_scontrol_and_scancel_are_the_real_commands(user: CsubUser) -> None:
+    other = user.run(["sbatch", "--parsable", "--wrap", "sleep 600"]).stdout.strip()
+    user.script(
+        "use.sh",
+        f"""
+scontrol -o show job $SLURM_JOB_ID | grep -o 'JobId=[0-9]*'
+scancel {other} && echo cancelled
+scontrol requeue 99999; echo $?
+""",
+    )
+    job_id = user.submit("pack", "--gres=gpu:1", "use.sh", "use.sh")
+    user.finish(job_id)
+    told = user.output(f"slurm-{job_id}_1.out").splitlines()
+    assert told[:2] == [f"JobId={job_id}", "cancelled"]
+    assert told[-1] == "1"
+    wait_until(
+        lambda: "JobState=CANCELLED" in user.run(["scontrol", "-o", "show", "job", other]).stdout,
+        "the other job is cancelled",
+    )
