@@ -67,7 +67,7 @@ def queue(
     session = Session.open()
     if everything:
         pack_ids = session.state.list_all()
-        views = survey_packs(session.state, pack_ids, session.refresh())
+        views = survey_packs(session.state, pack_ids, session.refresh(), session.damaged)
     else:
         views = session.survey_open()
     now = time.time()
@@ -78,6 +78,10 @@ def queue(
     if session.unreachable is not None:
         note(f"error: states are as the packs last wrote them: {session.unreachable}")
         raise typer.Exit(session.unreachable.exit_code)
+    for text in dict.fromkeys(map(str, session.damaged)):
+        note(f"error: {text}")
+    if session.damaged:
+        raise typer.Exit(session.damaged[0].exit_code)
 
 
 @app.command()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import NotFound, SlurmError
+from slurm_colloc.errors import NotFound, SlurmError, StateError
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.client import SlurmCommands
@@ -37,12 +37,14 @@ class Session:
         state: The state directory.
         slurm: Slurm.
         unreachable: Why Slurm could not be asked; None if it answered or was not needed.
+        damaged: What is wrong with packs that cannot be read.
     """
 
     settings: Settings
     state: State
     slurm: SlurmCommands
     unreachable: SlurmError | None = None
+    damaged: list[StateError] = field(default_factory=list)
 
     @classmethod
     def open(cls) -> Session:
@@ -63,7 +65,7 @@ class Session:
         from slurm_colloc.submission.sweep import look_at_open_packs, sweep
 
         jobs: Mapping[str, SlurmJob] | None = None
-        packs = look_at_open_packs(self.state)
+        packs = look_at_open_packs(self.state, self.damaged)
         if always_ask or any(pack.record and not pack.record.local for pack in packs):
             try:
                 jobs = self.slurm.list_jobs()
@@ -79,7 +81,7 @@ class Session:
         from slurm_colloc.report.survey import survey_packs
 
         pack_ids = self.state.list_open()
-        return survey_packs(self.state, pack_ids, self.refresh())
+        return survey_packs(self.state, pack_ids, self.refresh(), self.damaged)
 
     def survey(self, selections: Sequence[Selection]) -> list[tuple[PackView, list[MemberView]]]:
         """The selected members, by pack.

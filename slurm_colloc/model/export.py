@@ -25,6 +25,24 @@ def choose_batch_export(export: str | None) -> str:
     return "NIL" if export == "NIL" else "NONE"
 
 
+def remove_member_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what csub put into a member's: for jobs that a member submits."""
+    pack = environment.get("SLURM_COLLOC_PACK")
+    if pack is None:
+        return dict(environment)
+    own = {"SLURM_OVERLAP", "SLURM_CPU_BIND", *environment.get("SLURM_COLLOC_SET", "").split(",")}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in own
+        and (not name.startswith("SLURM_COLLOC_") or name == "SLURM_COLLOC_SETTINGS")
+    }
+    if "PATH" in kept:
+        folders = kept["PATH"].split(":")
+        kept["PATH"] = ":".join(folder for folder in folders if folder != f"{pack}/bin")
+    return kept
+
+
 def compute_captured(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
     """The part of the environment at submission that a job gets.
 
@@ -33,6 +51,7 @@ def compute_captured(environment: Mapping[str, str], export: str | None) -> dict
         export: The option's value; None or ALL for everything.
     """
     in_a_job = "SLURM_JOB_ID" in environment
+    environment = remove_member_variables(environment)
     own = {
         name: value
         for name, value in environment.items()

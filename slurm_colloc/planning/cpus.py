@@ -45,13 +45,30 @@ def split_cpus(
             core = groups.pop(0)
             shares[index] += core
             missing[index] -= len(core)
-    loose = [cpu for core in groups for cpu in core]
-    for index in order:
-        while missing[index] > 0:
-            shares[index].append(loose.pop(0))
-            missing[index] -= 1
-    # What nobody asked for (whole cores are allocated) goes to those who have least for it.
-    for cpu in loose:
-        index = min(order, key=lambda i: (len(shares[i]) / wanted[i], i))
-        shares[index].append(cpu)
+    needy = [index for index in order if missing[index]]
+    if len(groups) >= len(needy):
+        # A core for each, so that no two meet on one.
+        for index, core in zip(needy, groups, strict=False):
+            _move(core, shares[index], min(missing[index], len(core)))
+    for index in needy:
+        for core in groups:
+            _move(core, shares[index], min(wanted[index] - len(shares[index]), len(core)))
+    # What nobody asked for (whole cores are allocated) goes to who has the other thread of the
+    # core, and whole cores to those who have least for what they want.
+    started = [core for core in groups if core and len(core) < len(_whole_core(cores, core))]
+    for core in [*started, *(core for core in groups if core not in started)]:
+        users = [i for i in order if set(shares[i]) & set(_whole_core(cores, core))] or order
+        index = min(users, key=lambda i: (len(shares[i]) / wanted[i], i))
+        _move(core, shares[index], len(core))
     return tuple(tuple(sorted(share)) for share in shares)
+
+
+def _move(core: list[int], share: list[int], count: int) -> None:
+    """Give the first CPUs that are left of a core to a member."""
+    share += core[:count]
+    del core[:count]
+
+
+def _whole_core(cores: Sequence[Sequence[int]], part: Sequence[int]) -> Sequence[int]:
+    """The core that these CPUs are left of; nothing where none are left."""
+    return next((core for core in cores if part and part[0] in core), ())

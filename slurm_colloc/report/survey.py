@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import (
     FINAL_STATES,
     MemberId,
@@ -76,7 +77,10 @@ class PackView:
 
 
 def survey_packs(
-    state: State, pack_ids: Iterable[str], jobs: Mapping[str, SlurmJob] | None
+    state: State,
+    pack_ids: Iterable[str],
+    jobs: Mapping[str, SlurmJob] | None,
+    damaged: list[StateError] | None = None,
 ) -> list[PackView]:
     """Look at packs.
 
@@ -84,28 +88,38 @@ def survey_packs(
         state: The state directory.
         pack_ids: Which packs.
         jobs: What squeue shows; None where Slurm did not answer.
+        damaged: Takes what is wrong with packs that cannot be read, which are then left out.
 
     Raises:
-        StateError: A file is damaged.
+        StateError: A file is damaged, and `damaged` was not given.
     """
     views = []
     for pack_id in pack_ids:
-        record = state.read_pack(pack_id)
-        if record is None:
-            continue
-        path = state.pack_path(pack_id)
-        job_id = read_slurm_job_id(path) or ""
-        slurm = (jobs or {}).get(job_id)
-        views.append(
-            PackView(
-                record=record,
-                job_id=job_id,
-                slurm=slurm,
-                slurm_state=_read_slurm_state(state, record, job_id, jobs),
-                members=(),
-            )
-        )
-    return [_with_members(state, view) for view in sorted(views, key=_compute_order)]
+        try:
+            view = _look_at(state, pack_id, jobs)
+            if view is not None:
+                views.append(_with_members(state, view))
+        except StateError as problem:
+            if damaged is None:
+                raise
+            damaged.append(problem)
+    return sorted(views, key=_compute_order)
+
+
+def _look_at(
+    state: State, pack_id: str, jobs: Mapping[str, SlurmJob] | None
+) -> PackView | None:
+    record = state.read_pack(pack_id)
+    if record is None:
+        return None
+    job_id = read_slurm_job_id(state.pack_path(pack_id)) or ""
+    return PackView(
+        record=record,
+        job_id=job_id,
+        slurm=(jobs or {}).get(job_id),
+        slurm_state=_read_slurm_state(state, record, job_id, jobs),
+        members=(),
+    )
 
 
 def _compute_order(view: PackView) -> tuple[bool, bool, int, int]:
@@ -151,13 +165,15 @@ def _with_members(state: State, view: PackView) -> PackView:
                 spec=read_spec(path, number),
                 state=effective,
                 record=record,
-                reason=_compute_reason(effective, record, view),
+                reason=_compute_reason(effective, record, view, attempt),
             )
         )
     return PackView(view.record, view.job_id, view.slurm, view.slurm_state, tuple(members))
 
 
-def _compute_reason(state: MemberState, record: StateRecord | None, view: PackView) -> str:
+def _compute_reason(
+    state: MemberState, record: StateRecord | None, view: PackView, attempt: int
+) -> str:
     if view.record.carried and state is MemberState.FAILED:
         return "a member of its pack failed; csub-*.log in the submission directory says which"
     if state is MemberState.PENDING:
@@ -166,6 +182,8 @@ def _compute_reason(state: MemberState, record: StateRecord | None, view: PackVi
         if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
             return "Degree" if record is None or not record.reason else record.reason
         return ""
+    if state is MemberState.LOST and attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
+        return "it ended before the pack began: do the compute nodes see the state directory?"
     if state is MemberState.LOST:
         return "its Slurm job is gone, and nobody saw how it ended"
     if record is not None and record.state is state:

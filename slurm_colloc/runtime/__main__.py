@@ -55,8 +55,8 @@ def run_pack(pack: Path, local: str = "") -> int:
     state = State(pack.parent.parent)
     if not local and not record.carried and read_slurm_job_id(pack) is None:
         # csub was killed between sbatch's answer and writing it down.
-        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
         write_job_index(state.root, allocation.shown_job_id, record)
+        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
     write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
     if local:
         allocation = wait_for_local_gpu(state.root / "local", local)

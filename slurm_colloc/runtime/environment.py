@@ -9,6 +9,7 @@ pack's size are replaced by the member's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
@@ -140,7 +141,9 @@ def compose_environment(
     if job.export is not None and "SLURM_JOB_ID" in added:
         environment["SLURM_EXPORT_ENV"] = job.export
     if place.shared:
-        _set_own_resources(environment, captured, added, plan, place)
+        # A TMPDIR that Slurm or the site set is the whole job's.
+        known = captured.keys() | (added.keys() - {"TMPDIR"})
+        _set_own_resources(environment, known, job, plan, place)
     return environment
 
 
@@ -215,8 +218,8 @@ def _compute_array_variables(job: Job, place: Place) -> dict[str, str]:
 
 def _set_own_resources(
     environment: dict[str, str],
-    captured: Mapping[str, str],
-    added: Mapping[str, str],
+    known: AbstractSet[str],
+    job: Job,
     plan: MemberPlan,
     place: Place,
 ) -> None:
@@ -226,11 +229,13 @@ def _set_own_resources(
         own["TMPDIR"] = place.tmpdir
     if place.port is not None:
         own["MASTER_PORT"] = own["PET_MASTER_PORT"] = str(place.port)
-    # A TMPDIR that Slurm or the site set is the whole job's.
-    known = captured.keys() | (added.keys() - {"TMPDIR"})
-    environment.update({name: value for name, value in own.items() if name not in known})
+    own = {name: value for name, value in own.items() if name not in known}
+    environment.update(own)
     if not place.shims:
         return
+    # What csub set itself: jobs that the member submits are not to see it.
+    share = [] if dict(job.shape).keys() & _HOST_MEMORY else ["SLURM_MEM_PER_NODE"]
+    environment["SLURM_COLLOC_SET"] = ",".join([*own, *share])
     # For an srun that does not come through the shim (called by its absolute path): it runs
     # beside the neighbours, on this member's CPUs.
     environment["SLURM_OVERLAP"] = "1"

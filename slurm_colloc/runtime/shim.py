@@ -1,8 +1,9 @@
-"""srun, scontrol and scancel inside a member. Who: the user's script; where: compute node.
+"""Slurm's commands inside a member. Who: the user's script; where: compute node.
 
 srun starts a task at once, beside the neighbours, on the member's own CPUs; `scontrol requeue`
-and `scancel` of the own job id act on this member, not on the pack. Everything else goes to the
-real command unchanged.
+and `scancel` of the own job id act on this member, not on the pack. sbatch, salloc and an srun
+for another job do not see what csub put into the member's environment. Everything else goes to
+the real command unchanged.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.export import remove_member_variables
+from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.model.signals import parse_signal
-from slurm_colloc.runtime.environment import build_step_environment
+from slurm_colloc.runtime.environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.shims import find_real_command
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
@@ -48,12 +51,21 @@ _DROPPED = frozenset(
 # An srun with one of these asks for an allocation of its own, or steps into another one.
 _OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
 
+_OF_THE_MEMBER = (
+    *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_NAME",
+)
+
 
 def main(argv: Sequence[str]) -> int:  # noqa: RET503 - execve does not return
     """Act as the command that `argv[0]` names; the exit status is the command's.
 
     Never returns where the real command takes over.
     """
+    # Python ignores SIGPIPE, and what it executes would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     name, arguments = argv[0], list(argv[1:])
     environment = dict(read_given_environment())
     pack = environment.get("SLURM_COLLOC_PACK", "")
@@ -70,6 +82,10 @@ def main(argv: Sequence[str]) -> int:  # noqa: RET503 - execve does not return
                 if run:
                     Path(f"{run}.steps").touch(mode=0o600)
                 arguments, environment = rewritten, step_environment
+            else:
+                environment = remove_member_variables(environment)
+        elif name in ("sbatch", "salloc"):
+            environment = remove_member_variables(environment)
         else:
             translate = translate_scontrol if name == "scontrol" else translate_scancel
             request = translate(arguments, environment)
@@ -116,18 +132,48 @@ def rewrite_srun(
         mask = hex(sum(1 << cpu for cpu in cpus))
         options.append(f"--cpu-bind=mask_cpu:{mask}" if cpus else "--cpu-bind=none")
     memory = environment.get("SLURM_COLLOC_HOST_MEMORY_MB")
-    if memory and "mem" not in names:
-        options.append(f"--mem={memory}")
+    if memory:
+        options.append(f"--mem={_choose_memory_mb(_last_value(kept, 'mem'), int(memory))}")
+        kept = [given for given in kept if given.option.canonical_name != "mem"]
     options.append(f"--job-name={_step_name(kept, line.words, environment)}")
+    job_name = _last_value(kept, "job-name")
     kept = [given for given in kept if given.option.canonical_name != "job-name"]
     command = list(line.words)
-    asked = _last_value(line.values, "cpus-per-task") or environment.get("SLURM_CPUS_PER_TASK")
-    if command and asked:
-        command = ["/usr/bin/env", f"SLURM_CPUS_PER_TASK={asked}", *command]
+    if command and "multi-prog" not in names:
+        asked = {
+            "SLURM_CPUS_PER_TASK": _last_value(line.values, "cpus-per-task"),
+            "SLURM_JOB_NAME": job_name,
+        }
+        command = [*_build_env_prefix(environment, asked), *command]
     step = build_step_environment(environment)
+    if "SLURM_EXPORT_ENV" in environment:
+        # As in a batch script of sbatch: --export of the job is the default of its steps.
+        step["SLURM_EXPORT_ENV"] = environment["SLURM_EXPORT_ENV"]
     for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND"):
         step.pop(name, None)
     return [*options, *render_arguments(kept), *command], step
+
+
+def _choose_memory_mb(asked: str | None, limit_mb: int) -> int:
+    """What a step gets: what it asks for within the member's own; `--mem=0` means all of it."""
+    try:
+        wanted = parse_host_memory_mb(asked) if asked else 0
+    except ValueError as error:
+        raise UsageProblem(f"srun: --mem={asked}: {error}") from error
+    return min(wanted or limit_mb, limit_mb)
+
+
+def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | None]) -> list[str]:
+    """What stands before a step's command, so that it sees the member's values.
+
+    srun must not see some of them, and slurmstepd sets others from the pack's allocation and
+    from the step's name.
+    """
+    values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
+    values |= {name: value for name, value in asked.items() if value}
+    if not values:
+        return []
+    return ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(values.items()))]
 
 
 def _step_name(kept: Sequence[Given], words: Sequence[str], environment: Mapping[str, str]) -> str:

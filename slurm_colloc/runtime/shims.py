@@ -1,4 +1,4 @@
-"""The commands srun, scontrol and scancel as a member sees them first on its PATH.
+"""Slurm's commands as a member sees them first on its PATH.
 
 Files of three lines that hand over to runtime.shim; the real commands stand behind them.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_colloc.store.files import make_directory, write_atomic
 
-SHIMMED = ("srun", "scontrol", "scancel")
+SHIMMED = ("srun", "scontrol", "scancel", "sbatch", "salloc")
 
 
 def write_shims(pack: Path, python: str) -> Path:

@@ -121,6 +121,9 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
     """In the child: become the script, or say through `tell` why not. Never returns."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        # Python ignores these two, and the script would inherit that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         os.setpgid(0, 0)
         os.umask(launch["umask"])
         directory = launch["directory"]
@@ -220,8 +223,9 @@ def wait_for(child: int, launch: dict[str, Any]) -> tuple[int, list[tuple[int, f
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child, info.si_signo)
             elif info.si_signo == signal.SIGTERM:
-                signal_all(signal.SIGCONT)
+                # TERM first: a stopped process that goes on finds it waiting.
                 signal_all(signal.SIGTERM)
+                signal_all(signal.SIGCONT)
                 kill_at = time.monotonic() + launch["kill_wait_s"]
             else:
                 with contextlib.suppress(ProcessLookupError):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_colloc.errors import SlurmError, SlurmRefused
+from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.slurm.commands import SUBMIT_TIMEOUT_S, run_slurm
+from slurm_colloc.slurm.commands import (
+    HINT_AFTER_NO_ANSWER,
+    SUBMIT_TIMEOUT_S,
+    HeldInterrupts,
+    run_slurm,
+)
 from slurm_colloc.slurm.formats import (
     NODE_FORMAT,
     QUEUE_FORMAT,
@@ -38,6 +43,7 @@ class SlurmCommands:
         environment: Mapping[str, str],
         directory: str,
         inherited: Sequence[int] = (),
+        held: HeldInterrupts | None = None,
     ) -> str:
         """Submit a batch script; returns the job id.
 
@@ -47,6 +53,7 @@ class SlurmCommands:
             environment: Environment of sbatch, which is also what the job gets.
             directory: The submission directory.
             inherited: Descriptors that sbatch keeps open until it ends.
+            held: Interrupts that are held back meanwhile.
 
         Raises:
             SlurmRefused, SlurmUnreachable: See run_slurm.
@@ -56,7 +63,7 @@ class SlurmCommands:
             environment=environment,
             timeout_s=SUBMIT_TIMEOUT_S,
             inherited=inherited,
-            finish_on_interrupt=True,
+            held=held,
             directory=directory,
         )
         return parse_submitted(output.stdout)
@@ -142,10 +149,12 @@ def parse_submitted(text: str) -> str:
     """Read `sbatch --parsable`: `4711` or `4711;cluster`.
 
     Raises:
-        SlurmError: There is no job id in it.
+        SlurmNoAnswer: There is no job id in it.
     """
     lines = text.strip().splitlines()
     job_id = lines[-1].partition(";")[0].strip() if lines else ""
     if not job_id.isdigit():
-        raise SlurmError(f"sbatch answered {text.strip()!r} instead of a job id")
+        raise SlurmNoAnswer(
+            f"sbatch answered {text.strip()!r} instead of a job id", hint=HINT_AFTER_NO_ANSWER
+        )
     return job_id

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import (
-    Interrupted,
     SlurmError,
     SlurmNoAnswer,
     SlurmRefused,
@@ -19,12 +20,18 @@ from slurm_colloc.errors import (
 QUERY_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
 
+HINT_AFTER_NO_ANSWER = (
+    "what was asked may still be done; csub queue shows it as soon as it is known"
+)
+
+# The request may have arrived; only the answer is missing.
+_UNANSWERED = ("timed out", "zero bytes were transmitted", "unexpected message")
+
 _UNREACHABLE = (
     "unable to contact slurm controller",
     "unable to establish controller machine",
     "connection refused",
     "connect failure",
-    "zero bytes were transmitted",
     "munge",
     "no such file or directory: slurm.conf",
     "slurm_load_ctl_conf",
@@ -60,7 +67,7 @@ def run_slurm(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = QUERY_TIMEOUT_S,
     inherited: Sequence[int] = (),
-    finish_on_interrupt: bool = False,
+    held: HeldInterrupts | None = None,
     directory: str | None = None,
 ) -> Output:
     """Run one command to its end.
@@ -70,15 +77,14 @@ def run_slurm(
         environment: Its environment; by default the user's, filtered.
         timeout_s: When to give up.
         inherited: Descriptors that it keeps open.
-        finish_on_interrupt: On Ctrl-C wait for its answer all the same (a submission that was
-            sent cannot be unsent) and raise Interrupted with the answer as `stdout`.
+        held: Interrupts that are held back until its answer is there: a submission that was sent
+            cannot be unsent. The second one ends the command.
         directory: Where to run it.
 
     Raises:
         SlurmUnreachable: The command is not installed, or no controller answers.
         SlurmRefused: It ended with another status than 0.
-        SlurmError: It did not end in time.
-        InterruptedAfter: Ctrl-C came while a command with finish_on_interrupt ran.
+        SlurmNoAnswer: It did not end in time, or was killed.
     """
     env = build_client_environment(os.environ) if environment is None else dict(environment)
     try:
@@ -91,7 +97,7 @@ def run_slurm(
             cwd=directory,
             pass_fds=tuple(inherited),
             # Its own process group, so that Ctrl-C reaches csub alone.
-            process_group=0 if finish_on_interrupt else None,
+            process_group=None if held is None else 0,
         )
     except FileNotFoundError as error:
         raise SlurmUnreachable(
@@ -103,39 +109,66 @@ def run_slurm(
         raise SlurmError(
             f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv
         ) from error
-    interrupted = False
-    while True:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-            break
-        except subprocess.TimeoutExpired as error:
-            process.kill()
-            process.communicate()
-            raise SlurmNoAnswer(
-                f"{argv[0]} gave no answer within {timeout_s:g} s",
-                hint="the controller may be down: try scontrol ping",
-                argv=argv,
-            ) from error
-        except KeyboardInterrupt:
-            if not finish_on_interrupt or interrupted:
-                process.send_signal(signal.SIGTERM)
-                raise
-            interrupted = True
+    if held is not None:
+        held.process = process
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise SlurmNoAnswer(
+            f"{argv[0]} gave no answer within {timeout_s:g} s",
+            hint="the controller may be down: try scontrol ping",
+            argv=argv,
+        ) from error
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
+    finally:
+        if held is not None:
+            held.process = None
     stdout = out.decode("utf-8", "surrogateescape")
     stderr = err.decode("utf-8", "replace")
-    if interrupted:
-        raise InterruptedAfter(stdout if process.returncode == 0 else "")
     if process.returncode != 0:
         raise build_slurm_error(argv, process.returncode, stderr)
     return Output(stdout, stderr)
 
 
-class InterruptedAfter(Interrupted):
-    """Ctrl-C came during a command whose answer arrived nevertheless."""
+class HeldInterrupts:
+    """Ctrl-C while something runs that must come to its end.
 
-    def __init__(self, stdout: str) -> None:
-        super().__init__("interrupted")
-        self.stdout = stdout
+    Attributes:
+        count: How often it was pressed.
+        process: The command that is waited for; the second Ctrl-C ends it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def came(self) -> bool:
+        """It was pressed."""
+        return self.count > 0
+
+    def note(self, *_: object) -> None:
+        """Handle SIGINT."""
+        self.count += 1
+        if self.count > 1 and self.process is not None:
+            self.process.terminate()
+
+
+@contextlib.contextmanager
+def hold_interrupts() -> Iterator[HeldInterrupts]:
+    """Count SIGINT instead of raising KeyboardInterrupt; only the main thread can."""
+    held = HeldInterrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    before = signal.signal(signal.SIGINT, held.note)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> SlurmError:
@@ -152,6 +185,14 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             lines.append(text)
     words = "; ".join(lines) or f"exit status {returncode}"
     folded = words.lower()
+    if returncode < 0:
+        return SlurmNoAnswer(
+            f"{name} was ended by signal {-returncode} before it answered",
+            hint=HINT_AFTER_NO_ANSWER,
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
     if "configuration source" in folded:
         return SlurmUnreachable(
             "Slurm is installed but has no configuration here",
@@ -160,10 +201,10 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             returncode=returncode,
             stderr=stderr,
         )
-    if "timed out" in folded:
+    if any(mark in folded for mark in _UNANSWERED):
         return SlurmNoAnswer(
             f"Slurm's controller did not answer in time: {words}",
-            hint="what was asked may still be done; csub queue shows it as soon as it is known",
+            hint=HINT_AFTER_NO_ANSWER,
             argv=argv,
             returncode=returncode,
             stderr=stderr,

@@ -4,6 +4,7 @@
 <state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
 <state>/jobs/<job id>.json   which packs a Slurm job id stands for
 <state>/making/              packs that are being written
+<state>/script.*.json        the batch script as it was rendered last, see submission.render
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ from slurm_colloc.store.records import (
     parse_pack,
     parse_spec,
 )
+
+
+UNFINISHED_S = 10.0
+"""A file is written and renamed in one go; one that is not by then never will be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +110,38 @@ class State:
             names = os.listdir(self.making)
         except FileNotFoundError:
             return []
-        return sorted(name[:-5] for name in names if name.endswith(".lock"))
+        submissions = {name[:-5] for name in names if name.endswith(".lock")}
+        for name in names:
+            # A lock that was never finished: killed within its first moments.
+            if name.endswith(".new"):
+                with contextlib.suppress(OSError):
+                    age_s = time.time() - (self.making / name).stat().st_mtime
+                    if age_s > UNFINISHED_S:
+                        submissions.add(name[:-4])
+        return sorted(submissions)
 
     def drop_making(self, submission: str) -> None:
         """Remove what an interrupted csub left half-written; last the lock that names it."""
-        for folder, mark in ((self.making, ""), (self.open, ".tmp")):
-            for path in folder.glob(f"{submission}*{mark}*"):
+        for folder, pattern in ((self.making, "*"), (self.open, ".*.tmp*")):
+            for path in folder.glob(f"{submission}{pattern}"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 elif path != self._lock_path(submission):
                     path.unlink(missing_ok=True)
-        self.forget_lock(submission)
+        if self._drop_unfinished_files(submission):
+            self.forget_lock(submission)
+
+    def _drop_unfinished_files(self, submission: str) -> bool:
+        """Remove temporary files of a killed csub; False if one may still be of a living process."""
+        done = True
+        for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
+            for path in folder.glob(pattern):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                        path.unlink()
+                    else:
+                        done = False
+        return done
 
     @contextlib.contextmanager
     def writing(self, packs: Sequence[NewPack]) -> Iterator[int]:
@@ -146,7 +172,11 @@ class State:
                 os.rmdir(workplace)
             yield lock
         except SlurmNoAnswer:
-            # Slurm may have the job: the sweep finds it by its comment, or drops the packs.
+            # Slurm may have the job, or get it late: the sweep finds it by its comment, or drops
+            # the packs in the end.
+            for pack_id in placed:
+                with contextlib.suppress(StateError):
+                    write_atomic(self.packs / pack_id / "unanswered", b"")
             raise
         except BaseException:
             for pack_id in placed:
@@ -218,10 +248,11 @@ class State:
 
     def record_pack_job(self, record: PackRecord, job_id: str) -> None:
         """Write down which Slurm job one pack became."""
-        path = self.packs / record.pack_id / "slurm_job_id"
-        write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
+        # The index first: a pack that has its id is looked at no more.
         if record.index == record.indices[0] or not (self.jobs / f"{job_id}.json").exists():
             write_job_index(self.root, job_id, record)
+        path = self.packs / record.pack_id / "slurm_job_id"
+        write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
 
     def list_open(self) -> list[str]:
         """Ids of the packs that may still change, oldest first."""
@@ -238,6 +269,8 @@ class State:
             return sorted(os.listdir(self.packs))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise StateError(f"cannot read {self.packs}: {os.strerror(error.errno or 0)}") from error
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
@@ -327,6 +360,11 @@ def read_ended(pack: Path) -> SlurmJobState | None:
     """Slurm's last word on a pack's job; None while there is none."""
     value = read_json(pack / "ended.json")
     return None if value is None else SlurmJobState.parse(str(value.get("slurm_state", "")))
+
+
+def is_unanswered(pack: Path) -> bool:
+    """True where Slurm did not answer its submission: its job may still turn up."""
+    return (pack / "unanswered").exists()
 
 
 def is_local_alive(pack: Path) -> bool:

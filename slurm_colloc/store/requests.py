@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import os
+import time
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -45,7 +46,8 @@ def write_request(pack: Path | str, request: Request) -> str:
     Raises:
         StateError: It cannot be written.
     """
-    name = f"{request.number}-{request.action}-{os.getpid()}-{os.urandom(4).hex()}.json"
+    # The time tells apart what one tick of the file system's clock does not.
+    name = f"{time.time_ns():020d}-{request.action}-{os.urandom(4).hex()}.json"
     path = f"{pack}/control/{name}"
     write_json(path, dataclasses.asdict(request))
     return path

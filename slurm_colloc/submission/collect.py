@@ -246,7 +246,8 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
     pairs = (
         item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
     )
-    return {name: value for name, _, value in pairs}
+    exported = compute_captured(environ, "NIL")
+    return exported | {name: value for name, _, value in pairs}
 
 
 def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:

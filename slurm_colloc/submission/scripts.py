@@ -49,7 +49,8 @@ def read_call_script(words: Sequence[str], wrap: str | None, directory: str) -> 
                 f"--wrap and the script {words[0]!r} exclude each other",
                 hint="give one of them",
             )
-        return Script("--wrap", "wrap", _WRAP.format(command=wrap).encode(), (), True)
+        content = _WRAP.format(command=wrap).encode("utf-8", "surrogateescape")
+        return Script("--wrap", "wrap", content, (), True)
     if not words:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageProblem("no script was given", hint="csub [options] SCRIPT, see csub --help")

@@ -21,7 +21,11 @@ from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode
 from slurm_colloc.planning.grouping import plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.commands import InterruptedAfter, build_client_environment
+from slurm_colloc.slurm.commands import (
+    HeldInterrupts,
+    build_client_environment,
+    hold_interrupts,
+)
 from slurm_colloc.store.files import write_atomic
 from slurm_colloc.store.packs import (
     NewMember,
@@ -126,17 +130,20 @@ def submit_call(
     submitted: list[Submitted] = []
     for batch in group_into_batches(chosen, jobs):
         try:
-            submitted.append(
-                _submit_batch(
-                    batch,
-                    chosen,
-                    call.candidates,
-                    settings=settings,
-                    state=state,
-                    slurm=slurm,
-                    directory=directory,
+            # From the first file to the job id that is written down: all of it, or nothing.
+            with hold_interrupts() as held:
+                submitted.append(
+                    _submit_batch(
+                        batch,
+                        chosen,
+                        call.candidates,
+                        settings=settings,
+                        state=state,
+                        slurm=slurm,
+                        directory=directory,
+                        held=held,
+                    )
                 )
-            )
         except CollocError as error:
             if submitted:
                 ids = ", ".join(entry.job_id for entry in submitted)
@@ -154,6 +161,7 @@ def _submit_batch(
     state: State,
     slurm: SlurmCommands,
     directory: str,
+    held: HeldInterrupts,
 ) -> Submitted:
     submission = make_submission_id()
     jobs = [candidate.job for candidate in candidates]
@@ -173,7 +181,6 @@ def _submit_batch(
         carried=not settings.state_shared,
     )
     records = [pack.record for pack in packs]
-    interrupted = False
     with state.writing(packs) as lock:
         script_path = state.making / f"{submission}.sh"
         try:
@@ -203,18 +210,16 @@ def _submit_batch(
                     python=settings.python,
                 )
             write_atomic(script_path, script.encode("utf-8", "surrogateescape"), 0o700)
+            if held.came():
+                raise Interrupted("interrupted; nothing was submitted")
             job_id = slurm.submit(
                 str(script_path),
                 options,
                 environment=environment,
                 directory=directory,
                 inherited=(lock,),
+                held=held,
             )
-        except InterruptedAfter as interruption:
-            job_id = interruption.stdout.partition(";")[0].strip()
-            interrupted = True
-            if not job_id:
-                raise Interrupted("interrupted; nothing was submitted") from interruption
         finally:
             with contextlib.suppress(OSError):
                 script_path.unlink()
@@ -229,7 +234,7 @@ def _submit_batch(
     except StateError as error:
         error.message += f"; job {job_id} was submitted, its runner writes its id itself"
         raise
-    if interrupted:
+    if held.came():
         _take_back(slurm, job_id)
     return Submitted(
         job_id,

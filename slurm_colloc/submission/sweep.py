@@ -8,14 +8,17 @@ whose Slurm job is over is marked with Slurm's last word.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.packs import (
     State,
     is_local_alive,
+    is_unanswered,
     list_members,
     read_ended,
     read_slurm_job_id,
@@ -38,6 +41,10 @@ OVER = frozenset(
 )
 
 
+UNANSWERED_S = 600.0
+"""How long a submission that Slurm did not answer is kept for a job that may turn up."""
+
+
 @dataclasses.dataclass(frozen=True)
 class OpenPack:
     """An open pack as it was at one moment.
@@ -55,16 +62,24 @@ class OpenPack:
     in_work: bool
 
 
-def look_at_open_packs(state: State) -> list[OpenPack]:
+def look_at_open_packs(state: State, damaged: list[StateError]) -> list[OpenPack]:
     """Look at the open packs; to be called before Slurm is asked.
 
     A pack that is submitted while Slurm is asked is not in its answer, and must not be judged by
     it. For the same reason the lock is looked at first and what it protects afterwards.
+
+    Args:
+        state: The state directory.
+        damaged: Takes what is wrong with packs that cannot be read; they are left as they are.
     """
     found = []
     for pack_id in state.list_open():
         in_work = state.is_being_submitted(pack_id.rpartition(".")[0])
-        record = state.read_pack(pack_id)
+        try:
+            record = state.read_pack(pack_id)
+        except StateError as problem:
+            damaged.append(problem)
+            continue
         job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
         found.append(OpenPack(pack_id, record, job_id, in_work))
     return found
@@ -100,7 +115,7 @@ def sweep(
             continue
         job_id = pack.job_id or _adopt(state, record, jobs)
         if job_id is None:
-            if not pack.in_work:
+            if not pack.in_work and not _may_turn_up(state, record):
                 state.discard(pack.pack_id)
                 notes.append(f"a submission of {record.name} was interrupted before Slurm had it")
         elif job_id not in jobs:
@@ -114,6 +129,13 @@ def sweep(
         if not state.is_being_submitted(submission):
             state.drop_making(submission)
     return notes
+
+
+def _may_turn_up(state: State, record: PackRecord) -> bool:
+    """Slurm's controller did not answer the submission, and may still be at it."""
+    return is_unanswered(state.pack_path(record.pack_id)) and (
+        time.time() - record.created_at < UNANSWERED_S
+    )
 
 
 def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
@@ -25,19 +25,14 @@ from tests.bench.measuring import (
 )
 from tests.bench.rpcs import measure_rpcs
 from tests.bench.runner import measure_runner
-from tests.bench.startup import measure_imports, measure_startup
+from tests.bench.startup import measure_startup
 from tests.bench.submission import measure_submissions
 
-GROUPS: dict[str, Callable[[Bed], list[Section]]] = {
-    "submission": lambda bed: [*measure_submissions(bed), _measure_imports(bed)],
+GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
+    "submission": measure_submissions,
     "runner": lambda bed: [measure_runner(bed)],
     "rpcs": lambda bed: [measure_rpcs(bed)],
 }
-
-
-def _measure_imports(bed: Bed) -> Section:
-    with bed.paused():
-        return measure_imports(bed)
 
 
 def measure(chosen: list[str]) -> Iterator[Section]:

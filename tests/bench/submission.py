@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from tests.bench.bed import Bed
 from tests.bench.finished import make_finished_packs
 from tests.bench.measuring import Figures, Section, Series, format_ratio, interleave, run_timed
+from tests.bench.startup import measure_imports
 
 RUNS = 30
 ARRAY_RUNS = 10
@@ -28,7 +30,7 @@ SUBMITIT_JOB = Path(__file__).with_name("submitit_job.py")
 # The same call in an interpreter that has imported everything already.
 _WARM = (
     "import sys, time\n"
-    "import jinja2, slurm_colloc.cli.submitting\n"
+    "import slurm_colloc.cli.submitting\n"
     "from slurm_colloc.__main__ import run\n"
     "begun = time.perf_counter()\n"
     "status = run(sys.argv[1:])\n"
@@ -37,10 +39,13 @@ _WARM = (
 )
 
 
-def measure_submissions(bed: Bed) -> list[Section]:
+def measure_submissions(bed: Bed) -> Iterator[Section]:
     """One job and a small array, beside sbatch and submitit, then large arrays and old states."""
     with bed.paused():
-        return [_measure_beside(bed), _measure_old_states(bed), _measure_growth(bed)]
+        yield _measure_beside(bed)
+        yield _measure_old_states(bed)
+        yield _measure_growth(bed)
+        yield measure_imports(bed)
 
 
 def _measure_beside(bed: Bed) -> Section:
@@ -111,8 +116,10 @@ def _measure_old_states(bed: Bed) -> Section:
     busy = bed.with_state("busy")
     for _ in range(OPEN_PACKS):
         busy.run([busy.csub, *ONE])
+    numbers = itertools.count()
     measured = interleave(
         {
+            "first": lambda: time_csub(bed.with_state(f"first{next(numbers)}"), ONE),
             "fresh": lambda: time_csub(bed, ONE),
             "busy": lambda: time_csub(busy, ONE),
             "old": lambda: time_csub(old, ONE),
@@ -127,13 +134,21 @@ def _measure_old_states(bed: Bed) -> Section:
     figures = Figures()
     one, many = f"csub {' '.join(ONE)}", f"csub {' '.join(FOUR)}"
     fresh, queue = measured["fresh"], measured["queue"]
-    figures.add("one job, no pack in the state", fresh, "ms", target=ONE_TARGET_MS, command=one)
+    figures.add(
+        "one job, the user's first: nothing is kept yet",
+        measured["first"],
+        "ms",
+        target=ONE_TARGET_MS,
+        ratio=format_ratio(measured["first"], fresh, "no open pack"),
+        command=one,
+    )
+    figures.add("one job, no open pack", fresh, "ms", target=ONE_TARGET_MS, command=one)
     figures.add(
         f"one job, {OPEN_PACKS} packs waiting in Slurm",
         measured["busy"],
         "ms",
         target=ONE_TARGET_MS,
-        ratio=format_ratio(measured["busy"], fresh, "no pack"),
+        ratio=format_ratio(measured["busy"], fresh, "no open pack"),
         command=one,
     )
     for what, name, command in (("one job", "old", one), ("an array of 4", "old array", many)):
@@ -142,16 +157,16 @@ def _measure_old_states(bed: Bed) -> Section:
             measured[name],
             "ms",
             target=FINISHED_TARGET_MS,
-            ratio=format_ratio(measured[name], fresh, "one job, no pack"),
+            ratio=format_ratio(measured[name], fresh, "one job, no open pack"),
             command=command,
         )
-    figures.add("queue, no pack", queue, "ms", command="csub queue")
+    figures.add("queue, no open pack", queue, "ms", command="csub queue")
     for what, name in (
         (f"queue, {OPEN_PACKS} packs waiting", "busy queue"),
         (f"queue, {FINISHED_PACKS} finished packs", "old queue"),
     ):
         figures.add(
-            what, measured[name], "ms", ratio=format_ratio(measured[name], queue, "no pack"),
+            what, measured[name], "ms", ratio=format_ratio(measured[name], queue, "no open pack"),
             command="csub queue",
         )  # fmt: skip
     figures.add(

@@ -43,11 +43,12 @@ OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
     "SLURM_COLLOC_MEMBER": "the member's own name",
 }
 OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
-    "PATH": "the member's srun, scontrol and scancel come first (the rest is compared)",
-    "SLURM_COLLOC_PACK": "for these three commands",
-    "SLURM_COLLOC_RUN": "for these three commands",
-    "SLURM_COLLOC_CPUS": "for these three commands",
-    "SLURM_COLLOC_HOST_MEMORY_MB": "for these three commands",
+    "PATH": "the member's srun, scontrol and others come first (the rest is compared)",
+    "SLURM_COLLOC_PACK": "for these commands",
+    "SLURM_COLLOC_RUN": "for these commands",
+    "SLURM_COLLOC_CPUS": "for these commands",
+    "SLURM_COLLOC_HOST_MEMORY_MB": "for these commands",
+    "SLURM_COLLOC_SET": "for these commands",
     "SLURM_OVERLAP": "an srun called by its path runs beside the neighbours",
     "SLURM_CPU_BIND": "an srun called by its path runs on the member's CPUs",
     "TMPDIR": "a directory of its own, where nobody set it",
@@ -62,8 +63,23 @@ WITHOUT_MEM = {
 
 SCRIPT = """\
 name="$3/env.$1.$2.${SLURM_ARRAY_TASK_ID:-x}"
-/usr/bin/env -0 > "$name.tmp" && /bin/mv "$name.tmp" "$name"
+/usr/bin/env -0 > "$name"
+case " $4 " in *" $1 "*) srun /usr/bin/env -0 > "$3/step.${name##*/env.}" ;; esac
 """
+WITH_STEPS = ("cpus", "mem", "gpus", "name", "array", "export-all-and", "export-one", "export-none")
+
+OF_EVERY_STEP = {
+    "SLURM_STEPID": "another step",
+    "SLURM_STEP_GPUS": "whichever GPU of the node was free",
+    "SLURM_STEP_ID": "another step",
+    "SLURM_STEP_LAUNCHER_PORT": "another step",
+    "SLURM_SRUN_COMM_PORT": "another step",
+    "SLURM_CPU_BIND": "the member's CPUs; none where the node claims more than the machine has",
+    "SLURM_CPU_BIND_LIST": "the member's CPUs",
+    "SLURM_CPU_BIND_TYPE": "the member's CPUs",
+    "SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": "a leftover of old releases, of the pack",
+    "_": "the shell's: the srun that comes first on PATH",
+}
 
 
 @dataclass
@@ -72,9 +88,9 @@ class Environments:
 
     user: CsubUser
 
-    def read(self, case: str, how: str) -> list[dict[str, str]]:
+    def read(self, case: str, how: str, *, what: str = "env") -> list[dict[str, str]]:
         found = []
-        for path in sorted(self.user.home.glob(f"env.{case}.{how}.*")):
+        for path in sorted(self.user.home.glob(f"{what}.{case}.{how}.*")):
             words = path.read_bytes().decode("utf-8", "surrogateescape").split("\0")
             found.append(dict(word.partition("=")[::2] for word in words if word))
         return found
@@ -88,16 +104,19 @@ def environments(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[Enviro
         user.run(["mkdir", "below"])
         user.script("look.sh", SCRIPT)
         node = user.run(["sinfo", "-h", "-N", "-o", "%N"]).stdout.split()[0]
-        home = str(user.home)
+        home, steps = str(user.home), " ".join(WITH_STEPS)
+        rest = (home, steps)
         for case, options in CASES.items():
             gpu = () if case.startswith("gpus") else ("--gres=gpu:1",)
             common = (f"--nodelist={node}", *gpu, *options)
-            user.run(["sbatch", "-o", "/dev/null", *common, "look.sh", case, "sbatch", home])
-            user.csub("-o", "/dev/null", *common, "look.sh", case, "alone", home)
+            user.run(["sbatch", "-o", "/dev/null", *common, "look.sh", case, "sbatch", *rest])
+            user.csub("-o", "/dev/null", *common, "look.sh", case, "alone", *rest)
             if case == "array":
-                user.csub("-o", "/dev/null", *common, "look.sh", case, "pack", home)
+                user.csub("-o", "/dev/null", *common, "look.sh", case, "pack", *rest)
             else:
-                words = [f"look.sh {case} {name} {home}" for name in ("pack", "neighbour")]
+                words = [
+                    f"look.sh {case} {name} {home} '{steps}'" for name in ("pack", "neighbour")
+                ]
                 user.csub("pack", "-o", "/dev/null", *common, *words)
         wait_until_quiet(user)
         yield Environments(user)
@@ -132,6 +151,18 @@ def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
         shims, _, rest = member["PATH"].partition(":")
         assert shims == f"{member['SLURM_COLLOC_PACK']}/bin"
         assert rest == sbatch["PATH"]
+
+
+@pytest.mark.parametrize("case", WITH_STEPS)
+def test_a_step_of_a_member_sees_what_it_would_see_under_sbatch(
+    environments: Environments, case: str
+) -> None:
+    expected = environments.read(case, "sbatch", what="step")
+    actual = environments.read(case, "pack", what="step")
+    assert len(expected) == len(actual) == (2 if case == "array" else 1)
+    allowed = OF_A_PACK_MEMBER | OF_EVERY_STEP | ({} if "mem" in case else WITHOUT_MEM)
+    for sbatch, member in zip(expected, actual, strict=True):
+        assert compare(sbatch, member, allowed) == []
 
 
 @pytest.mark.parametrize("how", ["alone", "pack"])
@@ -211,3 +242,32 @@ def test_a_tmpdir_that_is_not_there_is_made_as_sbatch_makes_it(user: CsubUser) -
     instead = user.submit("pack", "--gres=gpu:1", script.name, script.name)
     user.finish(instead)
     assert user.output(f"slurm-{instead}_1.out").splitlines()[-2] == "/tmp"
+
+
+def test_jobs_that_a_member_submits_see_nothing_of_the_member(user: CsubUser) -> None:
+    user.script("inner.sh", '/usr/bin/env -0 > "inner.$1"; srun -n1 echo "step of $1"')
+    user.script(
+        "outer.sh",
+        """
+sbatch -o sbatch.out inner.sh sbatch
+csub -o csub.out inner.sh alone
+csub pack --gres=gpu:1 -o pack.%a.out "inner.sh member" "inner.sh neighbour"
+""",
+    )
+    user.script("quiet.sh", "exit 0")
+    job_id = user.submit("pack", "--gres=gpu:1", "outer.sh", "quiet.sh")
+    user.finish(job_id)
+    wait_until(lambda: "step of sbatch" in user.output("sbatch.out"), "sbatch's job has run")
+    wait_until(lambda: "step of alone" in user.output("csub.out"), "the lone job has run")
+    wait_until(lambda: "step of member" in user.output("pack.1.out"), "the member has run")
+    for name in ("sbatch", "alone", "member"):
+        words = (user.home / f"inner.{name}").read_text().split("\0")
+        seen = dict(word.partition("=")[::2] for word in words if word)
+        assert seen["SLURM_JOB_ID"] != job_id
+        outer = [word for word in words if f"csub-{job_id}-" in word]
+        assert outer == []
+        shims = [folder for folder in seen["PATH"].split(":") if folder.endswith("/bin")]
+        packs = [folder for folder in shims if str(user.state) in folder]
+        assert len(packs) == (1 if name == "member" else 0)
+        if name != "member":
+            assert not {"OMP_NUM_THREADS", "SLURM_OVERLAP", "SLURM_COLLOC_PACK"} & seen.keys()

@@ -87,6 +87,19 @@ def test_an_inner_srun_has_the_members_memory_limit(user: CsubUser) -> None:
     assert rows[3]["state"] == "COMPLETED"
 
 
+def test_an_inner_srun_never_gets_more_memory_than_the_member(user: CsubUser) -> None:
+    user.script("eat.sh", "exec python3 -c \"b = bytearray(3 * 10 ** 8); print('fits')\"")
+    user.script("all.sh", "srun --mem=0 ./eat.sh; echo said $?")
+    user.script("more.sh", "srun --mem=1G ./eat.sh; echo said $?")
+    job_id = user.submit("pack", "--gres=gpu:1", "--mem=100M", "all.sh", "more.sh")
+    user.finish(job_id)
+    for number in (1, 2):
+        told = user.output(f"slurm-{job_id}_{number}.out")
+        assert "fits" not in told
+        assert "said " in told
+        assert "said 0" not in told
+
+
 def test_what_an_inner_srun_sees_and_hands_back(user: CsubUser) -> None:
     user.script(
         "see.sh",
@@ -96,7 +109,7 @@ printf 'a\\nb' | srun cat; echo
 srun bash -c 'echo "$SLURM_CPUS_PER_TASK|$FOO|$SLURM_JOB_ID|$SLURM_NTASKS|$LC_CTYPE"'
 srun -c1 bash -c 'echo "$SLURM_CPUS_PER_TASK"'
 srun bash -c 'kill -9 $$'; echo "signal $?"
-srun -o inner.%j.txt echo into a file
+srun -o inner.${SLURM_COLLOC_MEMBER#*/}.txt echo into a file
 srun echo "two words" '$(three)' 'fo"ur'
 """,
     )
@@ -115,7 +128,7 @@ srun echo "two words" '$(three)' 'fo"ur'
             "signal 137",
             'two words $(three) fo"ur',
         ]
-    assert user.output(f"inner.{job_id}.txt") == "into a file\n"
+        assert user.output(f"inner.{number}.txt") == "into a file\n"
 
 
 def test_inner_steps_that_a_script_leaves_end_with_the_member(user: CsubUser) -> None:

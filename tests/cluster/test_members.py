@@ -155,6 +155,18 @@ exit 0
     assert user.finish(job_id)[2]["state"] == "COMPLETED"
 
 
+def test_a_script_starts_with_the_signals_and_limits_that_sbatch_gives_it(user: CsubUser) -> None:
+    user.script("look.sh", "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ulimit -Sn; ulimit -Ss")
+    user.run(["sbatch", "-o", "sbatch.out", "look.sh"])
+    lone = user.submit("look.sh")
+    job_id = user.submit("pack", "--gres=gpu:1", "look.sh", "look.sh")
+    user.finish(lone)
+    user.finish(job_id)
+    wait_until(lambda: user.output("sbatch.out").count("\n") == 5, "sbatch's job has run")
+    for name in (f"slurm-{lone}.out", f"slurm-{job_id}_1.out"):
+        assert user.output(name) == user.output("sbatch.out")
+
+
 # -- order and number ---------------------------------------------------------------------------
 
 SPAN = 'start=$(date +%s.%N); sleep 0.7; echo "$start $(date +%s.%N)" > "span.$1"\n'

@@ -28,7 +28,7 @@ def test_preempted_members_get_term_and_start_again_after_the_requeue(user: Csub
     user.script("done.sh", "echo $SLURM_JOB_NAME >>ran.txt")
     user.script("later.sh", "echo $SLURM_JOB_NAME >>ran.txt")
     victim = user.submit(
-        "pack", "--partition=preempt", f"--nodelist={node}", "--gres=gpu:1", "-c8", "--mem=100M",
+        "pack", "--partition=preempt", f"--nodelist={node}", "--gres=gpu:1", "-c4", "--mem=100M",
         "--time=10", "--requeue", "--degree=2", "--pack-size=4",
         "done.sh", "polite.sh", "stubborn.sh", "later.sh",
     )  # fmt: skip

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.model.output import PatternValues, choose_output_paths, expand_pattern
+
+VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
+
+
+# sbatch(1), FILENAME PATTERN; the batch script is task 0 on node 0.
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("%%", "%"),
+        ("%A", "4711"),
+        ("%a", "3"),
+        ("%J", "4711"),
+        ("%j", "4711"),
+        ("%N", "node1"),
+        ("%n", "0"),
+        ("%s", "batch"),
+        ("%t", "0"),
+        ("%u", "ada"),
+        ("%x", "train"),
+        ("job%4j.out", "job4711.out"),
+        ("job%6j.out", "job004711.out"),
+        ("job%j-%2t.out", "job4711-00.out"),
+        ("%10a|%99a", "0000000003|0000000003"),
+        ("%A_%a-%x.log", "4711_3-train.log"),
+        ("%5x", "train"),
+        ("100%", "100%"),
+        ("%q", "%q"),
+        ("%%a", "%a"),
+        ("\\%j", "%j"),
+        ("a\\%A_%a", "a%A_%a"),
+        ("", ""),
+    ],
+)
+def test_patterns_as_sbatch_expands_them(pattern: str, expected: str) -> None:
+    assert expand_pattern(pattern, VALUES) == expected
+
+
+def test_the_array_index_modulo_ten() -> None:
+    assert expand_pattern("%b", dataclasses.replace(VALUES, number=47)) == "7"
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "expected"),
+    [
+        (None, None, ("slurm-4711_3.out", None)),
+        ("run.log", None, ("run_3.log", None)),
+        ("run", None, ("run_3", None)),
+        (".hidden", None, (".hidden_3", None)),
+        ("logs.d/run", None, ("logs.d/run_3", None)),
+        ("slurm-%j.out", "slurm-%j.err", ("slurm-4711_3.out", "slurm-4711_3.err")),
+        ("%x-%a.out", "%x-%a.err", ("train-3.out", "train-3.err")),
+        (None, "run.err", ("slurm-4711_3.out", "run_3.err")),
+        ("/dev/null", "/dev/stderr", ("/dev/null", "/dev/stderr")),
+        ("/dev/shm/run.log", None, ("/dev/shm/run_3.log", None)),
+        ("%%a.log", None, ("%a_3.log", None)),
+        ("\\%a.log", None, ("%a_3.log", None)),
+    ],
+)
+def test_a_members_files(
+    output: str | None, error: str | None, expected: tuple[str, str | None]
+) -> None:
+    assert choose_output_paths(output, error, VALUES, alone=False) == expected
+
+
+def test_a_lone_job_writes_where_sbatch_would() -> None:
+    assert choose_output_paths(None, None, VALUES, alone=True) == ("slurm-4711.out", None)
+    assert choose_output_paths("run.log", "e", VALUES, alone=True) == ("run.log", "e")
+
+
+PIECES = st.sampled_from(
+    [
+        "%a",
+        "%3a",
+        "%A",
+        "%j",
+        "%x",
+        "%b",
+        "%N",
+        "%u",
+        "%%",
+        "run",
+        ".log",
+        "/",
+        "_",
+        "1",
+        "11",
+        "\\",
+    ]
+)
+PATTERNS = st.lists(PIECES, min_size=1, max_size=6).map("".join)
+NUMBERS = st.integers(0, 1200)
+NAMES = st.sampled_from(["train", "train_1", "1", "a.b", "11"])
+
+
+def choose(pattern: str | None, number: int, name: str) -> str:
+    values = dataclasses.replace(VALUES, number=number, name=name)
+    return choose_output_paths(pattern, None, values, alone=False)[0]
+
+
+@given(pattern=st.none() | PATTERNS, first=NUMBERS, second=NUMBERS, name=NAMES)
+def test_no_two_tasks_of_an_array_have_one_file(
+    pattern: str | None, first: int, second: int, name: str
+) -> None:
+    if pattern is not None and expand_pattern(pattern, VALUES).startswith("/dev/"):
+        return
+    if first != second:
+        assert choose(pattern, first, name) != choose(pattern, second, name)
+
+
+@given(
+    patterns=st.tuples(PATTERNS, PATTERNS).filter(lambda two: "a" not in "".join(two)),
+    numbers=st.tuples(NUMBERS, NUMBERS),
+    names=st.tuples(NAMES, NAMES),
+)
+def test_no_two_scripts_of_a_pack_have_one_file_whatever_they_call_it(
+    patterns: tuple[str, str], numbers: tuple[int, int], names: tuple[str, str]
+) -> None:
+    if numbers[0] != numbers[1]:
+        assert choose(patterns[0], numbers[0], names[0]) != choose(
+            patterns[1], numbers[1], names[1]
+        )

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.runtime.launch import WRAPPER, build_srun_argv, build_wrapper_argv
+from slurm_colloc.runtime.roster import Member, Place, Roster
+from slurm_colloc.store.records import MemberSpec
+from slurm_colloc.store.states import StateRecord
+
+SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, None), 0o022)
+
+
+def build_roster(*wanted: int) -> Roster:
+    return Roster([Place(index, want, tuple(range(want))) for index, want in enumerate(wanted)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "need", "expected"),
+    [
+        ((4, 2, 1), (), 1, 2),
+        ((4, 2, 1), (), 2, 1),
+        ((4, 2, 1), (), 3, 0),
+        ((4, 2, 2), (1,), 2, 2),
+        ((4, 2, 1), (2,), 1, 1),
+        # The only place that is large enough is taken: wait for it.
+        ((4, 2, 1), (0,), 3, None),
+        # No place was made for so much: the largest must do.
+        ((4, 2, 1), (), 9, 0),
+        ((4, 2, 1), (0,), 9, 1),
+        ((4, 2), (0, 1), 1, None),
+        ((), (), 1, None),
+    ],
+)
+def test_the_smallest_free_place_that_is_large_enough(
+    wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | None
+) -> None:
+    roster = build_roster(*wanted)
+    for index in taken:
+        roster.places[index].occupant = 100 + index
+    place = roster.find_place(need)
+    assert (place and place.index) == expected
+
+
+@given(
+    wanted=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    needs=st.lists(st.integers(1, 6), max_size=12),
+)
+def test_places_never_have_two_occupants_and_nobody_starves(
+    wanted: list[int], needs: list[int]
+) -> None:
+    roster = build_roster(*wanted)
+    waiting = list(enumerate(needs))
+    running: list[int] = []
+    for _ in range(2 * len(needs) + 1):
+        if waiting and (place := roster.find_place(waiting[0][1])) is not None:
+            assert place.occupant is None
+            place.occupant = waiting.pop(0)[0]
+            running.append(place.occupant)
+            assert roster.place_of(running[-1]) is place
+        elif running:
+            roster.vacate(running.pop(0))
+    assert not waiting
+
+
+def test_a_member_gets_as_many_cpus_of_a_larger_place_as_it_wants() -> None:
+    place = Place(0, 3, (4, 5, 6, 7))
+    assert place.choose_cpus(2) == (4, 5)
+    assert place.choose_cpus(3) == place.choose_cpus(9) == (4, 5, 6, 7)
+    assert Place(0, 3, ()).choose_cpus(2) == ()
+
+
+def test_only_steps_of_the_transition_table_are_taken() -> None:
+    member = Member(1, SPEC, StateRecord(MemberState.RUNNING, 1))
+    member.check_transition(MemberState.COMPLETED)
+    member.check_transition(MemberState.PENDING)
+    member.check_transition(MemberState.RUNNING)
+    ended = dataclasses.replace(member, record=StateRecord(MemberState.COMPLETED, 1))
+    with pytest.raises(ValueError, match="member 1: COMPLETED -> RUNNING"):
+        ended.check_transition(MemberState.RUNNING)
+
+
+def test_the_recipe_of_a_step() -> None:
+    command = build_wrapper_argv("/usr/bin/python3", "/state/my packs/run.1.1.launch")
+    assert command == [
+        "/usr/bin/python3", "-I", "-S", WRAPPER, "/state/my packs/run.1.1.launch"
+    ]  # fmt: skip
+    assert build_srun_argv("4711/3", 2048, command) == [
+        "srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=2048", "--job-name=4711/3",
+        "--cpu-bind=none", "--export=ALL", "--input=none", "--kill-on-bad-exit=0", *command,
+    ]  # fmt: skip
+    assert not any(word.startswith("--mem") for word in build_srun_argv("4711/3", None, command))

@@ -1,0 +1,114 @@
+"""Packs for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
+from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
+from slurm_colloc.store.packs import NewMember, NewPack, build_pack_id
+from slurm_colloc.store.records import MemberSpec, PackRecord
+
+SCRIPT = b"#!/bin/sh\necho hello\n"
+ENVIRONMENT = b"HOME=/home/ada\0SECRET=\xff\xfe"
+
+
+def build_member(number: int, script: bytes = SCRIPT) -> NewMember:
+    job = Job(number, f"job{number}", "job.sh", ("a b",), "/tmp", cpus=2, gpus=1)
+    return NewMember(
+        MemberSpec(job, MemberPlan(number - 1, 2, 100, 60), 0o022), script, ENVIRONMENT
+    )
+
+
+def build_pack(
+    submission: str, index: int = 0, members: int = 2, indices: tuple[int, ...] = (0,)
+) -> NewPack:
+    entries = tuple(build_member(number) for number in range(1, members + 1))
+    record = PackRecord(
+        pack_id=build_pack_id(submission, index),
+        submission=submission,
+        index=index,
+        indices=indices,
+        is_array=len(indices) > 1,
+        created_at=1.5,
+        name="job",
+        mode=SharingMode.TIMESLICE,
+        degree=4,
+        request=PackRequest(1, None, 4, None, None),
+        group=(),
+        reasons=(),
+        members=tuple(entry.spec.job.number for entry in entries),
+        submit_directory="/tmp",
+        submit_host="here",
+        client_environment=(),
+        slurm_options=(),
+    )
+    return NewPack(record, entries)
+
+
+TEXTS = st.text(max_size=20)
+# What os.fsdecode makes of any bytes.
+PATHS = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape"))
+NUMBERS = st.integers(0, 2**40)
+PAIRS = st.lists(st.tuples(TEXTS, PATHS), max_size=3).map(tuple)
+SIGNALS = st.builds(SignalRequest, NUMBERS, NUMBERS, st.booleans())
+TASKS = st.builds(ArrayTask, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+JOBS = st.builds(
+    Job,
+    number=NUMBERS,
+    name=PATHS,
+    script_name=PATHS,
+    arguments=st.lists(PATHS, max_size=3).map(tuple),
+    directory=PATHS,
+    cpus=NUMBERS,
+    host_memory_mb=st.none() | NUMBERS,
+    gpus=NUMBERS,
+    gpu_type=st.none() | TEXTS,
+    gpu_memory_mb=st.none() | NUMBERS,
+    time_limit_s=st.none() | NUMBERS,
+    output=st.none() | PATHS,
+    error=st.none() | PATHS,
+    input=st.none() | PATHS,
+    truncate_output=st.booleans(),
+    signal=st.none() | SIGNALS,
+    requeue=st.none() | st.booleans(),
+    export=st.none() | PATHS,
+    array_task=st.none() | TASKS,
+    group=PAIRS,
+    shape=PAIRS,
+    alone_because=TEXTS,
+    came_together=st.booleans(),
+)
+MEMBER_PLANS = st.builds(
+    MemberPlan,
+    NUMBERS,
+    NUMBERS,
+    st.none() | NUMBERS,
+    st.none() | NUMBERS,
+    st.none() | NUMBERS,
+    st.none() | st.integers(1, 100),
+)
+SPECS = st.builds(MemberSpec, JOBS, MEMBER_PLANS, st.integers(0, 0o777))
+REQUESTS = st.builds(
+    PackRequest, NUMBERS, st.none() | TEXTS, NUMBERS, st.none() | NUMBERS, st.none() | NUMBERS
+)
+RECORDS = st.builds(
+    dataclasses.replace,
+    st.just(build_pack("s").record),
+    index=NUMBERS,
+    indices=st.lists(NUMBERS, max_size=4).map(tuple),
+    is_array=st.booleans(),
+    created_at=st.floats(0, 1e11),
+    name=PATHS,
+    mode=st.sampled_from(SharingMode),
+    request=st.none() | REQUESTS,
+    group=PAIRS,
+    reasons=st.lists(TEXTS, max_size=3).map(tuple),
+    members=st.lists(NUMBERS, max_size=4).map(tuple),
+    submit_directory=PATHS,
+    client_environment=PAIRS,
+    slurm_options=st.lists(PATHS, max_size=3).map(tuple),
+    local=st.booleans(),
+)

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.store import inbox
+from slurm_colloc.store.packs import (
+    State,
+    is_local_alive,
+    list_members,
+    make_submission_id,
+    read_ended,
+    read_slurm_job_id,
+    read_spec,
+)
+from slurm_colloc.submission.request import PACK_TOKEN
+from slurm_colloc.submission.sweep import look_at_open_packs, sweep
+
+from .builders import ENVIRONMENT, SCRIPT, build_pack
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    state = State(tmp_path / "state")
+    state.prepare()
+    return state
+
+
+def list_tree(root: Path) -> dict[str, int]:
+    """All paths below a directory, with their permissions."""
+    return {str(path.relative_to(root)): path.stat().st_mode & 0o777 for path in root.rglob("*")}
+
+
+EMPTY = {"packs": 0o700, "open": 0o700, "jobs": 0o700, "making": 0o700}
+
+
+def sweep_with(state: State, *jobs: SlurmJob) -> list[str]:
+    index = {job.job_id: job for job in jobs}
+    return sweep(state, SlurmCommands(), look_at_open_packs(state), index)
+
+
+def build_job(job_id: str, comment: str = "", job_state: str = "RUNNING") -> SlurmJob:
+    return SlurmJob(job_id, SlurmJobState.parse(job_state), "0:01", "1:00", "node1", "", comment)
+
+
+def test_a_pack_is_written_whole_private_and_with_its_members_waiting(state: State) -> None:
+    pack = build_pack("s")
+    umask = os.umask(0)
+    try:
+        with state.writing([pack]):
+            pass
+    finally:
+        os.umask(umask)
+    path = state.pack_path("s.0")
+    assert list_tree(path) == {
+        "pack.json": 0o600,
+        "pack.log": 0o600,
+        "control": 0o700,
+        "inbox": 0o700,
+        "inbox/0001.json": 0o600,
+        "inbox/0002.json": 0o600,
+        "members": 0o700,
+        "members/0001": 0o700,
+        "members/0001/env": 0o600,
+        "members/0001/script": 0o700,
+        "members/0001/spec.json": 0o600,
+        "members/0002": 0o700,
+        "members/0002/env": 0o600,
+        "members/0002/script": 0o700,
+        "members/0002/spec.json": 0o600,
+    }
+    assert inbox.list_waiting(str(path)) == list_members(path) == [1, 2]
+    assert state.read_pack("s.0") == pack.record
+    assert read_spec(path, 2) == pack.members[1].spec
+    assert (path / "members/0001/script").read_bytes() == SCRIPT
+    assert (path / "members/0002/env").read_bytes() == ENVIRONMENT
+    assert state.list_open() == state.list_all() == ["s.0"]
+
+
+def test_equal_scripts_and_environments_are_stored_once(state: State) -> None:
+    with state.writing([build_pack("s", members=5)]):
+        pass
+    members = state.pack_path("s.0") / "members"
+    for name in ("script", "env"):
+        inodes = {path.stat().st_ino for path in members.glob(f"*/{name}")}
+        assert len(inodes) == 1
+    # The end of one member takes its name away, not the neighbours' content.
+    (members / "0001" / "env").unlink()
+    assert (members / "0005" / "env").read_bytes() == ENVIRONMENT
+
+
+def test_where_links_cannot_be_made_each_member_has_a_copy(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with state.writing([build_pack("s")]):
+        pass
+    assert (state.pack_path("s.0") / "members/0002/script").read_bytes() == SCRIPT
+
+
+@pytest.mark.parametrize("problem", [SlurmRefused("no"), KeyboardInterrupt(), ValueError("x")])
+def test_a_submission_that_fails_leaves_nothing(state: State, problem: BaseException) -> None:
+    entered = False
+
+    def submit() -> None:
+        nonlocal entered
+        with state.writing([build_pack("s", index, indices=(0, 1)) for index in (0, 1)]):
+            entered = True
+            raise problem
+
+    with pytest.raises(type(problem)):
+        submit()
+    assert entered
+    assert list_tree(state.root) == EMPTY
+
+
+def test_a_failure_at_any_single_write_leaves_nothing(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    fail_at = 0
+
+    def count_and_fail(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise OSError(28, "No space left on device")
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("mkdir", "rename", "replace"):
+        monkeypatch.setattr(os, name, count_and_fail(getattr(os, name)))
+    with state.writing([build_pack("s")]):
+        steps = calls
+    state.discard("s.0")
+    state.forget_lock("s")
+    assert steps > 10
+    for fail_at in range(1, steps + 1):
+        calls = 0
+        with pytest.raises(StateError, match="No space left on device: the disk is full"), \
+             state.writing([build_pack("s")]):  # fmt: skip
+            pytest.fail("the failure was not seen")
+        calls = -1000
+        assert list_tree(state.root) == EMPTY, fail_at
+
+
+def test_packs_of_a_job_that_slurm_may_have_stay(state: State) -> None:
+    with pytest.raises(SlurmNoAnswer), state.writing([build_pack("s")]):
+        raise SlurmNoAnswer("no answer")
+    assert state.list_open() == ["s.0"]
+    assert not state.is_being_submitted("s")
+
+
+_KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from builders import build_pack
+from slurm_colloc.store import files, packs
+
+state = packs.State(Path(sys.argv[1]))
+state.prepare()
+left = int(sys.argv[2])
+
+def die_at(real):
+    def call(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+    return call
+
+for name in ("mkdir", "rename", "replace", "open", "rmdir", "link", "unlink"):
+    setattr(os, name, die_at(getattr(os, name)))
+new = build_pack("s")
+with state.writing([new]):
+    pass
+state.record_job([new.record], "4711")
+print(left)
+"""
+
+
+def run_killed(state: State, at: int) -> subprocess.CompletedProcess[str]:
+    program = _KILLED.format(tests=str(Path(__file__).parent))
+    return subprocess.run(
+        [sys.executable, "-c", program, state.root, str(at)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(state: State) -> None:
+    whole = run_killed(state, 10_000)
+    assert whole.returncode == 0, whole.stderr
+    steps = 10_000 - int(whole.stdout)
+    state.discard("s.0")
+    (state.jobs / "4711.json").unlink()
+    assert list_tree(state.root) == EMPTY
+    # The first two and the last steps, and some between: each costs a process.
+    for at in sorted({1, 2, 3, steps // 3, steps // 2, *range(steps - 12, steps + 1)}):
+        assert run_killed(state, at).returncode == -signal.SIGKILL
+        for path in state.packs.iterdir():
+            # What is in its place is whole.
+            assert read_spec(path, 2).job.number == 2
+            assert inbox.list_waiting(str(path)) == [1, 2]
+        known = build_job("4711", PACK_TOKEN.format(submission="s"))
+        swept = State(state.root)
+        if at % 2 or "slurm_job_id" in str(list_tree(state.packs)):
+            # Slurm has the job: the pack stays, and is found by its id.
+            sweep_with(swept, known)
+            for pack_id in swept.list_all():
+                assert read_slurm_job_id(swept.pack_path(pack_id)) == "4711"
+                assert swept.find_packs("4711") == [pack_id]
+                swept.discard(pack_id)
+        else:
+            sweep_with(swept)
+            assert swept.list_all() == []
+        assert swept.list_making() == swept.list_open() == []
+        left = {name for name in list_tree(state.root) if not name.startswith("jobs/")}
+        assert left - {"making/s.new"} <= set(EMPTY), at
+        for name in state.jobs.iterdir():
+            name.unlink()
+        (state.making / "s.new").unlink(missing_ok=True)
+
+
+def test_a_child_that_inherits_the_lock_keeps_the_sweep_away(state: State) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\n"
+        "from builders import build_pack\n"
+        "from slurm_colloc.store.packs import State\n"
+        "state = State(Path(sys.argv[1]))\n"
+        "with state.writing([build_pack('s')]) as lock:\n"
+        "    child = subprocess.Popen(['sleep', '120'], pass_fds=[lock], stdout=-3, stderr=-3)\n"
+        "    print(child.pid, flush=True)\n"
+        "    os._exit(0)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, state.root], capture_output=True, text=True, check=True
+    )
+    child = int(ended.stdout)
+    try:
+        assert state.is_being_submitted("s")
+        assert sweep_with(state) == []
+        assert state.list_open() == ["s.0"]
+        assert state.pack_path("s.0").is_dir()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while state.is_being_submitted("s"):
+        assert time.monotonic() < deadline, "the lock outlived its holders"
+    assert sweep_with(state) == ["a submission of job was interrupted before Slurm had it"]
+    assert list_tree(state.root) == EMPTY
+
+
+def test_a_pack_that_is_submitted_while_slurm_is_asked_is_not_judged_by_the_answer(
+    state: State,
+) -> None:
+    new = build_pack("s")
+    with state.writing([new]):
+        seen = look_at_open_packs(state)
+        answer: dict[str, SlurmJob] = {}
+        state.record_job([new.record], "4711")
+    assert sweep(state, SlurmCommands(), seen, answer) == []
+    later = build_pack("t")
+    with state.writing([later]):
+        pass
+    state.record_job([later.record], "4712")
+    assert sweep(state, SlurmCommands(), [], answer) == []
+    assert state.list_open() == ["s.0", "t.0"]
+    assert read_ended(state.pack_path("s.0")) is None
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [("COMPLETED", SlurmJobState.COMPLETED), ("CANCELLED", SlurmJobState.CANCELLED)],
+)
+def test_a_sweep_writes_down_slurms_last_word(
+    state: State, last: str, expected: SlurmJobState
+) -> None:
+    new = build_pack("s")
+    with state.writing([new]):
+        pass
+    state.record_job([new.record], "4711")
+    assert sweep_with(state, build_job("4711")) == []
+    assert state.list_open() == ["s.0"]
+    assert sweep_with(state, build_job("4711", job_state=last)) == []
+    assert state.list_open() == []
+    assert read_ended(state.pack_path("s.0")) is expected
+
+
+def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> None:
+    with state.writing([build_pack("s")]):
+        pass
+    before = list_tree(state.root)
+    state.forget_lock("s")
+    assert sweep(state, SlurmCommands(), look_at_open_packs(state), None) == []
+    assert list_tree(state.root) == {k: v for k, v in before.items() if k != "making/s.lock"}
+
+
+def test_elements_of_an_array_are_found_by_the_arrays_id(state: State) -> None:
+    new = [build_pack("s", index, indices=(0, 1, 2)) for index in (0, 1, 2)]
+    with state.writing(new):
+        pass
+    state.record_job([pack.record for pack in new], "4711")
+    assert state.find_packs("4711") == ["s.0", "s.1", "s.2"]
+    ids = [read_slurm_job_id(state.pack_path(pack_id)) for pack_id in state.list_open()]
+    assert ids == ["4711_0", "4711_1", "4711_2"]
+    assert not state.is_being_submitted("s")
+
+
+def test_an_unknown_job_is_told(state: State) -> None:
+    with pytest.raises(NotFound, match="csub has no job 4711"):
+        state.find_packs("4711")
+
+
+def test_a_state_directory_below_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="Not a directory"):
+        State(tmp_path / "file" / "state").prepare()
+
+
+@pytest.mark.root
+def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    state = State(tmp_path / "state")
+    state.prepare()
+    os.chown(state.root, 1, 1)
+    with pytest.raises(StateError, match="belongs to uid 1, you are 0"):
+        state.prepare()
+
+
+def test_submission_ids_are_never_the_same_twice() -> None:
+    assert len({make_submission_id() for _ in range(1000)}) == 1000
+
+
+def test_a_pack_without_a_runner_is_not_alive(tmp_path: Path) -> None:
+    assert not is_local_alive(tmp_path)
+    (tmp_path / "alive").touch()
+    assert not is_local_alive(tmp_path)

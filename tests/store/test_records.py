@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.store.packs import build_environment_block, parse_environment_block
+from slurm_colloc.store.records import (
+    MemberSpec,
+    PackRecord,
+    build_pack_mapping,
+    build_spec_mapping,
+    parse_pack,
+    parse_spec,
+)
+
+from .builders import RECORDS, SPECS, build_pack
+
+
+@given(record=RECORDS)
+def test_a_pack_record_survives_json(record: PackRecord) -> None:
+    assert parse_pack(json.loads(json.dumps({"schema": 1, **build_pack_mapping(record)}))) == record
+
+
+@given(spec=SPECS)
+def test_a_member_spec_survives_json(spec: MemberSpec) -> None:
+    assert parse_spec(json.loads(json.dumps({"schema": 1, **build_spec_mapping(spec)}))) == spec
+
+
+@given(
+    environment=st.dictionaries(
+        st.binary(min_size=1).filter(lambda name: not set(name) & set(b"=\0")),
+        st.binary().filter(lambda value: 0 not in value),
+    )
+)
+def test_an_environment_of_any_bytes_survives(environment: dict[bytes, bytes]) -> None:
+    assert parse_environment_block(build_environment_block(environment)) == environment
+
+
+@pytest.mark.parametrize("name", ["mode", "members", "request", "pack_id"])
+def test_a_record_without_one_of_its_fields_is_no_record(name: str) -> None:
+    value = build_pack_mapping(build_pack("s").record)
+    del value[name]
+    with pytest.raises((KeyError, TypeError)):
+        parse_pack(value)
+
+
+def test_an_unknown_mode_is_no_record() -> None:
+    value = build_pack_mapping(build_pack("s").record)
+    with pytest.raises(ValueError, match="magic"):
+        parse_pack({**value, "mode": "magic"})
