@@ -106,9 +106,7 @@ def survey_packs(
     return sorted(views, key=_compute_order)
 
 
-def _look_at(
-    state: State, pack_id: str, jobs: Mapping[str, SlurmJob] | None
-) -> PackView | None:
+def _look_at(state: State, pack_id: str, jobs: Mapping[str, SlurmJob] | None) -> PackView | None:
     record = state.read_pack(pack_id)
     if record is None:
         return None

@@ -72,7 +72,7 @@ def run_pack(pack: Path, local: str = "") -> int:
     if record.carried:
         report_carried(runner, pack, lone=record.request is None)
     if record.request is None and not local:
-        end_like_the_member(runner.worst)
+        end_like_the_member(runner.ledger.worst)
     return status
 
 

@@ -40,6 +40,7 @@ _WATCHED = (
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFTOVER_GRACE_S = 2.0
+_FULL_DISK_S = 60.0
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +73,9 @@ def main(argv: list[str]) -> int:
     child = os.fork()
     if child == 0:
         os.close(hold)
-        os.read(ready, 1)
+        if os.read(ready, 1) != b"\0":
+            # The wrapper could not say that it is up, and has said why.
+            os._exit(126)
         os.close(ready)
         run_script(launch, environment, tell)
     os.close(ready)
@@ -90,9 +93,9 @@ def main(argv: list[str]) -> int:
     # The script starts only now: whoever sees it running also finds its record.
     os.write(hold, b"\0")
     os.close(hold)
-    status, foreign = wait_for(child, launch)
+    status, foreign, kill_at = wait_for(child, launch)
     ended_at = time.time()
-    end_leftovers()
+    end_leftovers(kill_at)
     after = read_oom_kills()
     killed = None if after is None or oom_kills is None else after - oom_kills
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -199,13 +202,19 @@ def redirect(launch: dict[str, Any]) -> None:
     os.dup2(os.open(source or "/dev/null", os.O_RDONLY), 0)
 
 
-def wait_for(child: int, launch: dict[str, Any]) -> tuple[int, list[tuple[int, float]]]:
+def wait_for(
+    child: int, launch: dict[str, Any]
+) -> tuple[int, list[tuple[int, float]], float | None]:
     """Wait for the script; pass on what the runner sends, note what others send.
 
     Slurm signals every process of a step by itself, or with proctrack/cgroup its task alone: this
     wrapper, which then passes it on to the script, as the script would have got it. The runner
     signals the wrapper alone: TERM goes to all processes of the member and KILL follows after
     kill_wait_s; other signals go to the script.
+
+    Returns:
+        The script's status, foreign signals with their times, and when everything is to be killed
+        (monotonic clock), where the runner has sent TERM.
     """
     foreign: list[tuple[int, float]] = []
     kill_at: float | None = None
@@ -232,7 +241,7 @@ def wait_for(child: int, launch: dict[str, Any]) -> tuple[int, list[tuple[int, f
                     os.kill(child, info.si_signo)
         status = reap(child)
         if status is not None:
-            return status, foreign
+            return status, foreign, kill_at
 
 
 def reap(child: int) -> int | None:
@@ -267,15 +276,33 @@ def list_descendants() -> list[int]:
 
 
 def signal_all(number: int) -> None:
-    """Send a signal to every process of the member but this one."""
+    """Send a signal to every process of the member but this one.
+
+    A TERM to an srun kills its step at once (srun(1), 22.05 to 26.05); the runner sends TERM to
+    the tasks of such a step instead.
+    """
     for pid in list_descendants():
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
+        if number != signal.SIGTERM or read_name(pid) != "srun":
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
 
 
-def end_leftovers() -> None:
-    """End what the script left running, as the end of a batch script does."""
-    deadline = time.monotonic() + _LEFTOVER_GRACE_S
+def read_name(pid: int) -> str:
+    """The name of a process's program, empty where it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def end_leftovers(kill_at: float | None) -> None:
+    """End what the script left running, as the end of a batch script does.
+
+    Args:
+        kill_at: When the member is killed that is being ended anyway (monotonic clock).
+    """
+    deadline = kill_at if kill_at is not None else time.monotonic() + _LEFTOVER_GRACE_S
     signal_all(signal.SIGTERM)
     while list_descendants():
         signal.sigtimedwait((signal.SIGCHLD,), 0.05)
@@ -316,11 +343,20 @@ def read_oom_kills() -> int | None:
 
 
 def write_record(path: str, value: dict[str, Any]) -> None:
-    """Write a small JSON file atomically."""
+    """Write a small JSON file atomically; wait for room where the disk is full."""
     temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="ascii") as file:
-        json.dump(value, file)
-    os.replace(temporary, path)
+    deadline = time.monotonic() + _FULL_DISK_S
+    while True:
+        try:
+            with open(temporary, "w", encoding="ascii") as file:
+                json.dump(value, file)
+            os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
 
 
 if __name__ == "__main__":

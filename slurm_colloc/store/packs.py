@@ -37,7 +37,6 @@ from slurm_colloc.store.records import (
     parse_spec,
 )
 
-
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
 
@@ -132,7 +131,7 @@ class State:
             self.forget_lock(submission)
 
     def _drop_unfinished_files(self, submission: str) -> bool:
-        """Remove temporary files of a killed csub; False if one may still be of a living process."""
+        """Remove temporary files of a killed csub; False if one may be of a living process."""
         done = True
         for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
             for path in folder.glob(pattern):
@@ -270,7 +269,9 @@ class State:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StateError(f"cannot read {self.packs}: {os.strerror(error.errno or 0)}") from error
+            raise StateError(
+                f"cannot read {self.packs}: {os.strerror(error.errno or 0)}"
+            ) from error
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""

@@ -205,7 +205,7 @@ def _build_candidate(
         name=options.text("job-name") or script.name,
         script_name=script.shown,
         arguments=script.arguments,
-        directory=os.path.normpath(os.path.join(directory, chdir)) if chdir else directory,
+        directory=os.path.join(directory, chdir) if chdir else directory,
         cpus=cpus,
         host_memory_mb=_read_host_memory_mb(options, cpus),
         gpus=gpus.count,

@@ -13,8 +13,6 @@ from slurm_colloc.model.quantities import format_time_limit
 PACK_TOKEN = "[csub-pack={submission}]"
 """Appended to the job's comment: a pack whose submission was interrupted is found by it."""
 
-COMMENT_LIMIT = 1024
-
 
 @dataclass(frozen=True)
 class Batch:

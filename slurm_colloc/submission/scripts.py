@@ -85,7 +85,7 @@ def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:
     """
     scripts = []
     for word in words:
-        if os.path.exists(os.path.join(directory, word)):
+        if word and os.path.exists(os.path.join(directory, word)):
             scripts.append(read_script(word, (), directory))
             continue
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, running_sandbox, user_of
+from .conftest import CsubUser, running_sandbox, user_of, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -44,133 +45,183 @@ def check_refused(user: CsubUser, words: tuple[str, ...], status: int, sentence:
     assert list_jobs(user) == jobs
 
 
-TIMES = (
-    "write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, or UNLIMITED"
-)
+TIMES = "write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, or UNLIMITED"
 NOT_AVAILABLE = "Batch job submission failed: Requested node configuration is not available"
 
 COMMAND_LINES = {
     "unknown partition": (
-        ("--partition=nosuch", "ok.sh"), 4,
-        "sbatch: invalid partition specified: nosuch; Batch job submission failed: Invalid "
-        "partition name specified",
+        ("--partition=nosuch", "ok.sh"),
+        4,
+        (
+            "sbatch: invalid partition specified: nosuch; Batch job submission failed: Invalid "
+            "partition name specified"
+        ),
     ),
     "unknown partition for a pack": (
-        (*PACK, "--partition=nosuch", "ok.sh", "ok.sh"), 4,
-        "sbatch: invalid partition specified: nosuch; Batch job submission failed: Invalid "
-        "partition name specified",
+        (*PACK, "--partition=nosuch", "ok.sh", "ok.sh"),
+        4,
+        (
+            "sbatch: invalid partition specified: nosuch; Batch job submission failed: Invalid "
+            "partition name specified"
+        ),
     ),
     "more GPUs than any node": (("--gres=gpu:9", "ok.sh"), 4, f"sbatch: {NOT_AVAILABLE}"),
     "more host memory than any node": (
-        (*PACK, "--mem=900G", "ok.sh", "ok.sh"), 4,
+        (*PACK, "--mem=900G", "ok.sh", "ok.sh"),
+        4,
         f"sbatch: Memory specification can not be satisfied; {NOT_AVAILABLE}",
     ),
     "unknown GPU type": ((*PACK, "--gres=gpu:nosuch:1", "ok.sh"), 4, f"sbatch: {NOT_AVAILABLE}"),
     "unknown gres": (
-        ("--gres=nosuch:1", "ok.sh"), 4, "sbatch: Invalid generic resource (gres) specification"
+        ("--gres=nosuch:1", "ok.sh"),
+        4,
+        "sbatch: Invalid generic resource (gres) specification",
     ),
     "malformed gres": (
-        ("--gres=gpu:a:b:c", "ok.sh"), 2,
-        "the command line: --gres=gpu:a:b:c: --gres=gpu:a:b:c: 'c' is no number of GPUs: write "
-        "for instance gpu:1",
+        ("--gres=gpu:a:b:c", "ok.sh"),
+        2,
+        (
+            "the command line: --gres=gpu:a:b:c: --gres=gpu:a:b:c: 'c' is no number of GPUs: write "
+            "for instance gpu:1"
+        ),
     ),
     "more GPU memory than stated is no size": (
-        ("--gpu-mem=lots", "ok.sh"), 2,
-        "the command line: --gpu-mem=lots: 'lots' is no GPU memory size: write a number and its "
-        "unit, as in 20G or 800M",
+        ("--gpu-mem=lots", "ok.sh"),
+        2,
+        (
+            "the command line: --gpu-mem=lots: 'lots' is no GPU memory size: write a number and "
+            "its unit, as in 20G or 800M"
+        ),
     ),
-    "unreadable script": (
-        ("secret.sh",), 2, "cannot read the script secret.sh: Permission denied"
-    ),
+    "unreadable script": (("secret.sh",), 2, "cannot read the script secret.sh: Permission denied"),
     "missing script": (
-        ("missing.sh",), 2,
+        ("missing.sh",),
+        2,
         "cannot read the script missing.sh: No such file or directory: is it in this directory?",
     ),
     "one missing script of a pack": (
-        (*PACK, "ok.sh", "missing.sh"), 2,
+        (*PACK, "ok.sh", "missing.sh"),
+        2,
         "cannot read the script missing.sh: No such file or directory: is it in this directory?",
     ),
     "directory as script": (("folder",), 2, "cannot read the script folder: Is a directory"),
     "empty script": (("empty.sh",), 2, "empty.sh: the batch script is empty"),
     "no interpreter line": (
-        ("plain.sh",), 2,
-        "plain.sh: this does not look like a batch script, for its first line does not begin with "
-        "#! and the path of an interpreter: begin it for instance with #!/bin/bash, or give a "
-        "command with --wrap",
+        ("plain.sh",),
+        2,
+        (
+            "plain.sh: this does not look like a batch script, for its first line does not begin "
+            "with #! and the path of an interpreter: begin it for instance with #!/bin/bash, or "
+            "give a command with --wrap"
+        ),
     ),
     "DOS line ends": (
-        ("dos.sh",), 2,
-        "dos.sh:1: the batch script has DOS line breaks: convert it, for instance with: "
-        "sed -i 's/\\r$//' dos.sh",
+        ("dos.sh",),
+        2,
+        (
+            "dos.sh:1: the batch script has DOS line breaks: convert it, for instance with: "
+            "sed -i 's/\\r$//' dos.sh"
+        ),
     ),
     "malformed value in a directive": (
-        ("bad_time.sh",), 2, f"bad_time.sh:3: --time=abc: 'abc' is no time limit: {TIMES}"
+        ("bad_time.sh",),
+        2,
+        f"bad_time.sh:3: --time=abc: 'abc' is no time limit: {TIMES}",
     ),
     "unknown directive": (
-        ("bad_name.sh",), 2, "bad_name.sh:2: --tiem is no sbatch option: did you mean --time?"
+        ("bad_name.sh",),
+        2,
+        "bad_name.sh:2: --tiem is no sbatch option: did you mean --time?",
     ),
     "open quote in a directive": (
-        ("bad_quote.sh",), 2,
+        ("bad_quote.sh",),
+        2,
         "bad_quote.sh:2: the quote ' is never closed: close it on the same line",
     ),
     "heterogeneous job": (
-        ("het.sh",), 2,
-        "het.sh:2: #SBATCH hetjob asks for a heterogeneous job, which cannot be packed: submit it "
-        "with sbatch",
+        ("het.sh",),
+        2,
+        (
+            "het.sh:2: #SBATCH hetjob asks for a heterogeneous job, which cannot be packed: submit "
+            "it with sbatch"
+        ),
     ),
     "heterogeneous job on the command line": (
-        ("-n1", ":", "-n1", "ok.sh"), 2,
-        "a ':' between options asks for a heterogeneous job, which cannot be packed: submit it "
-        "with sbatch",
+        ("-n1", ":", "-n1", "ok.sh"),
+        2,
+        (
+            "a ':' between options asks for a heterogeneous job, which cannot be packed: submit it "
+            "with sbatch"
+        ),
     ),
     "empty array": (
-        ("--array=", "ok.sh"), 2,
+        ("--array=", "ok.sh"),
+        2,
         "the command line: --array=: array '' names no task: write numbers or ranges, as in 0-7",
     ),
     "array backwards": (
-        ("--array=5-1", "ok.sh"), 2,
+        ("--array=5-1", "ok.sh"),
+        2,
         "the command line: --array=5-1: array '5-1': the range 5-1 runs backwards",
     ),
     "time": (
-        ("--time=1:2:3:4", "ok.sh"), 2,
+        ("--time=1:2:3:4", "ok.sh"),
+        2,
         f"the command line: --time=1:2:3:4: '1:2:3:4' is no time limit: {TIMES}",
     ),
     "host memory": (
-        ("--mem=12Q", "ok.sh"), 2,
-        "the command line: --mem=12Q: '12Q' is no host memory size: write a whole number and K, "
-        "M, G or T, as in 16G",
+        ("--mem=12Q", "ok.sh"),
+        2,
+        (
+            "the command line: --mem=12Q: '12Q' is no host memory size: write a whole number and "
+            "K, M, G or T, as in 16G"
+        ),
     ),
     "signal": (
-        ("--signal=NOPE@1", "ok.sh"), 2,
+        ("--signal=NOPE@1", "ok.sh"),
+        2,
         "the command line: --signal=NOPE@1: there is no signal 'NOPE'",
     ),
     "degree": (
-        ("--degree=0", "ok.sh"), 2,
+        ("--degree=0", "ok.sh"),
+        2,
         "the command line: --degree=0: a number of at least 1 is needed",
     ),
     "unknown option": (
-        ("--gers=gpu:1", "ok.sh"), 2, "--gers is no sbatch or csub option: did you mean --gres?"
+        ("--gers=gpu:1", "ok.sh"),
+        2,
+        "--gers is no sbatch or csub option: did you mean --gres?",
     ),
     "uid": (
-        ("--uid=0", "ok.sh"), 2,
-        "the command line: csub cannot do --uid: a pack belongs to the user and group that call "
-        "csub: submit it with sbatch",
+        ("--uid=0", "ok.sh"),
+        2,
+        (
+            "the command line: csub cannot do --uid: a pack belongs to the user and group that "
+            "call csub: submit it with sbatch"
+        ),
     ),
     "clusters": (
-        ("--clusters=other", "ok.sh"), 2,
-        "the command line: csub follows the jobs of one cluster only: call it on a login node of "
-        "the other cluster, or submit with sbatch",
+        ("--clusters=other", "ok.sh"),
+        2,
+        (
+            "the command line: csub follows the jobs of one cluster only: call it on a login node "
+            "of the other cluster, or submit with sbatch"
+        ),
     ),
     "dependency": (
-        ("--dependency=nosuch", "ok.sh"), 4,
+        ("--dependency=nosuch", "ok.sh"),
+        4,
         "sbatch: Batch job submission failed: Job dependency problem",
     ),
     "no such member": (
-        ("show", "4711:3"), 2,
-        "'4711:3' names neither a pack nor a member: write 4711 for all members of a submission, "
-        "4711/3 for one",
+        ("show", "4711:3"),
+        2,
+        (
+            "'4711:3' names neither a pack nor a member: write 4711 for all members of a "
+            "submission, 4711/3 for one"
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -387,14 +438,22 @@ def small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
     """A user whose state lies on a file system of 256 KB."""
     disk = scripts.home / "disk"
     disk.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", f"size=256k,uid={scripts.uid},mode=0700", "none", disk]
+    argv = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size=256k,uid={scripts.uid},mode=0700",
+        "none",
+        str(disk),
+    ]
     if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
         pytest.skip("nothing can be mounted here")
     put_state_at(scripts, disk / "state")
     try:
         yield scripts
     finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @needs_root
@@ -432,6 +491,29 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
     job_id = ended.stdout.split()[3]
     filler.unlink()
     assert list(user.members(job_id)) == [1, 2]
+
+
+@needs_root
+def test_members_of_a_running_pack_outlive_a_full_disk(small_disk: CsubUser) -> None:
+    user = small_disk
+    user.script("a.sh", "until [ -e end ]; do sleep 0.1; done; exit 3")
+    job_id = user.submit(*PACK, "a.sh", "a.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    filler = user.home / "disk" / "filler"
+    filler.write_bytes(b"")
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    user.script("end", "")
+    (pack,) = (user.home / "disk" / "state" / "packs").iterdir()
+    pid = int((pack / "runner_pid").read_text())
+    records = [path / "run.1.1.exit.tmp" for path in pack.glob("members/*")]
+    wait_until(lambda: all(path.exists() for path in records), "the members have ended")
+    assert Path(f"/proc/{pid}").exists()
+    filler.unlink()
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["FAILED", "FAILED"]
+    assert [row["exit_code"] for row in rows.values()] == [{"code": 3, "signal": 0}] * 2
 
 
 def test_a_file_size_limit_is_a_failed_write_like_any_other(scripts: CsubUser) -> None:
@@ -477,9 +559,7 @@ def test_a_state_directory_that_the_nodes_do_not_see_is_said_on_the_node(
     assert said.endswith(
         ": set state_dir in the settings to a path that login and compute nodes share\n"
     )
-    state = scripts.run(
-        ["scontrol", "-o", "show", "job", words["lone"]]
-    ).stdout
+    state = scripts.run(["scontrol", "-o", "show", "job", words["lone"]]).stdout
     assert "ExitCode=6:0" in state
     # Not even the pack's log can be written there: the reader says what that means.
     assert "LOST" in ended.stdout
@@ -503,8 +583,8 @@ def pack_directory(user: CsubUser, job_id: str) -> Path:
         (b"{", "is damaged ("),
         (b"", "is damaged ("),
         (b'{"schema": 1}', "is damaged ("),
-        (b'{"schema": 99}', "was written by a newer version (schema 99, this one reads 1): use "
-         "the csub that submitted it"),
+        (b'{"schema": 99}', ("was written by a newer version (schema 99, this one reads 1): use "
+         "the csub that submitted it")),
     ],
     ids=["half", "empty", "incomplete", "newer"],
 )  # fmt: skip
@@ -533,16 +613,11 @@ def test_a_damaged_or_newer_file_is_named_and_other_packs_are_still_served(
 def test_a_runner_refuses_a_pack_that_it_cannot_read(scripts: CsubUser) -> None:
     job_id = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
     pack = pack_directory(scripts, job_id)
-    original = (pack / "pack.json").read_bytes()
     (pack / "pack.json").write_bytes(b"{")
     scripts.run(["scontrol", "release", job_id])
-    scripts_state = "FAILED"
-    while True:
-        state = scripts.run(["squeue", "-h", "-j", job_id, "--states=all", "-o", "%T"]).stdout
-        if state.strip() == scripts_state:
-            break
+    asked = ["squeue", "-h", "-j", job_id, "--states=all", "-o", "%T"]
+    wait_until(lambda: scripts.run(asked).stdout == "FAILED\n", "the pack fails")
     assert "ExitCode=6:0" in scripts.run(["scontrol", "-o", "show", "job", job_id]).stdout
     log = (pack / "pack.log").read_text()
     assert f"csub: error: {pack / 'pack.json'} is damaged (" in log
     assert "Traceback" not in log
-    (pack / "pack.json").write_bytes(original)

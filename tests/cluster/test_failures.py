@@ -1,4 +1,4 @@
-"""What goes wrong from outside while a pack runs: signals, restarts, lost nodes, killed processes."""
+"""What goes wrong from outside a running pack: signals, restarts, lost nodes, killed processes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from .conftest import CsubUser, running_sandbox, user_of, wait_until
 pytestmark = pytest.mark.slurm
 
 OPTIONS = ("--gres=gpu:1", "-c1", "--mem=100M", "--time=10")
+NOTE_START = "echo $SLURM_JOB_NAME >>ran.txt"
+UNTIL_END = f"{NOTE_START}; until [ -e end ]; do sleep 0.1; done"
 RUN_FOREVER = "echo $SLURM_JOB_NAME >>ran.txt; echo up; sleep 300"
 
 
@@ -135,7 +137,7 @@ def test_scancel_of_one_step_ends_that_member_and_the_pack_refills(
     user: CsubUser, scancel: list[str], state: str
 ) -> None:
     user.script("a.sh", RUN_FOREVER)
-    user.script("b.sh", "echo $SLURM_JOB_NAME >>ran.txt; until [ -e end ]; do sleep 0.1; done")
+    user.script("b.sh", UNTIL_END)
     user.script("c.sh", "echo $SLURM_JOB_NAME >>ran.txt")
     job_id = submit_pack(user, "--degree=2", "--pack-size=3", "a.sh", "b.sh", "c.sh")
     rows = user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING"})
@@ -144,6 +146,24 @@ def test_scancel_of_one_step_ends_that_member_and_the_pack_refills(
     assert rows[1]["exit_code"]["signal"] == (signal.SIGTERM if scancel else signal.SIGKILL)
     user.script("end", "")
     assert states_of(user.finish(job_id)) == {1: state, 2: "COMPLETED", 3: "COMPLETED"}
+
+
+@pytest.mark.parametrize("by", ["csub", "scancel"])
+def test_term_lets_the_tasks_of_an_inner_srun_end_by_themselves(user: CsubUser, by: str) -> None:
+    user.script(
+        "a.sh",
+        "trap : TERM\n"
+        'srun bash -c \'trap "sleep 0.5; echo saved; exit 0" TERM\n'
+        "echo up; while :; do sleep 0.1; done' & wait; wait",
+    )
+    job_id = submit_pack(user, "a.sh", "a.sh")
+    wait_until(
+        lambda: all("up" in user.output(f"slurm-{job_id}_{n}.out") for n in (1, 2)),
+        "the inner steps run",
+    )
+    user.run(["csub", "cancel", f"{job_id}/1"] if by == "csub" else ["scancel", job_id])
+    user.wait_for_states(job_id, {1: "CANCELLED"})
+    assert "saved" in user.output(f"slurm-{job_id}_1.out").split()
 
 
 # Requeue from outside --------------------------------------------------------------------------
@@ -156,7 +176,9 @@ def test_a_requeue_from_outside_runs_only_unfinished_members_again(user: CsubUse
         "echo $SLURM_JOB_NAME >>ran.txt; echo restart=${SLURM_RESTART_COUNT:-none}\n"
         "[ -n \"$SLURM_RESTART_COUNT\" ] || { trap 'exit 0' TERM; sleep 300 & wait; }",
     )
-    user.script("later.sh", "echo $SLURM_JOB_NAME >>ran.txt; echo restart=${SLURM_RESTART_COUNT:-none}")
+    user.script(
+        "later.sh", "echo $SLURM_JOB_NAME >>ran.txt; echo restart=${SLURM_RESTART_COUNT:-none}"
+    )
     job_id = submit_pack(user, "--degree=1", "--pack-size=3", "done.sh", "work.sh", "later.sh")
     user.wait_for_states(job_id, {1: "COMPLETED", 2: "RUNNING"})
     user.run(["scontrol", "requeue", job_id])
@@ -175,8 +197,8 @@ def test_a_requeue_from_outside_runs_only_unfinished_members_again(user: CsubUse
 
 def test_members_live_and_end_through_a_controller_outage(fragile_user: CsubUser) -> None:
     user = fragile_user
-    user.script("ends.sh", "echo $SLURM_JOB_NAME >>ran.txt; until [ -e end1 ]; do sleep 0.1; done; exit 3")
-    user.script("stays.sh", "echo $SLURM_JOB_NAME >>ran.txt; until [ -e end2 ]; do sleep 0.1; done")
+    user.script("ends.sh", f"{UNTIL_END.replace('end', 'end1')}; exit 3")
+    user.script("stays.sh", UNTIL_END.replace("end", "end2"))
     job_id = submit_pack(user, "ends.sh", "stays.sh")
     user.wait_for_states(job_id, "RUNNING")
     user.sandbox.stop_controller()
@@ -198,8 +220,18 @@ def test_members_live_and_end_through_a_controller_outage(fragile_user: CsubUser
     assert run_counts(user) == {"ends.sh": 1, "stays.sh": 1}
 
 
-def test_a_forgotten_job_is_lost_only_where_nothing_was_written(fragile_user: CsubUser) -> None:
-    user = fragile_user
+def test_a_forgotten_job_is_lost_only_where_nothing_was_written(
+    accounts: tuple[str, ...],
+) -> None:
+    # Of its own: afterwards Slurm counts its jobs from 1 again.
+    with (
+        running_sandbox(nodes=1, cpus_per_node=16) as sandbox,
+        user_of(sandbox, accounts[0]) as user,
+    ):
+        check_that_only_the_unwritten_is_lost(user)
+
+
+def check_that_only_the_unwritten_is_lost(user: CsubUser) -> None:
     user.script("a.sh", RUN_FOREVER)
     user.script("b.sh", "exit 3")
     cancelled = submit_pack(user, "a.sh")
@@ -299,7 +331,7 @@ def test_a_killed_runner_leaves_ended_members_as_they_were_and_the_others_lost(
 
 def test_a_killed_wrapper_fails_its_member_and_the_pack_goes_on(user: CsubUser) -> None:
     user.script("a.sh", RUN_FOREVER)
-    user.script("b.sh", "echo $SLURM_JOB_NAME >>ran.txt; until [ -e end ]; do sleep 0.1; done")
+    user.script("b.sh", UNTIL_END)
     user.script("c.sh", "echo $SLURM_JOB_NAME >>ran.txt")
     job_id = submit_pack(user, "--degree=2", "--pack-size=3", "a.sh", "b.sh", "c.sh")
     user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING"})
@@ -317,7 +349,7 @@ def test_a_killed_wrapper_fails_its_member_and_the_pack_goes_on(user: CsubUser) 
 def test_a_member_whose_srun_was_killed_keeps_its_place_until_it_has_ended(
     user: CsubUser, with_shepherd: bool
 ) -> None:
-    user.script("a.sh", "echo $SLURM_JOB_NAME >>ran.txt; until [ -e end ]; do sleep 0.1; done; exit 4")
+    user.script("a.sh", f"{UNTIL_END}; exit 4")
     user.script("b.sh", "grep -sq '^State:.[RSDT]' /proc/$(cat pid)/status || echo alone")
     job_id = submit_pack(user, "--degree=1", "--pack-size=2", "a.sh", "b.sh")
     user.wait_for_states(job_id, {1: "RUNNING", 2: "PENDING"})

@@ -34,6 +34,23 @@ exit $status
 """
 
 
+# Answers nothing, and submits later.
+LATE_SBATCH = r"""#!/bin/bash
+cp -- "${@: -1}" "$SLURM_COLLOC_TEST/script"
+(
+    # csub's lock is not held any longer.
+    for fd in /proc/self/fd/*; do
+        fd=${fd##*/}
+        [ "$fd" -le 2 ] || eval "exec $fd>&-"
+    done
+    until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
+    exec /usr/bin/sbatch "${@:1:$#-1}" "$SLURM_COLLOC_TEST/script"
+) </dev/null >/dev/null 2>&1 &
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+exit 1
+"""
+
+
 @pytest.fixture
 def watched(user: CsubUser) -> Iterator[CsubUser]:
     """A user whose sbatch stops where a test wants it."""
@@ -109,7 +126,7 @@ def list_holders(folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            if os.readlink(entry).startswith(f"{folder}/"):
+            if entry.readlink().is_relative_to(folder):
                 found.append(int(entry.parts[2]))
         except OSError:
             continue
@@ -166,9 +183,7 @@ def test_ctrl_c_while_sbatch_runs_takes_the_job_back(watched: CsubUser, moment: 
     assert csub.returncode == 130
     assert out == ""
     (job_id,) = settle(watched, earlier)
-    assert err == (
-        f"csub: error: interrupted; job {job_id} was submitted and has been cancelled\n"
-    )
+    assert err == (f"csub: error: interrupted; job {job_id} was submitted and has been cancelled\n")
     watched.wait_for_states(job_id, "CANCELLED")
 
 
@@ -203,14 +218,7 @@ def test_a_late_job_of_an_unanswered_submission_is_still_known(watched: CsubUser
     (gates / "stop-at-before").touch()
     # sbatch is ended, but what it was about to ask happens all the same, later.
     late = watched.home / "bin" / "sbatch"
-    late.write_text(
-        "#!/bin/bash\ncd /\n(until [ -e $SLURM_COLLOC_TEST/go ]; do sleep 0.02; done\n"
-        'exec /usr/bin/sbatch "$@") </dev/null >/dev/null 2>&1 3>&- &\n'
-        "cp -- \"${@: -1}\" $SLURM_COLLOC_TEST/script; exit 1\n"
-        .replace('"$@")', '"${@:1:$#-1}" $SLURM_COLLOC_TEST/script)')
-        .replace("exit 1", "echo 'sbatch: error: Batch job submission failed: Socket timed out "
-                 "on send/recv operation' >&2; exit 1")
-    )
+    late.write_text(LATE_SBATCH)
     ended = watched.csub(*PACK[1:], check=False)
     assert ended.returncode == 4
     assert ended.stderr == (

@@ -17,12 +17,12 @@ def test_preempted_members_get_term_and_start_again_after_the_requeue(user: Csub
     # Work that answers TERM with success, as after a checkpoint, but is not done.
     user.script(
         "polite.sh",
-        "echo $SLURM_JOB_NAME >>ran.txt; [ -z \"$SLURM_RESTART_COUNT\" ] || exit 0\n"
+        'echo $SLURM_JOB_NAME >>ran.txt; [ -z "$SLURM_RESTART_COUNT" ] || exit 0\n'
         "trap 'echo term; exit 0' TERM; sleep 300 & wait",
     )
     user.script(
         "stubborn.sh",
-        "echo $SLURM_JOB_NAME >>ran.txt; [ -z \"$SLURM_RESTART_COUNT\" ] || exit 0\n"
+        'echo $SLURM_JOB_NAME >>ran.txt; [ -z "$SLURM_RESTART_COUNT" ] || exit 0\n'
         "trap 'echo term' TERM; while :; do sleep 0.2; done",
     )
     user.script("done.sh", "echo $SLURM_JOB_NAME >>ran.txt")
@@ -32,17 +32,17 @@ def test_preempted_members_get_term_and_start_again_after_the_requeue(user: Csub
         "--time=10", "--requeue", "--degree=2", "--pack-size=4",
         "done.sh", "polite.sh", "stubborn.sh", "later.sh",
     )  # fmt: skip
-    user.wait_for_states(
-        victim, {1: "COMPLETED", 2: "RUNNING", 3: "RUNNING", 4: "PENDING"}
-    )
+    user.wait_for_states(victim, {1: "COMPLETED", 2: "RUNNING", 3: "RUNNING", 4: "PENDING"})
     user.script("urgent.sh", "until [ -e end ]; do sleep 0.1; done")
     urgent = user.submit(
         "--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "-c16", "--mem=100M",
         "--time=10", "urgent.sh",
     )  # fmt: skip
     wait_until(
-        lambda: "term" in user.output(f"slurm-{victim}_2.out")
-        and "term" in user.output(f"slurm-{victim}_3.out"),
+        lambda: (
+            "term" in user.output(f"slurm-{victim}_2.out")
+            and "term" in user.output(f"slurm-{victim}_3.out")
+        ),
         "TERM reaches both members",
     )
     user.wait_for_states(urgent, "RUNNING")
@@ -50,9 +50,7 @@ def test_preempted_members_get_term_and_start_again_after_the_requeue(user: Csub
     assert Counter(user.output("ran.txt").split()) == {
         "done.sh": 1, "polite.sh": 1, "stubborn.sh": 1,
     }  # fmt: skip
-    rows = user.wait_for_states(
-        victim, {1: "COMPLETED", 2: "PENDING", 3: "PENDING", 4: "PENDING"}
-    )
+    rows = user.wait_for_states(victim, {1: "COMPLETED", 2: "PENDING", 3: "PENDING", 4: "PENDING"})
     assert rows[2]["exit_code"] is None
     user.script("end", "")
     rows = user.wait_for_states(victim, "COMPLETED")

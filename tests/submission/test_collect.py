@@ -127,8 +127,8 @@ def test_what_must_be_equal_in_a_pack_is_the_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["none.sh"], "cannot read the script none.sh: No such file or directory: "
-                      "is it in this directory?"),
+        (["none.sh"],
+         "cannot read the script none.sh: No such file or directory: is it in this directory?"),
         (["."], "cannot read the script .: Is a directory"),
         (["empty.sh"], "empty.sh: the batch script is empty"),
         (["text.sh"], "text.sh: this does not look like a batch script"),

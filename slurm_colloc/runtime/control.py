@@ -1,0 +1,104 @@
+"""Ending and signalling members: requests, time limits, `--signal`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.roster import Member, Roster
+from slurm_colloc.runtime.starter import Starter
+from slurm_colloc.runtime.verdict import Asked
+from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.store.requests import Action, Request, take_requests
+
+KILL_MARGIN_S = 5.0
+"""Beyond KillWait, after which the runner ends a wrapper that did not do it."""
+
+
+class Control:
+    """What may happen to a member besides running to its end.
+
+    Args:
+        pack: The pack's directory.
+        roster: The members.
+        starter: Signals and ends their processes.
+        ledger: Writes their states.
+        journal: The pack's log.
+        slurm: Slurm, or None where the pack runs without it.
+        kill_wait_s: From TERM to KILL.
+    """
+
+    def __init__(
+        self,
+        pack: Path,
+        roster: Roster,
+        starter: Starter,
+        ledger: Ledger,
+        journal: Journal,
+        slurm: SlurmCommands | None,
+        kill_wait_s: float,
+    ) -> None:
+        self._pack = pack
+        self._roster = roster
+        self._starter = starter
+        self._ledger = ledger
+        self._journal = journal
+        self._slurm = slurm
+        self._kill_wait_s = kill_wait_s
+
+    def take_requests(self) -> list[Request]:
+        """The requests that were left since the last look, oldest first."""
+        return take_requests(self._pack)
+
+    def handle(self, member: Member, request: Request) -> None:
+        """Do what was asked for a member that has not ended."""
+        self._journal.write(
+            "request", action=request.action, member=request.number, reason=request.reason
+        )
+        if request.action is Action.SIGNAL:
+            self.signal(member, request.signal, steps_only=request.steps_only)
+        elif member.process is not None:
+            cancel = request.action is Action.CANCEL
+            self.end(member, Asked.CANCEL if cancel else Asked.REQUEUE)
+        elif request.action is Action.CANCEL and member.number in self._roster.waiting:
+            self._roster.waiting.remove(member.number)
+            code = ExitCode(0, signal.SIGTERM)
+            self._ledger.write_end(member, MemberState.CANCELLED, code, request.reason)
+
+    def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
+        """Send a signal to a member's script, or to the job steps that it has started."""
+        if steps_only:
+            self._starter.signal_inner_steps(member, self._slurm, number)
+        elif member.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
+    def end(self, member: Member, why: Asked) -> None:
+        """TERM to the member now, KILL after KillWait (the wrapper does both)."""
+        if member.asked is None:
+            member.asked = why
+            member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
+            self._starter.terminate(member)
+            self._starter.signal_inner_steps(member, self._slurm, signal.SIGTERM)
+            self._journal.write("terminate", member=member.number, reason=why.value)
+
+    def enforce_limits(self) -> None:
+        """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
+        now = time.monotonic()
+        for member in self._roster.running():
+            if member.signal_at is not None and now >= member.signal_at:
+                member.signal_at = None
+                request = member.spec.job.signal
+                assert request is not None
+                self.signal(member, request.number, steps_only=not request.batch_shell)
+            if member.deadline is not None and now >= member.deadline and member.asked is None:
+                self.end(member, Asked.TIMEOUT)
+            if member.end_by is not None and now >= member.end_by:
+                member.end_by = now + KILL_MARGIN_S
+                self._starter.kill(member)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from slurm_colloc.model.plan import Capacity
+from slurm_colloc.slurm.formats import parse_nodes
+from slurm_colloc.submission.capacity import compute_capacity
+
+# sinfo --exact -o "%P|%c|%m|%G|%l|%L"
+SINFO = """\
+gpu*|64|512000|gpu:a100:4(S:0-1)|1-00:00:00|1:00:00
+gpu*|32|256000|gpu:a100:4|1-00:00:00|1:00:00
+cpu|128|1000000|(null)|infinite|n/a
+mixed|64+|512000+|gpu:a100:2,gpu:h100:2|2:00:00|n/a
+long|16|64000|gpu:1(S:0),shard:4|infinite|infinite
+"""
+
+
+@pytest.mark.parametrize(
+    ("partitions", "gpu_type", "expected"),
+    [
+        # The smallest node on which the pack may land.
+        (None, None, Capacity(8, 64000, 80000, 86400, 3600)),
+        (None, "a100", Capacity(8, 64000, 80000, 86400, 3600)),
+        ("cpu", None, Capacity(None, None, 80000, None, None)),
+        # The node's CPUs belong to all of its GPUs, whichever type is asked for.
+        ("mixed", "h100", Capacity(16, 128000, 80000, 7200, None)),
+        ("mixed", None, Capacity(16, 128000, 80000, 7200, None)),
+        ("mixed", "v100", Capacity(None, None, 80000, 7200, None)),
+        ("long", None, Capacity(16, 64000, 80000, None, None)),
+        ("gpu,mixed,long", None, Capacity(8, 64000, 80000, 7200, 3600)),
+        ("none", None, Capacity(None, None, 80000, None, None)),
+    ],
+)
+def test_the_share_of_one_gpu(
+    partitions: str | None, gpu_type: str | None, expected: Capacity
+) -> None:
+    assert compute_capacity(parse_nodes(SINFO), partitions, gpu_type, 80000) == expected
+
+
+def test_nothing_is_known_of_a_cluster_without_nodes() -> None:
+    assert compute_capacity([], None, None, None) == Capacity()
