@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from slurm_colloc.errors import NotFound, SlurmError, StateError
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.cluster import read_cluster_name
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.packs import State
 
@@ -50,7 +52,8 @@ class Session:
     def open(cls) -> Session:
         """Read the settings and find the state."""
         settings = load_settings()
-        return cls(settings, State(settings.state_path), SlurmCommands())
+        state = State(settings.state_path, read_cluster_name(os.environ))
+        return cls(settings, state, SlurmCommands())
 
     def refresh(self, *, always_ask: bool = False) -> Mapping[str, SlurmJob] | None:
         """Ask Slurm once for all jobs, and bring the state up to date.

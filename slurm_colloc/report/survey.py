@@ -15,15 +15,15 @@ from slurm_colloc.model.member import (
     effective_state,
 )
 from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.packs import (
-    State,
+from slurm_colloc.store.directory import (
     is_local_alive,
     list_members,
     read_ended,
     read_slurm_job_id,
     read_spec,
 )
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import StateRecord, read_attempt, read_state
 
@@ -136,7 +136,7 @@ def _read_slurm_state(
         return ended
     if record.local:
         return SlurmJobState.RUNNING if is_local_alive(path) else SlurmJobState.ABSENT
-    if jobs is None:
+    if jobs is None or state.is_elsewhere(record):
         return None
     if not job_id:
         return SlurmJobState.PENDING

@@ -20,8 +20,9 @@ from slurm_colloc.runtime.local import wait_for_local_gpu
 from slurm_colloc.runtime.runner import Fenced, Runner
 from slurm_colloc.settings import load_settings, read_given_environment
 from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.store.directory import read_pack, read_slurm_job_id
 from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.packs import State, read_pack, read_slurm_job_id, write_job_index
+from slurm_colloc.store.packs import State, write_job_index
 
 
 def main(argv: Sequence[str]) -> int:

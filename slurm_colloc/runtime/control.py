@@ -36,6 +36,7 @@ class Control:
 
     def __init__(
         self,
+        *,
         pack: Path,
         roster: Roster,
         starter: Starter,

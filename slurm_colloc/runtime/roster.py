@@ -43,6 +43,7 @@ class Member:
         record: Its state as last written.
         process: The srun or wrapper that runs it, None while it does not run.
         prefix: Path prefix of the files of its present start.
+        tmpdir: Its own directory for temporary files; empty where it has none of its own.
         launcher: `srun` or `process`, as it was last started.
         pid: Process id of its script, once it has started.
         wrapper_pid: Process id of its wrapper, once it has started.
@@ -58,6 +59,7 @@ class Member:
     record: StateRecord
     process: Process | None = None
     prefix: str = ""
+    tmpdir: str = ""
     launcher: str = ""
     pid: int | None = None
     wrapper_pid: int | None = None

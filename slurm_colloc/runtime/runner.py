@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,12 +23,13 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Place, Roster
 from slurm_colloc.runtime.starter import Starter
-from slurm_colloc.runtime.verdict import Asked, Verdict, judge_end, read_kill_reason
+from slurm_colloc.runtime.tender import Tender
+from slurm_colloc.runtime.verdict import Asked, Verdict
 from slurm_colloc.runtime.waker import Waker
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store import inbox
-from slurm_colloc.store.packs import read_spec
+from slurm_colloc.store.directory import read_spec
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import StateRecord, begin_attempt, read_attempt, read_state
 
@@ -88,7 +88,6 @@ class Runner:
         self.ledger = Ledger(pack, self.attempt)
         self._fate = FateWatch(allocation, slurm, self.journal)
         self._waker = Waker(self._on_terminate, self._on_foreign_signal)
-        self._undecided: dict[int, Verdict] = {}
         self._lone = record.degree == 1 and record.request is None
         config = self._read_config()
         kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
@@ -105,7 +104,23 @@ class Runner:
             journal=self.journal,
         )
         self._control = Control(
-            pack, self.roster, self.starter, self.ledger, self.journal, slurm, kill_wait_s
+            pack=pack,
+            roster=self.roster,
+            starter=self.starter,
+            ledger=self.ledger,
+            journal=self.journal,
+            slurm=slurm,
+            kill_wait_s=kill_wait_s,
+        )
+        self._tender = Tender(
+            allocation=allocation,
+            roster=self.roster,
+            starter=self.starter,
+            ledger=self.ledger,
+            fate=self._fate,
+            journal=self.journal,
+            slurm=slurm,
+            keeps_time=not (self._lone and slurm is not None),
         )
 
     def run(self) -> int:
@@ -137,11 +152,11 @@ class Runner:
         self._check_fence()
         self.ledger.flush()
         self._handle_requests()
-        self._collect_started()
-        self._collect_ended()
+        self._tender.collect_started()
+        self._tender.collect_ended()
         self._control.enforce_limits()
         if self._fate.follow():
-            self._resume()
+            self._tender.resume()
         if self._fate.ending is not None and self.slurm is None:
             for member in self.roster.running():
                 self._control.end(member, Asked.CANCEL)
@@ -243,120 +258,7 @@ class Runner:
             if member is not None and not member.is_final:
                 self._control.handle(member, request)
 
-    def _collect_started(self) -> None:
-        now = time.monotonic()
-        for member in self.roster.running():
-            if not member.is_starting:
-                continue
-            started = self.starter.read_started(member)
-            if started is None:
-                continue
-            self._note_start(member, started, now)
-
-    def _note_start(self, member: Member, started: dict[str, object], now: float) -> None:
-        plan, job = member.spec.plan, member.spec.job
-        member.pid = int(str(started["pid"]))
-        member.wrapper_pid = int(str(started["wrapper_pid"]))
-        place = self.roster.place_of(member.number)
-        bound = place.choose_cpus(plan.cpus) if place else ()
-        step = started["step"]
-        if plan.wall_limit_s is not None and not (self._lone and self.slurm):
-            member.deadline = now + plan.wall_limit_s
-            if job.signal is not None:
-                member.signal_at = member.deadline - job.signal.seconds_before_end
-        self.ledger.write(
-            member,
-            MemberState.RUNNING,
-            starts=member.record.starts + 1,
-            started_at=float(str(started["at"])),
-            ended_at=None,
-            exit_code=None,
-            node=self.allocation.node,
-            gpus=self.allocation.gpus,
-            cpus=bound,
-            step=None if step is None else f"{self.allocation.job_id}.{step}",
-            wall_limit_s=plan.wall_limit_s,
-            reason="",
-        )
-        self.journal.write("start", member=member.number, step=step, cpus=bound)
-
-    def _collect_ended(self) -> None:
-        for member in self.roster.running():
-            assert member.process is not None
-            status = member.process.poll()
-            if status is None:
-                continue
-            if member.is_starting:
-                started = self.starter.read_started(member)
-                if started is not None:
-                    self._note_start(member, started, time.monotonic())
-            if self.starter.outlives_its_srun(member):
-                if not member.is_orphan:
-                    member.is_orphan = True
-                    self.journal.write("srun_lost", member=member.number, status=status)
-                continue
-            self._judge(member, status)
-
-    def _judge(self, member: Member, status: int) -> None:
-        log = self.starter.read_log(member)
-        verdict = judge_end(
-            self.starter.read_exit(member),
-            started=member.pid is not None,
-            srun_status=status,
-            log=log,
-            asked=member.asked,
-        )
-        self.starter.end_inner_steps(member, self.slurm)
-        if verdict.never_started and self.starter.fall_back(member, verdict.reason):
-            self._release(member)
-            self.roster.waiting.appendleft(member.number)
-            return
-        if verdict.foreign or (self._fate.was_terminated and member.asked is None):
-            self._fate.open(read_kill_reason(log))
-            member.asked = None
-            self._release(member, vacate_only=True)
-            self._undecided[member.number] = verdict
-            return
-        self._finish(member, verdict)
-
-    def _finish(self, member: Member, verdict: Verdict) -> None:
-        """Write how a member ended and give its place to the next."""
-        assert verdict.state is not None
-        self._release(member)
-        if verdict.state is MemberState.PENDING:
-            self.ledger.write(member, MemberState.PENDING, reason=verdict.reason, exit_code=None)
-            self.roster.waiting.append(member.number)
-            self.journal.write("requeue", member=member.number)
-            return
-        self.ledger.write_end(member, verdict.state, verdict.exit_code, verdict.reason)
-        self.journal.write(
-            "member_end", member=member.number, state=verdict.state, exit=verdict.exit_code
-        )
-
-    def _release(self, member: Member, *, vacate_only: bool = False) -> None:
-        member.process = None
-        member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = member.end_by = None
-        member.is_orphan = False
-        if not vacate_only:
-            member.asked = None
-        self.roster.vacate(member.number)
-        self.starter.clean(member)
-
     # -- the end of the pack ------------------------------------------------------------------
-
-    def _resume(self) -> None:
-        """The signal was meant for the members alone: what ended counts as it ended."""
-        undecided, self._undecided = self._undecided, {}
-        for number, verdict in undecided.items():
-            if verdict.state is None:
-                # Slurm says so where it was asked to; otherwise somebody killed its processes.
-                state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED
-                verdict = dataclasses.replace(  # noqa: PLW2901
-                    verdict, state=state, reason="its step was killed"
-                )
-            self._finish(self.roster.members[number], verdict)
-        self.journal.write("goes_on")
 
     def _settle_ending(self) -> None:
         """Write what is certain; what Slurm has yet to say is left to whoever reads."""
@@ -368,7 +270,7 @@ class Runner:
                 self._adopt(number)
         for member in self.roster.members.values():
             if not member.is_final:
-                verdict = self._undecided.get(member.number)
+                verdict = self._tender.undecided.get(member.number)
                 code = verdict.exit_code if verdict else None
                 self.ledger.write_end(
                     member, fate.state, code or ExitCode(0, signal.SIGTERM), fate.reason
@@ -393,10 +295,10 @@ class Runner:
                 if isinstance(error, FileNotFoundError) and self.starter.fall_back(
                     member, f"{error.filename} is not installed or not in PATH"
                 ):
-                    self._release(member)
+                    self._tender.release(member)
                     self.roster.waiting.appendleft(member.number)
                     continue
-                self._finish(
+                self._tender.finish(
                     member, Verdict(MemberState.FAILED, None, f"it could not be started: {error}")
                 )
 

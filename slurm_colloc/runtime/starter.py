@@ -24,9 +24,9 @@ from slurm_colloc.runtime.launcher import start_process
 from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.shims import write_shims
 from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.store.directory import parse_environment_block
 from slurm_colloc.store.files import write_atomic
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.packs import parse_environment_block
 from slurm_colloc.store.records import PackRecord
 
 PORTS = range(12000, 28000)
@@ -110,6 +110,7 @@ class Starter:
             shared=not self._lone,
         )
         composed = environments.compose_environment(captured, self._added, job, plan, where)
+        member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
@@ -125,7 +126,7 @@ class Starter:
             runner_pid=os.getpid(),
             kill_wait_s=self._kill_wait_s,
             passes_on=self._passes_on and is_step,
-            tmpdir=composed["TMPDIR"] if where.tmpdir and "TMPDIR" not in captured else "",
+            tmpdir=member.tmpdir,
             is_step=is_step,
         )
         launch_file = f"{member.prefix}.launch"
@@ -152,7 +153,8 @@ class Starter:
 
     def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
         base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
-        return f"{base}/csub-{self._allocation.job_id}-{number}"
+        # A name that nobody can have made before, on a path where everybody can write.
+        return f"{base}/csub-{self._allocation.job_id}-{number}-{os.urandom(6).hex()}"
 
     def _choose_port(self, number: int) -> int:
         """A port that is free now and belongs to no neighbour."""
@@ -238,10 +240,8 @@ class Starter:
         """Remove what the wrapper could not remove itself."""
         with contextlib.suppress(OSError):
             os.unlink(f"{member.prefix}.launch")
-        number = member.number
-        for base in {self._added.get("TMPDIR"), "/tmp"}:
-            if base:
-                shutil.rmtree(f"{base}/csub-{self._allocation.job_id}-{number}", ignore_errors=True)
+        if member.tmpdir:
+            shutil.rmtree(member.tmpdir, ignore_errors=True)
 
     def _inner_steps(self, member: Member, slurm: SlurmCommands | None) -> list[str]:
         if slurm is None or not os.path.exists(f"{member.prefix}.steps"):

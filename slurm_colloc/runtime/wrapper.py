@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         for name, value in launch["environment"]
     }
     if launch["own_tmpdir"]:
-        os.makedirs(launch["own_tmpdir"], mode=0o700, exist_ok=True)
+        os.mkdir(launch["own_tmpdir"], 0o700)
     started_at = time.time()
     ready, hold = os.pipe()
     told, tell = os.pipe()

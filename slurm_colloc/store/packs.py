@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
-from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.store.directory import NewPack, read_pack, write_pack
 from slurm_colloc.store.files import (
     explain_os_errors,
     make_directory,
@@ -27,35 +26,12 @@ from slurm_colloc.store.files import (
     write_atomic,
     write_json,
 )
-from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.records import (
-    MemberSpec,
     PackRecord,
-    build_pack_mapping,
-    build_spec_mapping,
-    parse_pack,
-    parse_spec,
 )
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NewMember:
-    """Everything a member needs, ready to be written."""
-
-    spec: MemberSpec
-    script: bytes
-    environment: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class NewPack:
-    """A pack that is not on disk yet."""
-
-    record: PackRecord
-    members: tuple[NewMember, ...]
 
 
 def build_pack_id(submission: str, index: int) -> str:
@@ -73,10 +49,12 @@ class State:
 
     Args:
         root: Its path; directories are made 0700, files 0600.
+        cluster: Name of the Slurm cluster that job ids are of; empty where it is not known.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, cluster: str = "") -> None:
         self.root = root
+        self.cluster = cluster
         self.packs = root / "packs"
         self.open = root / "open"
         self.jobs = root / "jobs"
@@ -248,7 +226,8 @@ class State:
     def record_pack_job(self, record: PackRecord, job_id: str) -> None:
         """Write down which Slurm job one pack became."""
         # The index first: a pack that has its id is looked at no more.
-        if record.index == record.indices[0] or not (self.jobs / f"{job_id}.json").exists():
+        index = build_index_path(self.root, job_id, record.cluster)
+        if record.index == record.indices[0] or not index.exists():
             write_job_index(self.root, job_id, record)
         path = self.packs / record.pack_id / "slurm_job_id"
         write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
@@ -278,6 +257,10 @@ class State:
         with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
             os.unlink(self.open / pack_id)
 
+    def is_elsewhere(self, record: PackRecord) -> bool:
+        """True for a pack of another cluster: Slurm here knows nothing of it."""
+        return bool(record.cluster and self.cluster and record.cluster != self.cluster)
+
     def read_pack(self, pack_id: str) -> PackRecord | None:
         """Read pack.json; None if there is no such pack."""
         return read_pack(self.packs / pack_id)
@@ -288,7 +271,7 @@ class State:
         Raises:
             NotFound: csub knows no such job.
         """
-        value = read_json(self.jobs / f"{job_id}.json")
+        value = read_json(build_index_path(self.root, job_id, self.cluster))
         if value is not None:
             ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
             found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
@@ -305,132 +288,15 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
     return f"{job_id}_{record.index}" if record.is_array else job_id
 
 
+def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
+    """The file that says which packs a job id of a cluster stands for."""
+    is_of_a_cluster = cluster and not job_id.startswith("L")
+    return root / "jobs" / (f"{cluster}.{job_id}.json" if is_of_a_cluster else f"{job_id}.json")
+
+
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     """Write which packs a Slurm job id stands for; the content is the same whoever writes it."""
     write_json(
-        root / "jobs" / f"{job_id}.json",
+        build_index_path(root, job_id, record.cluster),
         {"submission": record.submission, "indices": record.indices},
     )
-
-
-def read_pack(path: Path) -> PackRecord | None:
-    """Read a pack's pack.json; None if there is none.
-
-    Raises:
-        StateError: It is damaged.
-    """
-    value = read_json(path / "pack.json")
-    if value is None:
-        return None
-    try:
-        return parse_pack(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path / 'pack.json'} is damaged ({error})") from error
-
-
-def read_spec(pack: Path, number: int) -> MemberSpec:
-    """Read a member's spec.json.
-
-    Raises:
-        StateError: It is missing or damaged.
-    """
-    path = pack / "members" / format_number(number) / "spec.json"
-    value = read_json(path)
-    if value is None:
-        raise StateError(f"{path} is missing")
-    try:
-        return parse_spec(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path} is damaged ({error})") from error
-
-
-def read_slurm_job_id(pack: Path) -> str | None:
-    """The Slurm job id of a pack, `4711` or `4711_2`; None while it is not known."""
-    try:
-        return (pack / "slurm_job_id").read_text().strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def write_ended(pack: Path, state: SlurmJobState) -> None:
-    """Write Slurm's last word on a pack's job: Slurm itself forgets it after some minutes."""
-    write_json(pack / "ended.json", {"slurm_state": state.value})
-
-
-def read_ended(pack: Path) -> SlurmJobState | None:
-    """Slurm's last word on a pack's job; None while there is none."""
-    value = read_json(pack / "ended.json")
-    return None if value is None else SlurmJobState.parse(str(value.get("slurm_state", "")))
-
-
-def is_unanswered(pack: Path) -> bool:
-    """True where Slurm did not answer its submission: its job may still turn up."""
-    return (pack / "unanswered").exists()
-
-
-def is_local_alive(pack: Path) -> bool:
-    """True while the runner of a pack without Slurm is alive: it holds this lock."""
-    try:
-        descriptor = os.open(pack / "alive", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def list_members(pack: Path) -> list[int]:
-    """Numbers of all members of a pack, sorted."""
-    try:
-        names = os.listdir(pack / "members")
-    except OSError as error:
-        raise StateError(f"cannot read {pack}: {os.strerror(error.errno or 0)}") from error
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def write_pack(path: Path, pack: NewPack) -> None:
-    """Write a pack's directory with its first members already waiting in the inbox."""
-    for name in ("", "inbox", "members", "control"):
-        os.mkdir(path / name if name else path, 0o700)
-    write_json(path / "pack.json", build_pack_mapping(pack.record))
-    # Slurm would make it with the user's umask.
-    os.close(os.open(path / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    # Tasks of an array share script and environment: written once, linked into each member.
-    written: dict[tuple[str, bytes], Path] = {}
-    for member in pack.members:
-        name = format_number(member.spec.job.number)
-        directory = path / "members" / name
-        os.mkdir(directory, 0o700)
-        write_json(directory / "spec.json", build_spec_mapping(member.spec))
-        for file_name, data, mode in (
-            ("script", member.script, 0o700),
-            ("env", member.environment, 0o600),
-        ):
-            earlier = written.get((file_name, data))
-            target = directory / file_name
-            if earlier is not None:
-                with contextlib.suppress(OSError):
-                    os.link(earlier, target)
-                    continue
-            write_atomic(target, data, mode)
-            written[(file_name, data)] = target
-        write_json(path / "inbox" / f"{name}.json", {"number": member.spec.job.number})
-
-
-def build_environment_block(environment: Mapping[bytes, bytes]) -> bytes:
-    """An environment as NUL-separated `NAME=value`, as in /proc/PID/environ."""
-    return b"\0".join(name + b"=" + value for name, value in environment.items())
-
-
-def parse_environment_block(block: bytes) -> dict[bytes, bytes]:
-    """The inverse of build_environment_block."""
-    environment = {}
-    for item in block.split(b"\0"):
-        name, separator, value = item.partition(b"=")
-        if separator:
-            environment[name] = value
-    return environment

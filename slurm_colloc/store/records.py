@@ -33,6 +33,7 @@ class PackRecord:
             batch script finds was added by Slurm or the site, and belongs to the members too.
         slurm_options: Options that sbatch was called with, for people.
         local: True where it runs without Slurm.
+        cluster: Name of the Slurm cluster; empty where it is not known.
         carried: True where it travels in its batch script: nothing comes back from the node.
     """
 
@@ -54,6 +55,7 @@ class PackRecord:
     client_environment: tuple[tuple[str, str], ...]
     slurm_options: tuple[str, ...]
     local: bool = False
+    cluster: str = ""
     carried: bool = False
 
 

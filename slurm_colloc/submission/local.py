@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import Plan
 from slurm_colloc.settings import Settings
+from slurm_colloc.store.directory import NewPack
 from slurm_colloc.store.files import explain_os_errors, make_directory, write_atomic
-from slurm_colloc.store.packs import NewPack, State, make_submission_id
+from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.request import group_into_batches
 from slurm_colloc.submission.submit import Submitted, build_packs, make_plan

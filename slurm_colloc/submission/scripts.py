@@ -15,6 +15,9 @@ from slurm_colloc.submission.directives import check_script
 SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
 
+COMMANDS = ("submit", "pack", "queue", "show", "logs", "cancel", "wait", "sandbox")
+"""csub's own words; everything else that comes first is a script or an option."""
+
 _WRAP = "#!/bin/sh\n# This script was created by csub --wrap.\n\n{command}\n\n"
 
 
@@ -72,9 +75,17 @@ def read_script(shown: str, arguments: tuple[str, ...], directory: str) -> Scrip
     except OSError as error:
         raise UsageProblem(
             f"cannot read the script {shown}: {os.strerror(error.errno or 0)}",
-            hint="is it in this directory?" if isinstance(error, FileNotFoundError) else "",
+            hint=_advise(shown) if isinstance(error, FileNotFoundError) else "",
         ) from error
     return _checked(Script(shown, path.name, content, arguments))
+
+
+def _advise(shown: str) -> str:
+    """What to do about a script that is not there: it may be a command with a slip in it."""
+    import difflib
+
+    near = difflib.get_close_matches(shown, COMMANDS, n=1)
+    return f"did you mean csub {near[0]}?" if near else "is it in this directory?"
 
 
 def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:

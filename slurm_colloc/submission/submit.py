@@ -26,15 +26,9 @@ from slurm_colloc.slurm.commands import (
     build_client_environment,
     hold_interrupts,
 )
+from slurm_colloc.store.directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.packs import (
-    NewMember,
-    NewPack,
-    State,
-    build_environment_block,
-    build_pack_id,
-    make_submission_id,
-)
+from slurm_colloc.store.packs import State, build_pack_id, make_submission_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import remove_environment
 from slurm_colloc.submission.capacity import compute_capacity
@@ -179,6 +173,7 @@ def _submit_batch(
         options=options,
         directory=directory,
         carried=not settings.state_shared,
+        cluster=state.cluster,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
@@ -286,6 +281,7 @@ def build_packs(
     directory: str,
     local: bool = False,
     carried: bool = False,
+    cluster: str = "",
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
@@ -327,6 +323,7 @@ def build_packs(
             slurm_options=tuple(options),
             local=local,
             carried=carried,
+            cluster=cluster,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

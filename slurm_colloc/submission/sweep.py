@@ -15,8 +15,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store.packs import (
-    State,
+from slurm_colloc.store.directory import (
     is_local_alive,
     is_unanswered,
     list_members,
@@ -24,6 +23,7 @@ from slurm_colloc.store.packs import (
     read_slurm_job_id,
     write_ended,
 )
+from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import remove_environment
 from slurm_colloc.submission.request import PACK_TOKEN
@@ -79,6 +79,8 @@ def look_at_open_packs(state: State, damaged: list[StateError]) -> list[OpenPack
             record = state.read_pack(pack_id)
         except StateError as problem:
             damaged.append(problem)
+            continue
+        if record is not None and state.is_elsewhere(record):
             continue
         job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
         found.append(OpenPack(pack_id, record, job_id, in_work))

@@ -8,7 +8,8 @@ import time
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.store import inbox
-from slurm_colloc.store.packs import State, write_ended
+from slurm_colloc.store.directory import write_ended
+from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import StateRecord, begin_attempt, remove_environment, write_state
 from slurm_colloc.submission.collect import Call, collect_call
 from slurm_colloc.submission.request import group_into_batches

@@ -16,7 +16,7 @@ from slurm_colloc.runtime.environment import (
     compute_added_by_slurm,
     parse_pairs,
 )
-from slurm_colloc.store.packs import build_environment_block, parse_environment_block
+from slurm_colloc.store.directory import build_environment_block, parse_environment_block
 
 JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)

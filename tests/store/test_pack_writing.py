@@ -15,15 +15,14 @@ from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store import inbox, packs
-from slurm_colloc.store.packs import (
-    State,
+from slurm_colloc.store.directory import (
     is_local_alive,
     list_members,
-    make_submission_id,
     read_ended,
     read_slurm_job_id,
     read_spec,
 )
+from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.submission.request import PACK_TOKEN
 from slurm_colloc.submission.sweep import OpenPack, look_at_open_packs, sweep
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.store.packs import build_environment_block, parse_environment_block
+from slurm_colloc.store.directory import build_environment_block, parse_environment_block
 from slurm_colloc.store.records import (
     MemberSpec,
     PackRecord,

@@ -1,0 +1,163 @@
+"""One pack's directory: writing it whole, and reading its files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.store.files import read_json, write_atomic, write_json
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.records import (
+    MemberSpec,
+    PackRecord,
+    build_pack_mapping,
+    build_spec_mapping,
+    parse_pack,
+    parse_spec,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewMember:
+    """Everything a member needs, ready to be written."""
+
+    spec: MemberSpec
+    script: bytes
+    environment: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class NewPack:
+    """A pack that is not on disk yet."""
+
+    record: PackRecord
+    members: tuple[NewMember, ...]
+
+
+def read_pack(path: Path) -> PackRecord | None:
+    """Read a pack's pack.json; None if there is none.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    value = read_json(path / "pack.json")
+    if value is None:
+        return None
+    try:
+        return parse_pack(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path / 'pack.json'} is damaged ({error})") from error
+
+
+def read_spec(pack: Path, number: int) -> MemberSpec:
+    """Read a member's spec.json.
+
+    Raises:
+        StateError: It is missing or damaged.
+    """
+    path = pack / "members" / format_number(number) / "spec.json"
+    value = read_json(path)
+    if value is None:
+        raise StateError(f"{path} is missing")
+    try:
+        return parse_spec(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path} is damaged ({error})") from error
+
+
+def read_slurm_job_id(pack: Path) -> str | None:
+    """The Slurm job id of a pack, `4711` or `4711_2`; None while it is not known."""
+    try:
+        return (pack / "slurm_job_id").read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def write_ended(pack: Path, state: SlurmJobState) -> None:
+    """Write Slurm's last word on a pack's job: Slurm itself forgets it after some minutes."""
+    write_json(pack / "ended.json", {"slurm_state": state.value})
+
+
+def read_ended(pack: Path) -> SlurmJobState | None:
+    """Slurm's last word on a pack's job; None while there is none."""
+    value = read_json(pack / "ended.json")
+    return None if value is None else SlurmJobState.parse(str(value.get("slurm_state", "")))
+
+
+def is_unanswered(pack: Path) -> bool:
+    """True where Slurm did not answer its submission: its job may still turn up."""
+    return (pack / "unanswered").exists()
+
+
+def is_local_alive(pack: Path) -> bool:
+    """True while the runner of a pack without Slurm is alive: it holds this lock."""
+    try:
+        descriptor = os.open(pack / "alive", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def list_members(pack: Path) -> list[int]:
+    """Numbers of all members of a pack, sorted."""
+    try:
+        names = os.listdir(pack / "members")
+    except OSError as error:
+        raise StateError(f"cannot read {pack}: {os.strerror(error.errno or 0)}") from error
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def write_pack(path: Path, pack: NewPack) -> None:
+    """Write a pack's directory with its first members already waiting in the inbox."""
+    for name in ("", "inbox", "members", "control"):
+        os.mkdir(path / name if name else path, 0o700)
+    write_json(path / "pack.json", build_pack_mapping(pack.record))
+    # Slurm would make it with the user's umask.
+    os.close(os.open(path / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Tasks of an array share script and environment: written once, linked into each member.
+    written: dict[tuple[str, bytes], Path] = {}
+    for member in pack.members:
+        name = format_number(member.spec.job.number)
+        directory = path / "members" / name
+        os.mkdir(directory, 0o700)
+        write_json(directory / "spec.json", build_spec_mapping(member.spec))
+        for file_name, data, mode in (
+            ("script", member.script, 0o700),
+            ("env", member.environment, 0o600),
+        ):
+            earlier = written.get((file_name, data))
+            target = directory / file_name
+            if earlier is not None:
+                with contextlib.suppress(OSError):
+                    os.link(earlier, target)
+                    continue
+            write_atomic(target, data, mode)
+            written[(file_name, data)] = target
+        write_json(path / "inbox" / f"{name}.json", {"number": member.spec.job.number})
+
+
+def build_environment_block(environment: Mapping[bytes, bytes]) -> bytes:
+    """An environment as NUL-separated `NAME=value`, as in /proc/PID/environ."""
+    return b"\0".join(name + b"=" + value for name, value in environment.items())
+
+
+def parse_environment_block(block: bytes) -> dict[bytes, bytes]:
+    """The inverse of build_environment_block."""
+    environment = {}
+    for item in block.split(b"\0"):
+        name, separator, value = item.partition(b"=")
+        if separator:
+            environment[name] = value
+    return environment
