@@ -163,6 +163,13 @@ class CsubUser:
         self.run(["csub", "wait", job_id], check=False, timeout_s=patience_s)
         return self.members(job_id)
 
+    def index(self, job_id: str) -> Path:
+        """The file in the state that says which packs a job id stands for."""
+        for name in (f"{job_id}.json", f"*.{job_id}.json"):
+            for path in (self.state / "jobs").glob(name):
+                return path
+        return self.state / "jobs" / f"{job_id}.json"
+
     def output(self, name: str) -> str:
         """A file in the user's home, empty while it is not there."""
         with contextlib.suppress(FileNotFoundError):

@@ -573,7 +573,7 @@ def test_a_state_directory_that_the_nodes_do_not_see_is_said_on_the_node(
 
 
 def pack_directory(user: CsubUser, job_id: str) -> Path:
-    index = json.loads((user.state / "jobs" / f"{job_id}.json").read_text())
+    index = json.loads(user.index(job_id).read_text())
     return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
 
 

@@ -64,7 +64,7 @@ def administrate(user: CsubUser, *argv: str) -> None:
 
 def pack_directory(user: CsubUser, job_id: str) -> Path:
     """The directory of a submission's only pack."""
-    index = json.loads((user.state / "jobs" / f"{job_id}.json").read_text())
+    index = json.loads(user.index(job_id).read_text())
     return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
 
 

@@ -104,7 +104,7 @@ def check_state_agrees_with_slurm(user: CsubUser, earlier: set[str]) -> list[str
     }
     for job_id in new:
         assert jobs[job_id] == f"[csub-pack={known[job_id]}]"
-        assert (user.state / "jobs" / f"{job_id}.json").exists()
+        assert user.index(job_id).exists()
     assert set(known) <= set(jobs)
     return new
 

@@ -73,7 +73,7 @@ def end_runner(pid_file: Path) -> None:
 
 
 def runner_of(user: CsubUser, job_id: str) -> int:
-    index = json.loads((user.state / "jobs" / f"{job_id}.json").read_text())
+    index = json.loads(user.index(job_id).read_text())
     return int((user.state / "packs" / f"{index['submission']}.0" / "runner_pid").read_text())
 
 

@@ -58,6 +58,6 @@ def test_preempted_members_get_term_and_start_again_after_the_requeue(user: Csub
         "done.sh": 1, "polite.sh": 2, "stubborn.sh": 2, "later.sh": 1,
     }  # fmt: skip
     assert [row["starts"] for row in rows.values()] == [1, 2, 2, 1]
-    index = json.loads((user.state / "jobs" / f"{victim}.json").read_text())
+    index = json.loads(user.index(victim).read_text())
     pack = user.state / "packs" / f"{index['submission']}.0"
     assert (pack / "attempt").read_text() == "2\n"

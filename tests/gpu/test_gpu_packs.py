@@ -90,9 +90,9 @@ def test_the_sandbox_hands_out_the_real_gpus(gpu_sandbox: Sandbox) -> None:
 
 def test_four_trainings_share_one_gpu_at_the_same_time(gpu_sandbox: Sandbox, home: Path) -> None:
     rounds = []
-    for _ in range(3):
-        alone = train(gpu_sandbox, home, 1, 25.0)
-        packed = train(gpu_sandbox, home, 4, 35.0)
+    for _ in range(2):
+        alone = train(gpu_sandbox, home, 1, 16.0)
+        packed = train(gpu_sandbox, home, 4, 20.0)
         rounds.append((alone, packed))
     Path(os.environ.get("GPU_SUITE_OUT", "/tmp"), "timeslice.json").write_text(json.dumps(rounds))
     for alone, packed in rounds:
@@ -101,3 +101,6 @@ def test_four_trainings_share_one_gpu_at_the_same_time(gpu_sandbox: Sandbox, hom
         assert len({row["gpu_uuid"] for row in [*alone, *packed]}) == 1
         assert all(row["loss_is_finite"] for row in [*alone, *packed])
         assert len({row["member"] for row in packed}) == 4
+        # Each on CPUs of its own.
+        cpus = [cpu for row in packed for cpu in json.loads(str(row["cpus"]))]
+        assert len(set(cpus)) == len(cpus) == 4

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--begin", type=float, required=True, help="seconds since the epoch")
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
@@ -86,6 +86,7 @@ def main() -> None:
                 "gpu_uuid": str(torch.cuda.get_device_properties(0).uuid),
                 "ready_before_begin_s": arguments.begin - ready,
                 "images_per_s": steps * arguments.batch / took,
+                "cpus": sorted(os.sched_getaffinity(0)),
                 "loss_is_finite": bool(torch.isfinite(loss)),
                 "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             }
