@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -124,12 +125,13 @@ def settle(user: CsubUser, earlier: set[str]) -> list[str]:
 def list_holders(folder: Path) -> list[int]:
     """Processes that have a file of this folder open."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if entry.readlink().is_relative_to(folder):
-                found.append(int(entry.parts[2]))
-        except OSError:
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        # A process may end at any moment of this.
+        with contextlib.suppress(OSError):
+            for entry in list((process / "fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    if entry.readlink().is_relative_to(folder):
+                        found.append(int(process.name))
     return found
 
 
