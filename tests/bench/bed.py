@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.slurm.cluster import read_cluster_name
 from slurm_colloc.store.packs import State
 from tests.bench.measuring import build_environment, run_timed
 
@@ -36,7 +37,7 @@ class Bed:
     @property
     def state(self) -> State:
         """The state directory of csub."""
-        return State(self.home / "state" / "slurm_colloc")
+        return State(self.home / "state" / "slurm_colloc", read_cluster_name(self.environment))
 
     @property
     def csub(self) -> str:
@@ -79,7 +80,9 @@ class _Renamed(Bed):
 
     @property
     def state(self) -> State:
-        return State(self.home / self.state_name / "slurm_colloc")
+        return State(
+            self.home / self.state_name / "slurm_colloc", read_cluster_name(self.environment)
+        )
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, patience_s: float = 90.0) -> None:

@@ -148,6 +148,20 @@ def test_scancel_of_one_step_ends_that_member_and_the_pack_refills(
     assert states_of(user.finish(job_id)) == {1: state, 2: "COMPLETED", 3: "COMPLETED"}
 
 
+def test_a_term_to_the_batch_script_alone_holds_the_pack_up_only_for_a_moment(
+    user: CsubUser,
+) -> None:
+    user.script("a.sh", UNTIL_END)
+    user.script("b.sh", "echo $SLURM_JOB_NAME >>ran.txt")
+    job_id = submit_pack(user, "--degree=1", "--pack-size=2", "a.sh", "b.sh")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "PENDING"})
+    user.run(["scancel", "--batch", "--signal=TERM", job_id])
+    events = pack_directory(user, job_id) / "events.jsonl"
+    wait_until(lambda: "goes_on" in events.read_text(), "the runner sees that the pack goes on")
+    user.script("end", "")
+    assert states_of(user.finish(job_id)) == {1: "COMPLETED", 2: "COMPLETED"}
+
+
 @pytest.mark.parametrize("by", ["csub", "scancel"])
 def test_term_lets_the_tasks_of_an_inner_srun_end_by_themselves(user: CsubUser, by: str) -> None:
     user.script(

@@ -24,7 +24,11 @@ def build_member(number: int, script: bytes = SCRIPT) -> NewMember:
 
 
 def build_pack(
-    submission: str, index: int = 0, members: int = 2, indices: tuple[int, ...] = (0,)
+    submission: str,
+    index: int = 0,
+    members: int = 2,
+    indices: tuple[int, ...] = (0,),
+    cluster: str = "",
 ) -> NewPack:
     entries = tuple(build_member(number) for number in range(1, members + 1))
     record = PackRecord(
@@ -45,6 +49,7 @@ def build_pack(
         submit_host="here",
         client_environment=(),
         slurm_options=(),
+        cluster=cluster,
     )
     return NewPack(record, entries)
 

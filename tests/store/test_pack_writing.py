@@ -315,6 +315,22 @@ def test_a_sweep_writes_down_slurms_last_word(
     assert read_ended(state.pack_path("s.0")) is expected
 
 
+def test_a_sweep_leaves_the_packs_of_another_cluster_alone(tmp_path: Path) -> None:
+    here, there = (State(tmp_path / "state", name) for name in ("here", "there"))
+    here.prepare()
+    for state, submission in ((here, "s"), (there, "t")):
+        new = build_pack(submission, cluster=state.cluster)
+        with state.writing([new]):
+            pass
+        # Both clusters have a job of this number.
+        state.record_job([new.record], "4711")
+    assert sweep_with(there, build_job("4711", job_state="CANCELLED")) == []
+    assert there.list_open() == ["s.0"]
+    assert read_ended(here.pack_path("s.0")) is None
+    assert here.find_packs("4711") == ["s.0"]
+    assert there.find_packs("4711") == ["t.0"]
+
+
 def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> None:
     with state.writing([build_pack("s")]):
         pass
