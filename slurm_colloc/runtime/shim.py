@@ -22,6 +22,7 @@ from slurm_colloc.runtime.environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.shims import find_real_command
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
+from slurm_colloc.store.directory import read_spec
 from slurm_colloc.store.requests import Action, Request, write_request
 
 # What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
@@ -90,6 +91,7 @@ def main(argv: Sequence[str]) -> int:  # noqa: RET503 - execve does not return
             translate = translate_scontrol if name == "scontrol" else translate_scancel
             request = translate(arguments, environment)
             if request is not None:
+                check_allowed(Path(pack), request)
                 return ask_runner(pack, request)
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
@@ -239,6 +241,16 @@ def _read_signal(text: str) -> int:
 
 def _own_number(environment: Mapping[str, str]) -> int:
     return int(environment["SLURM_COLLOC_MEMBER"].rpartition("/")[2])
+
+
+def check_allowed(pack: Path, request: Request) -> None:
+    """Refuse what the user has ruled out at submission.
+
+    Raises:
+        UsageProblem: It is a requeue of a job with --no-requeue.
+    """
+    if request.action is Action.REQUEUE and read_spec(pack, request.number).job.requeue is False:
+        raise UsageProblem("scontrol requeue: the job was submitted with --no-requeue")
 
 
 def ask_runner(pack: str, request: Request) -> int:

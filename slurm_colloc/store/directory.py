@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.store.files import read_json, write_atomic, write_json
+from slurm_colloc.store.files import is_locked, read_json, write_atomic, write_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.records import (
     MemberSpec,
@@ -97,17 +96,7 @@ def is_unanswered(pack: Path) -> bool:
 
 def is_local_alive(pack: Path) -> bool:
     """True while the runner of a pack without Slurm is alive: it holds this lock."""
-    try:
-        descriptor = os.open(pack / "alive", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_locked(pack / "alive")
 
 
 def list_members(pack: Path) -> list[int]:

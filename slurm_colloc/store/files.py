@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -99,3 +100,18 @@ def make_directory(path: Path | str) -> None:
     """Make a private directory and its parents; one that exists is left as it is."""
     with explain_os_errors("make directory", path):
         os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def is_locked(path: Path | str) -> bool:
+    """True while a living process holds the lock of a file; False where there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

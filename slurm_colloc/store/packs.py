@@ -21,6 +21,7 @@ from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
 from slurm_colloc.store.directory import NewPack, read_pack, write_pack
 from slurm_colloc.store.files import (
     explain_os_errors,
+    is_locked,
     make_directory,
     read_json,
     write_atomic,
@@ -186,17 +187,7 @@ class State:
 
     def is_being_submitted(self, submission: str) -> bool:
         """True while the csub that made a submission, or its sbatch, is alive."""
-        try:
-            descriptor = os.open(self._lock_path(submission), os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(self._lock_path(submission))
 
     def discard(self, pack_id: str) -> None:
         """Remove a pack that no Slurm job knows."""

@@ -163,6 +163,16 @@ def check_neighbours(user: CsubUser, job_id: str, numbers: Sequence[int]) -> Non
         assert rest == [f"{first} none"]
 
 
+def test_requeue_of_a_job_with_no_requeue_is_refused(user: CsubUser) -> None:
+    user.script("a.sh", "scontrol requeue $SLURM_JOB_ID; echo status $?")
+    job_id = user.submit("pack", "--no-requeue", "--gres=gpu:1", "--mem=100M", "a.sh", "a.sh")
+    rows = user.finish(job_id)
+    assert [(row["state"], row["starts"]) for row in rows.values()] == [("COMPLETED", 1)] * 2
+    shown = user.output(f"slurm-{job_id}_1.out")
+    assert "submitted with --no-requeue" in shown
+    assert "status 2" in shown
+
+
 def test_requeue_of_the_own_job_restarts_that_member_alone(user: CsubUser) -> None:
     user.script("neighbour.sh", NEIGHBOUR)
     user.script(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.shim import (
     own_job_ids,
     rewrite_srun,
@@ -18,6 +20,8 @@ from slurm_colloc.runtime.shim import (
     translate_scontrol,
 )
 from slurm_colloc.runtime.shims import SHIMMED, find_real_command, write_shims
+from slurm_colloc.store.files import write_json
+from slurm_colloc.store.records import MemberSpec, build_spec_mapping
 from slurm_colloc.store.requests import Action, Request, take_requests
 
 INSIDE = {
@@ -179,6 +183,7 @@ def inside(tmp_path: Path) -> dict[str, str]:
     """The environment of a member whose pack has shims, before commands that say what they are."""
     pack = tmp_path / "my pack"
     (pack / "control").mkdir(parents=True)
+    write_spec(pack, requeue=None)
     shims = write_shims(pack, sys.executable)
     real = tmp_path / "real"
     real.mkdir()
@@ -191,6 +196,15 @@ def inside(tmp_path: Path) -> dict[str, str]:
         "SLURM_COLLOC_PACK": str(pack),
         "SLURM_COLLOC_RUN": str(pack / "run.1.1"),
     }
+
+
+def write_spec(pack: Path, *, requeue: bool | None) -> None:
+    """Write what a pack knows of member 3."""
+    job = Job(3, "a", "a.sh", (), "/", requeue=requeue)
+    folder = pack / "members" / "0003"
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = MemberSpec(job, MemberPlan(0, 1, None, None), umask=0o022)
+    write_json(folder / "spec.json", build_spec_mapping(spec))
 
 
 def run(environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
@@ -226,6 +240,14 @@ def test_a_requeue_from_inside_becomes_a_request(inside: dict[str, str]) -> None
     assert take_requests(inside["SLURM_COLLOC_PACK"]) == [
         Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")
     ]
+
+
+def test_a_requeue_that_was_ruled_out_is_refused(inside: dict[str, str]) -> None:
+    write_spec(Path(inside["SLURM_COLLOC_PACK"]), requeue=False)
+    ended = run(inside, "scontrol", "requeue", "4713")
+    assert ended.returncode == 2
+    assert "--no-requeue" in ended.stderr
+    assert take_requests(inside["SLURM_COLLOC_PACK"]) == []
 
 
 def test_outside_of_a_pack_a_shim_is_the_real_command(inside: dict[str, str]) -> None:
