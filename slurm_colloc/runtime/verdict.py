@@ -114,11 +114,16 @@ def _judge_without_record(
 
 
 def read_kill_reason(log: str) -> str:
-    """What slurmstepd said when it ended the step: `time limit`, `preemption`, ..., or ''."""
+    """What slurmstepd said when it ended the step: `time limit`, `preemption`, ..., or ''.
+
+    A plain cancel is `... CANCELLED AT <time> ***` up to 24.11, and ends with `DUE to SIGNAL
+    Terminated` in 26.05.
+    """
     for line in log.splitlines():
         if "CANCELLED AT" in line:
-            _, separator, reason = line.partition("DUE TO")
-            return reason.strip(" *").lower() if separator else "cancelled"
+            _, separator, reason = line.lower().partition("due to")
+            reason = reason.strip(" *")
+            return "cancelled" if not separator or reason.startswith("signal") else reason
     return ""
 
 

@@ -138,6 +138,8 @@ def test_an_end_that_nobody_wrote_down(
         (f"{CANCELLED_AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
          "node failure, see slurmctld log for details"),
         (f"{CANCELLED_AT} DUE TO JOB REQUEUE ***", "job requeue"),
+        (f"{CANCELLED_AT} DUE to SIGNAL Terminated ***", "cancelled"),  # 26.05
+        (f"{CANCELLED_AT} DUE to PREEMPTION ***", "preemption"),
     ],
 )  # fmt: skip
 def test_what_slurmstepd_said(log: str, reason: str) -> None:
