@@ -15,7 +15,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.plan import Plan
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import Concern, Options, find_option
+from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.collect import Call, collect_call
 from slurm_colloc.submission.submit import Submitted, make_plan, submit_call
 
@@ -167,15 +167,3 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
         say(f"  Slurm: {said}")
     sys.stdout.flush()
     return 0
-
-
-def list_concerns(concern: Concern) -> list[str]:
-    """Names of the sbatch options of one concern, for help texts."""
-    from slurm_colloc.slurm.options import SBATCH_OPTIONS
-
-    return [option.name for option in SBATCH_OPTIONS if option.concern is concern]
-
-
-def describe_own(name: str) -> str:
-    """What an option of csub's own does."""
-    return find_option(name).reason

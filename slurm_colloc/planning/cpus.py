@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def format_cpu_list(cpus: Sequence[int]) -> str:
-    """Write CPU numbers as taskset and Slurm's map_cpu read them: `0,2,3`."""
-    return ",".join(str(cpu) for cpu in sorted(cpus))
-
-
 def format_cpu_mask(cpus: Sequence[int]) -> str:
     """Write CPU numbers as the hexadecimal mask of `--cpu-bind=mask_cpu`."""
     return hex(sum(1 << cpu for cpu in set(cpus)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.planning.cpus import format_cpu_mask
 
 STEP_SCRUB = (
     "SLURM_CPUS_PER_TASK",
@@ -240,7 +241,7 @@ def _set_own_resources(
     # beside the neighbours, on this member's CPUs.
     environment["SLURM_OVERLAP"] = "1"
     if place.cpus:
-        environment["SLURM_CPU_BIND"] = "mask_cpu:" + hex(sum(1 << cpu for cpu in place.cpus))
+        environment["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
     environment["SLURM_COLLOC_PACK"] = place.pack
     environment["SLURM_COLLOC_RUN"] = place.run
     environment["SLURM_COLLOC_CPUS"] = ",".join(str(cpu) for cpu in place.cpus)

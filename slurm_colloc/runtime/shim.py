@@ -18,6 +18,7 @@ from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.export import remove_member_variables
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.model.signals import parse_signal
+from slurm_colloc.planning.cpus import format_cpu_mask
 from slurm_colloc.runtime.environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.shims import find_real_command
 from slurm_colloc.settings import read_given_environment
@@ -131,8 +132,9 @@ def rewrite_srun(
         options.append("--ntasks=1")
     cpus = [int(cpu) for cpu in environment.get("SLURM_COLLOC_CPUS", "").split(",") if cpu]
     if "cpu-bind" not in names:
-        mask = hex(sum(1 << cpu for cpu in cpus))
-        options.append(f"--cpu-bind=mask_cpu:{mask}" if cpus else "--cpu-bind=none")
+        options.append(
+            f"--cpu-bind=mask_cpu:{format_cpu_mask(cpus)}" if cpus else "--cpu-bind=none"
+        )
     memory = environment.get("SLURM_COLLOC_HOST_MEMORY_MB")
     if memory:
         options.append(f"--mem={_choose_memory_mb(_last_value(kept, 'mem'), int(memory))}")
