@@ -23,7 +23,8 @@ from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.spec import SandboxSpec
 
-USERS = ("csubtest1", "csubtest2")
+# Names of their own, so that two runs on one machine do not end each other's users.
+USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
 POLL_S = 0.1
 
