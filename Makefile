@@ -7,7 +7,7 @@
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh)
+SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gpu/*.sh)
 
 help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
