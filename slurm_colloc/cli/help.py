@@ -11,7 +11,7 @@ Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
        csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
        csub queue | show | logs | cancel | wait | sandbox, see csub --help
 
-Takes every option of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of
+Takes the options of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of
 one call share a GPU: the tasks of --array, the scripts of pack.
 """
 
