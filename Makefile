@@ -1,17 +1,18 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-matrix check bench clean
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gpu/*.sh)
+SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gpu/*.sh tests/matrix/*.sh)
 
 help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
 	@echo 'make test    set-up, static checks and all tests, with line coverage'
+	@echo 'make test-matrix  the tests that say something about a release, on other Slurms and Pythons'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
 	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
 	@echo 'make clean   remove what these targets made, .venv included'
@@ -20,12 +21,21 @@ demo:
 	@sh .ci/setup demo
 	@sh tests/demo/demo.sh
 
+# Most tests wait for Slurm, so several run at a time. A file stays together, for its tests share
+# what it set up.
+WORKERS ?= 3
+
 # pytest comes last, so that its closing line is the last line.
 test:
 	@sh .ci/setup test
 	@$(MAKE) --no-print-directory run-checks
 	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
-	@python -m pytest --cov --cov-report=term
+	@python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
+
+# One release, and words for pytest: make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
+test-matrix:
+	@sh .ci/setup matrix
+	@python -B -m tests.matrix $(addprefix --release=,$(RELEASE)) $(PYTEST)
 
 check:
 	@sh .ci/setup check
@@ -44,6 +54,7 @@ bench:
 	@python -m tests.bench $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
 
 clean:
-	rm -rf .venv build dist .coverage.d htmlcov
+	rm -rf .venv build dist .coverage.d htmlcov .mps
+	rm -rf .matrix 2>/dev/null || sudo rm -rf .matrix
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 
 from slurm_colloc.errors import CollocError
 
-SUBCOMMANDS = frozenset({"queue", "show", "logs", "cancel", "wait"})
+SUBCOMMANDS = frozenset(
+    {
+        "cancel", "clean", "config", "explain", "history", "hold", "logs", "queue",
+        "release", "requeue", "shell", "show", "wait", "why",
+    }
+)  # fmt: skip
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 
@@ -31,6 +36,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return _tell_version
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
         return lambda: _run_typer(argv)
+    if first == "check":
+        from slurm_colloc.cli.checking import run_check
+
+        return lambda: run_check(argv[1:])
     from slurm_colloc.cli.submitting import run_submit
 
     if first == "pack":

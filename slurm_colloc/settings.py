@@ -10,10 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.quantities import parse_gpu_memory_mb
+from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 SITE_FILE = "/etc/slurm_colloc/settings.toml"
 """Where an administrator puts the site's settings; SLURM_COLLOC_SETTINGS names another file."""
+
+
+JOIN_CHOICES = ("auto", "pending", "never")
+ACCESS_CHOICES = ("auto", "commands", "pyslurm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Caps:
+    """What a site allows at most; read from the site's file alone, users cannot widen it.
+
+    Attributes:
+        members_per_pack: Members of a pack, those that joined it included; 0 for no cap.
+        pack_time: Time limit of a pack, as for `--time`; empty for no cap.
+        join: `auto`, `pending` (no running packs) or `never`.
+    """
+
+    members_per_pack: int = 0
+    pack_time: str = ""
+    join: str = "auto"
+
+    @property
+    def pack_time_s(self) -> int | None:
+        """The cap on a pack's time limit in seconds; None for no cap."""
+        return parse_time_limit_s(self.pack_time) if self.pack_time else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +53,18 @@ class Settings:
         degree: Members that share a GPU at the same time.
         pack_size: Members of a pack; those above the degree wait in it. 0: as many as the degree.
         slowdown_bound: Accepted slowdown; wall limits are stretched by it.
+        share: How members share a GPU: `auto` (MPS where the node has it), `mps`, `timeslice` or
+            `exclusive`; with `!` behind it, no other mode instead.
         start_margin_s: Time that a pack asks for on top of its members'.
         kill_wait_s: From SIGTERM to SIGKILL of a member; 0: Slurm's KillWait.
         launcher: `srun` (job steps), `process` (plain processes) or `auto` (steps, and plain
             processes where steps fail).
         gpu_memory: Memory of one GPU by its Slurm type, `any` where the site has one type.
+        join: Which packs a single script may join: `auto` (pending and running ones), `pending`
+            or `never`.
+        slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
+            matches the running Slurm, else the commands).
+        caps: What the site allows at most.
     """
 
     state_dir: str = ""
@@ -43,10 +74,14 @@ class Settings:
     degree: int = 4
     pack_size: int = 0
     slowdown_bound: float = 1.5
+    share: str = "auto"
     start_margin_s: int = 60
     kill_wait_s: int = 0
     launcher: str = "auto"
     gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    join: str = "auto"
+    slurm_access: str = "auto"
+    caps: Caps = Caps()
 
     def gpu_memory_mb(self, gpu_type: str | None) -> int | None:
         """Memory of one GPU of a type in MB; None where the site does not say."""
@@ -67,22 +102,68 @@ class Settings:
         return self.node_python or sys.executable
 
 
+@dataclasses.dataclass(frozen=True)
+class SettingsFiles:
+    """Where settings are read from.
+
+    Attributes:
+        site: The site's file.
+        is_required: The site's file was named explicitly and must be there.
+        user: The user's own file; empty where there is no home.
+    """
+
+    site: str
+    is_required: bool
+    user: str
+
+
+def find_files(environ: Mapping[str, str]) -> SettingsFiles:
+    """The files that an environment leads to."""
+    config = environ.get("XDG_CONFIG_HOME", "")
+    home = environ.get("HOME", "")
+    return SettingsFiles(
+        environ.get("SLURM_COLLOC_SETTINGS", SITE_FILE),
+        "SLURM_COLLOC_SETTINGS" in environ,
+        f"{config or home + '/.config'}/slurm_colloc/settings.toml" if config or home else "",
+    )
+
+
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the site's and the user's settings.
+    """Read the site's and the user's settings; the site's caps hold for both.
 
     Raises:
         UsageProblem: A file cannot be read, or holds an unknown name or a wrong value.
     """
-    environ = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
-    site = environ.get("SLURM_COLLOC_SETTINGS", SITE_FILE)
-    config = environ.get("XDG_CONFIG_HOME", "")
-    home = environ.get("HOME", "")
-    user = f"{config or home + '/.config'}/slurm_colloc/settings.toml" if config or home else ""
-    for path, required in ((site, "SLURM_COLLOC_SETTINGS" in environ), (user, False)):
-        if path and (required or os.path.exists(path)):
-            values.update(read_settings_file(path))
-    return Settings(**values)
+    files = find_files(os.environ if environ is None else environ)
+    site: dict[str, Any] = {}
+    user: dict[str, Any] = {}
+    if files.is_required or os.path.exists(files.site):
+        site = read_settings_file(files.site, is_site=True)
+    if files.user and os.path.exists(files.user):
+        user = read_settings_file(files.user)
+    return merge_settings(site, user)
+
+
+def merge_settings(site: Mapping[str, Any], user: Mapping[str, Any]) -> Settings:
+    """The user's values over the site's, within the site's caps; built-in values below both."""
+    values = {**site, **user}
+    caps = Caps(**site.get("caps", {}))
+    values["gpu_memory"] = {**site.get("gpu_memory", {}), **user.get("gpu_memory", {})}
+    settings = Settings(**{**values, "caps": caps})
+    return dataclasses.replace(settings, **compute_capped(settings))
+
+
+def compute_capped(settings: Settings) -> dict[str, Any]:
+    """The settings that are above a cap of the site, as the cap makes them."""
+    capped: dict[str, Any] = {}
+    most = settings.caps.members_per_pack
+    for name in ("degree", "pack_size"):
+        if most and getattr(settings, name) > most:
+            capped[name] = most
+    order = ("never", "pending", "auto")
+    if order.index(settings.join) > order.index(settings.caps.join):
+        capped["join"] = settings.caps.join
+    return capped
 
 
 def read_given_environment() -> Mapping[str, str]:
@@ -102,42 +183,90 @@ def read_given_environment() -> Mapping[str, str]:
     return os.environ
 
 
-def read_settings_file(path: str) -> dict[str, Any]:
+def read_settings_file(path: str, *, is_site: bool = False) -> dict[str, Any]:
     """Read one settings file.
 
     Raises:
         UsageProblem: It cannot be read, or holds an unknown name or a wrong value.
     """
-    import tomllib
-
     try:
         with open(path, "rb") as file:
-            values = tomllib.load(file)
+            data = file.read()
     except OSError as error:
         raise UsageProblem(
             f"cannot read the settings {path}: {os.strerror(error.errno or 0)}"
         ) from error
+    return parse_settings(path, data, is_site=is_site)
+
+
+def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str, Any]:
+    """Read what a settings file holds.
+
+    Args:
+        path: The file, for messages.
+        data: Its content.
+        is_site: It is the site's file, which alone may hold caps.
+
+    Raises:
+        UsageProblem: It is not TOML, or holds an unknown name or a wrong value.
+    """
+    import tomllib
+
+    try:
+        values = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{path} is not TOML: {error}") from error
-    known = {field.name: field for field in dataclasses.fields(Settings)}
+    if "caps" in values and not is_site:
+        raise UsageProblem(
+            f"{path}: [caps] has no meaning here", hint="caps stand in the site's settings alone"
+        )
     defaults = Settings()
+    _check_kinds(path, values, defaults, "")
+    if isinstance(values.get("caps"), dict):
+        _check_kinds(path, values["caps"], defaults.caps, "caps.")
+    check_values(path, values)
+    return values
+
+
+def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: str) -> None:
+    """Check names and kinds against the fields of a dataclass."""
+    known = [field.name for field in dataclasses.fields(defaults)]
     for name, value in values.items():
         if name not in known:
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageProblem(
-                f"{path}: there is no setting {name!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}",
+                f"{path}: there is no setting {prefix + name!r}",
+                hint=f"did you mean {prefix + near[0]!r}?"
+                if near
+                else f"known are {', '.join(known)}",
             )
         default = getattr(defaults, name)
+        if dataclasses.is_dataclass(default):
+            default = {}
         expected = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, expected) or (
             isinstance(value, bool) and not isinstance(default, bool)
         ):
-            raise UsageProblem(f"{path}: {name} = {value!r} should be of the kind of {default!r}")
-    check_values(path, values)
-    return values
+            raise UsageProblem(
+                f"{path}: {prefix}{name} = {value!r} should be of the kind of {default!r}"
+            )
+
+
+_MINIMUM = {
+    "degree": 1,
+    "pack_size": 0,
+    "slowdown_bound": 1,
+    "start_margin_s": 0,
+    "kill_wait_s": 0,
+}
+_CHOICES = {
+    "launcher": ("auto", "srun", "process"),
+    "join": JOIN_CHOICES,
+    "slurm_access": ACCESS_CHOICES,
+    "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
+}
 
 
 def check_values(path: str, values: Mapping[str, Any]) -> None:
@@ -146,22 +275,28 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     Raises:
         UsageProblem: A value is out of its range.
     """
-    minimum = {
-        "degree": 1,
-        "pack_size": 0,
-        "slowdown_bound": 1,
-        "start_margin_s": 0,
-        "kill_wait_s": 0,
-    }
-    for name, least in minimum.items():
-        if name in values and values[name] < least:
-            raise UsageProblem(f"{path}: {name} = {values[name]} must be at least {least}")
-    if values.get("launcher", "auto") not in ("auto", "srun", "process"):
-        raise UsageProblem(
-            f"{path}: launcher = {values['launcher']!r} must be auto, srun or process"
-        )
+    caps = values.get("caps", {})
+    _check_ranges(path, values, "")
+    _check_ranges(path, caps, "caps.")
     for gpu_type, text in values.get("gpu_memory", {}).items():
         try:
             parse_gpu_memory_mb(str(text))
         except ValueError as error:
             raise UsageProblem(f"{path}: gpu_memory.{gpu_type}: {error}") from error
+    if caps.get("pack_time"):
+        try:
+            parse_time_limit_s(caps["pack_time"])
+        except ValueError as error:
+            raise UsageProblem(f"{path}: caps.pack_time: {error}") from error
+
+
+def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
+    for name, least in {**_MINIMUM, "members_per_pack": 0}.items():
+        if name in values and values[name] < least:
+            raise UsageProblem(f"{path}: {prefix}{name} = {values[name]} must be at least {least}")
+    for name, choices in _CHOICES.items():
+        if name in values and values[name] not in choices:
+            raise UsageProblem(
+                f"{path}: {prefix}{name} = {values[name]!r} must be "
+                f"{', '.join(choices[:-1])} or {choices[-1]}"
+            )

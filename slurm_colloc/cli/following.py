@@ -6,9 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.cli.session import Session, note
+from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import NotFound
-from slurm_colloc.model.member import Selection
+from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.logs import find_log_paths, read_from
 from slurm_colloc.report.survey import MemberView, PackView
 
@@ -16,23 +16,24 @@ POLL_S = 0.3
 STATE_POLL_S = 2.0
 
 
-def print_logs(
-    session: Session, selections: Sequence[Selection], *, follow: bool, error: bool
-) -> int:
+def print_logs(session: Session, choice: Choice, *, follow: bool, error: bool) -> int:
     """Print the output of members, one after the other; with `follow` until they have ended.
+
+    A member that is submitted again in another pack is followed there.
 
     Raises:
         NotFound: There is no such member, or a single one has no output yet.
     """
-    found = session.survey(selections)
+    found = session.survey(choice)
     chosen = [(view, member) for view, members in found for member in members]
-    offsets = dict.fromkeys((str(member.member) for _, member in chosen), 0)
+    offsets: dict[str, int] = {}
     shown = ""
     asked_at = time.monotonic()
     while True:
         for view, member in chosen:
             name = str(member.member)
             path = _path(view, member, error=error)
+            offsets.setdefault(name, 0)
             for chunk in read_from(path, offsets[name]):
                 if len(chosen) > 1 and shown != name:
                     sys.stdout.write(f"{chr(10) if shown else ''}==> {name} {path} <==\n")
@@ -49,7 +50,7 @@ def print_logs(
         time.sleep(POLL_S)
         if time.monotonic() - asked_at >= STATE_POLL_S:
             asked_at = time.monotonic()
-            found = session.survey(selections)
+            found = session.survey(freeze(found))
             chosen = [(view, member) for view, members in found for member in members]
 
 

@@ -9,7 +9,7 @@ from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Co
 _HEAD = """\
 Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
        csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
-       csub queue | show | logs | cancel | wait | sandbox, see csub --help
+       csub queue, show, logs, why, cancel, shell, ... see csub --help
 
 Takes the options of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of
 one call share a GPU: the tasks of --array, the scripts of pack.

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import NotFound, SlurmError, StateError
-from slurm_colloc.model.member import Selection
+from slurm_colloc.model.member import ALL, LAST, Selection
+from slurm_colloc.model.selection import Choice
 from slurm_colloc.settings import Settings, load_settings
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
+from slurm_colloc.slurm.choice import open_slurm
 from slurm_colloc.slurm.cluster import read_cluster_name
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.packs import State
 
 if TYPE_CHECKING:
     from slurm_colloc.report.survey import MemberView, PackView
+    from slurm_colloc.submission.sweep import OpenPack
 
 
 def say(text: str) -> None:
-    """Write a line for people to standard output."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    """Write a line for people to standard output; nothing for an empty text."""
+    sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
 
 
 def note(text: str) -> None:
@@ -40,20 +44,31 @@ class Session:
         slurm: Slurm.
         unreachable: Why Slurm could not be asked; None if it answered or was not needed.
         damaged: What is wrong with packs that cannot be read.
+        open_packs: The packs that were open when Slurm was asked last.
     """
 
     settings: Settings
     state: State
-    slurm: SlurmCommands
+    slurm: SlurmAccess
     unreachable: SlurmError | None = None
     damaged: list[StateError] = field(default_factory=list)
+    open_packs: Sequence[OpenPack] = ()
+    _noted: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls) -> Session:
-        """Read the settings and find the state."""
+    def open(cls, *, asks_often: bool = False) -> Session:
+        """Read the settings and find the state.
+
+        Args:
+            asks_often: This call follows jobs until they end.
+
+        Raises:
+            SlurmUnreachable: The settings demand pyslurm, and it cannot be used.
+            UsageProblem: The settings are wrong.
+        """
         settings = load_settings()
         state = State(settings.state_path, read_cluster_name(os.environ))
-        return cls(settings, state, SlurmCommands())
+        return cls(settings, state, open_slurm(settings, asks_often=asks_often))
 
     def refresh(self, *, always_ask: bool = False) -> Mapping[str, SlurmJob] | None:
         """Ask Slurm once for all jobs, and bring the state up to date.
@@ -68,52 +83,142 @@ class Session:
         from slurm_colloc.submission.sweep import look_at_open_packs, sweep
 
         jobs: Mapping[str, SlurmJob] | None = None
-        packs = look_at_open_packs(self.state, self.damaged)
+        packs = self.open_packs = look_at_open_packs(self.state, self.damaged)
         if always_ask or any(pack.record and not pack.record.local for pack in packs):
             try:
                 jobs = self.slurm.list_jobs()
             except SlurmError as error:
                 self.unreachable = error
         if packs or self.state.list_making():
-            for text in sweep(self.state, self.slurm, packs, jobs):
+            for text in sweep(self.state, self.slurm, packs, jobs, self.settings):
                 note(text)
+            if jobs is not None and self._has_grown():
+                with contextlib.suppress(SlurmError):
+                    jobs = self.slurm.list_jobs()
         return jobs
+
+    def _has_grown(self) -> bool:
+        """Packs have come since Slurm was asked: the sweep has submitted members again."""
+        looked_at = {pack.pack_id for pack in self.open_packs}
+        return not looked_at.issuperset(self.state.list_open())
 
     def survey_open(self) -> list[PackView]:
         """All packs that were open when the call began."""
+        jobs = self.refresh()
+        return self._survey_packs(self.state.list_open(), jobs, self.damaged)
+
+    def survey_all(self) -> list[PackView]:
+        """All packs that are kept."""
+        jobs = self.refresh()
+        return self._survey_packs(self.state.list_all(), jobs, self.damaged)
+
+    def survey_changed_since(self, since: float) -> list[PackView]:
+        """Packs that are open, or in which a member can have ended since then."""
+        from slurm_colloc.report.history import list_changed_since
+
+        jobs = self.refresh()
+        return self._survey_packs(list_changed_since(self.state, since), jobs, self.damaged)
+
+    def survey_kept(self, left_out: Collection[str]) -> list[PackView]:
+        """All packs that are kept but some."""
+        jobs = self.refresh()
+        ids = [pack_id for pack_id in self.state.list_all() if pack_id not in left_out]
+        return self._survey_packs(ids, jobs, self.damaged)
+
+    def _survey_packs(
+        self,
+        pack_ids: Sequence[str],
+        jobs: Mapping[str, SlurmJob] | None,
+        damaged: list[StateError] | None = None,
+    ) -> list[PackView]:
         from slurm_colloc.report.survey import survey_packs
 
-        pack_ids = self.state.list_open()
-        return survey_packs(self.state, pack_ids, self.refresh(), self.damaged)
+        known = {pack.pack_id: pack.record for pack in self.open_packs}
+        return survey_packs(self.state, pack_ids, jobs, damaged, known)
 
-    def survey(self, selections: Sequence[Selection]) -> list[tuple[PackView, list[MemberView]]]:
+    def survey(
+        self, chosen: Choice | Sequence[Selection], *, follow_all: bool = True
+    ) -> list[tuple[PackView, list[MemberView]]]:
         """The selected members, by pack.
+
+        A member that was submitted again in another pack is found there, with a note.
+
+        Args:
+            chosen: What was named, with or without filters.
+            follow_all: Follow every member that moved; otherwise only those named by number.
 
         Raises:
             NotFound: There is no such pack or member.
         """
-        from slurm_colloc.report.survey import survey_packs
-
-        wanted: dict[str, set[int] | None] = {}
-        for selection in selections:
-            numbers = wanted.setdefault(selection.job, set())
-            if selection.number is None:
-                wanted[selection.job] = None
-            elif numbers is not None:
-                numbers.add(selection.number)
+        choice = chosen if isinstance(chosen, Choice) else Choice(tuple(chosen))
         jobs = self.refresh()
-        found = []
-        for job_id, numbers in wanted.items():
-            views = survey_packs(self.state, self.state.find_packs(job_id), jobs)
-            known = {m.member.number for view in views for m in view.members}
-            missing = (numbers or set()) - known
-            if missing:
+        picked: dict[str, tuple[PackView, dict[int, MemberView]]] = {}
+        for selection in choice.selections:
+            for view, members in self._find(selection, choice, jobs):
+                for member in members:
+                    where, found = view, member
+                    if follow_all or selection.ranges is not None:
+                        where, found = self._follow(view, member, jobs)
+                    if choice.matches(found.state, found.name):
+                        kept = picked.setdefault(where.record.pack_id, (where, {}))[1]
+                        kept[found.member.number] = found
+        if not picked and choice.is_filtered and not self._noted:
+            note(f"no member matches {choice}")
+            self._noted.add("")
+        return [(view, [kept[n] for n in sorted(kept)]) for view, kept in picked.values()]
+
+    def _find(
+        self, selection: Selection, choice: Choice, jobs: Mapping[str, SlurmJob] | None
+    ) -> list[tuple[PackView, list[MemberView]]]:
+        """What one selector names, by pack."""
+        if selection.job == ALL:
+            ids = self.state.list_all() if choice.wants_ended else self.state.list_open()
+            views = [v for v in self._survey_packs(ids, jobs, self.damaged) if not v.is_elsewhere]
+            return [
+                (view, [m for m in view.members if choice.wants_ended or not m.is_final])
+                for view in views
+            ]
+        if selection.job == LAST:
+            from slurm_colloc.report.last import find_last
+
+            last = find_last(self.state)
+            selection = Selection(last.job, selection.ranges or last.ranges)
+        views = self._survey_packs(self.state.find_packs(selection.job), jobs)
+        known = {m.member.number for view in views for m in view.members}
+        for first, final in selection.ranges or ():
+            if not any(first <= number <= final for number in known):
+                which = f"member {first}" if first == final else f"members {first}-{final}"
                 raise NotFound(
-                    f"job {job_id} has no member {min(missing)}",
-                    hint=f"csub show {job_id} lists its {len(known)} members",
+                    f"job {selection.job} has no {which}",
+                    hint=f"csub show {selection.job} lists its {len(known)} members",
                 )
-            for view in views:
-                members = [m for m in view.members if numbers is None or m.member.number in numbers]
-                if members:
-                    found.append((view, members))
-        return found
+        return [
+            (view, [m for m in view.members if selection.includes(m.member.number)])
+            for view in views
+        ]
+
+    def _follow(
+        self, view: PackView, member: MemberView, jobs: Mapping[str, SlurmJob] | None
+    ) -> tuple[PackView, MemberView]:
+        """A member in the pack in which it was submitted again, or as it is."""
+        while member.moved_to is not None:
+            views = self._survey_packs([member.moved_to], jobs)
+            number = member.member.number
+            found = [(v, m) for v in views for m in v.members if m.member.number == number]
+            if not found:
+                break
+            text = f"{member.member} was submitted again as {found[0][1].member}"
+            if text not in self._noted:
+                self._noted.add(text)
+                note(text)
+            view, member = found[0]
+        return view, member
+
+
+def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:
+    """Name these very members: what `all` means changes while one waits for them."""
+    numbers: dict[str, set[int]] = {}
+    for _, members in found:
+        for member in members:
+            numbers.setdefault(member.member.job, set()).add(member.member.number)
+    return [Selection.of(job, chosen) for job, chosen in numbers.items()]

@@ -7,17 +7,25 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.arrays import format_task_ids
-from slurm_colloc.model.plan import Plan
+from slurm_colloc.model.member import Selection
+from slurm_colloc.model.plan import Plan, SharingMode
+from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.collect import Call, collect_call
-from slurm_colloc.submission.submit import Submitted, make_plan, submit_call
+from slurm_colloc.submission.policy import choose_join, choose_share, make_plan
+from slurm_colloc.submission.submit import Submitted, submit_call
+
+if TYPE_CHECKING:
+    from slurm_colloc.submission.joining import Joined
+
+JOIN_WAIT_S = 30.0
 
 
 def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
@@ -28,28 +36,126 @@ def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    session = Session.open()
-    if call.options.flag("join"):
-        raise UsageProblem(
-            "--join is not part of this release", hint="jobs of one call share a pack"
-        )
+    session = Session.open(asks_often=call.options.flag("wait"))
     local = call.options.flag("local")
+    if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
+        from slurm_colloc.cli.depending import resolve_members
+
+        call = resolve_members(session, call, local=local)
+    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
+    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
+        from slurm_colloc.submission.culprits import bar_culprits
+
+        if choose_share(call, session.settings).planned is SharingMode.MPS:
+            call, barred = bar_culprits(call, session.state.root)
+            for text in barred:
+                note(text)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         return _run_dry(call, session, directory, local=local)
+    may_join = not local and session.settings.state_shared and _may_join(call, session)
+    if may_join:
+        return _join_or_submit(call, session, directory)
     if session.state.list_open():
         session.refresh()
     if local:
         from slurm_colloc.submission.local import submit_local
 
         plan, submitted = submit_local(call, session.settings, session.state, os.environ, directory)
+        _answer(call.options, plan, submitted)
     else:
-        plan, submitted = submit_call(
-            call, session.settings, session.state, session.slurm, directory
+        submitted = submit_call(
+            call,
+            session.settings,
+            session.state,
+            session.slurm,
+            directory,
+            answer=lambda plan, submitted: _tell(call, session, plan, submitted),
         )
-    _answer(call.options, plan, submitted)
+    return _finish(call, session, submitted)
+
+
+def _may_join(call: Call, session: Session) -> bool:
+    if len(call.candidates) != 1 or call.array is not None:
+        if call.options.flag("join") and call.options.text("join") != "never":
+            raise UsageProblem(
+                "--join is for a single script", hint="the jobs of --array and csub pack share"
+            )
+        return False
+    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty()) != "never"
+
+
+def _join_or_submit(call: Call, session: Session, directory: str) -> int:
+    """Join a pack that has room, or submit a new one; one csub of a user at a time.
+
+    So scripts that are typed or started at once do not each open a pack of their own.
+    """
+    from slurm_colloc.store.locks import hold_lock
+
+    session.state.prepare()
+    with hold_lock(session.state.root / "joining.lock", JOIN_WAIT_S):
+        joined, refusals = _find_room(call, session)
+        if joined is None:
+
+            def answer(plan: Plan, submitted: Sequence[Submitted]) -> None:
+                if call.options.flag("explain") or call.options.flag("verbose"):
+                    for text in refusals:
+                        note(f"not joined: {text}")
+                _tell(call, session, plan, submitted)
+
+            submitted = submit_call(
+                call,
+                session.settings,
+                session.state,
+                session.slurm,
+                directory,
+                answer=answer,
+                refusals=refusals,
+            )
+    if joined is None:
+        return _finish(call, session, submitted)
+    from slurm_colloc.cli.joined import tell_joined
+
+    tell_joined(call.options, joined)
     if call.options.flag("wait"):
         from slurm_colloc.cli.waiting import wait_for
-        from slurm_colloc.model.member import Selection
+
+        return wait_for(session, [Selection.parse(str(joined.member))])
+    return 0
+
+
+def _find_room(
+    call: Call, session: Session, *, only_plan: bool = False
+) -> tuple[Joined | None, tuple[str, ...]]:
+    """Join a pack, or only find it; and why others were not joined."""
+    jobs = session.refresh() if session.state.list_open() else None
+    if not jobs:
+        return None, ()
+    from slurm_colloc.submission.joining import join_open_pack
+
+    return join_open_pack(
+        call,
+        session.settings,
+        session.state,
+        session.slurm,
+        packs=session.open_packs,
+        jobs=jobs,
+        running=choose_join(call, session.settings, on_terminal=True) == "auto",
+        only_plan=only_plan,
+    )
+
+
+def _tell(call: Call, session: Session, plan: Plan, submitted: Sequence[Submitted]) -> None:
+    if any(candidate.job.depends for candidate in call.candidates):
+        from slurm_colloc.cli.depending import tell_packs
+
+        tell_packs(session, call, submitted)
+    _answer(call.options, plan, submitted)
+    sys.stdout.flush()
+
+
+def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:
+    if call.options.flag("wait"):
+        from slurm_colloc.cli.waiting import wait_for
 
         return wait_for(session, [Selection(entry.job_id, None) for entry in submitted])
     return 0
@@ -86,7 +192,9 @@ def _answer(options: Options, plan: Plan, submitted: Sequence[Submitted]) -> Non
 def describe(entry: Submitted) -> str:
     """`members 4711/1-4711/3 in 1 pack, timeslice`."""
     numbers = sorted(number for pack in entry.members for number in pack)
-    modes = dict.fromkeys(record.mode.value for record in entry.records)
+    modes = dict.fromkeys(
+        ShareRequest.parse(record.share).describe_mode(record.mode) for record in entry.records
+    )
     count = len(entry.records)
     packs = f"in {count} pack{'s' if count > 1 else ''}, {' and '.join(modes)}"
     if len(numbers) == 1:
@@ -121,6 +229,7 @@ def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, A
                         if record.is_array
                         else entry.job_id,
                         "mode": record.mode.value,
+                        "share": record.share,
                         "degree": record.degree,
                         "members": [f"{entry.job_id}/{number}" for number in numbers],
                         "reasons": list(record.reasons),
@@ -140,6 +249,13 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
     from slurm_colloc.submission.request import build_options, group_into_batches
     from slurm_colloc.submission.submit import build_batch_environment
 
+    if not local and session.settings.state_shared and _may_join(call, session):
+        joined = _find_room(call, session, only_plan=True)[0]
+        if joined is not None:
+            from slurm_colloc.cli.joined import describe_room
+
+            say(f"The job would join pack {joined.member.job}: {describe_room(joined)}")
+            return 0
     plan = make_plan(call, session.settings, None if local else session.slurm)
     jobs = [candidate.job for candidate in call.candidates]
     for text in plan.reasons:
@@ -149,7 +265,8 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
             numbers = format_task_ids(
                 tuple(sorted(jobs[member.job_index].number for member in pack.members))
             )
-            say(f"Pack of members {numbers}: {pack.mode.value}, degree {pack.degree}")
+            mode = choose_share(call, session.settings).describe_mode(pack.mode)
+            say(f"Pack of members {numbers}: {mode}, degree {pack.degree}")
             for text in pack.reasons:
                 say(f"  {text}")
         if local:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.cli.session import Session
+from slurm_colloc.cli.session import Session, freeze
 from slurm_colloc.model.member import MemberState, Selection
+from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.survey import MemberView
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
 
 
-def wait_for(session: Session, selections: Sequence[Selection]) -> int:
-    """Wait until all selected members have ended; the worst one's exit status.
+def wait_for(session: Session, chosen: Choice | Sequence[Selection]) -> int:
+    """Wait until all chosen members have ended; the worst one's exit status.
+
+    What the words mean is settled at the first look: `all` are those that had not ended then.
 
     Raises:
         NotFound: There is no such pack or member.
     """
     pause = FIRST_PAUSE_S
+    wanted: Choice | Sequence[Selection] = chosen
     while True:
-        found = session.survey(selections)
-        members = [member for _, chosen in found for member in chosen]
+        found = session.survey(wanted)
+        wanted = freeze(found)
+        members = [member for _, selected in found for member in selected]
         if all(member.is_final for member in members):
             return max((compute_status(member) for member in members), default=0)
         time.sleep(pause)

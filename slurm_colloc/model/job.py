@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_colloc.model.mail import MailRequest
+
 
 @dataclass(frozen=True)
 class SignalRequest:
@@ -61,6 +63,11 @@ class Job:
             asked when it runs alone.
         alone_because: Why it cannot share, in words; empty if it can.
         came_together: It came by `--array`, `pack`, `--degree` or `--gpu-mem`.
+        mail: `--mail-type` and `--mail-user`; None where no mail is asked for.
+        depends: What its runner looks at before it starts, as (kind, `4711/3`): the conditions of
+            `--dependency` on members that were open when it was submitted.
+        depends_on_any: One of `depends` is enough; plain job ids stand among them then.
+        slurm_dependency: What Slurm is told instead of such a `--dependency`.
     """
 
     number: int
@@ -86,3 +93,7 @@ class Job:
     shape: tuple[tuple[str, str], ...] = ()
     alone_because: str = ""
     came_together: bool = False
+    mail: MailRequest | None = None
+    depends: tuple[tuple[str, str], ...] = ()
+    depends_on_any: bool = False
+    slurm_dependency: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
@@ -21,6 +22,7 @@ class MemberState(enum.StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PREEMPTED = "PREEMPTED"
     NODE_FAIL = "NODE_FAIL"
+    REQUEUED = "REQUEUED"
     LOST = "LOST"
 
 
@@ -33,12 +35,13 @@ FINAL_STATES = frozenset(
         MemberState.OUT_OF_MEMORY,
         MemberState.PREEMPTED,
         MemberState.NODE_FAIL,
+        MemberState.REQUEUED,
         MemberState.LOST,
     }
 )
 
 # The runner alone moves a member. A running member goes back to PENDING when it is requeued.
-# LOST is never written: it is what a reader concludes.
+# LOST and REQUEUED (submitted again in another pack) are never written: a reader concludes them.
 TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
     MemberState.PENDING: frozenset(
         {
@@ -49,7 +52,8 @@ TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
             MemberState.OUT_OF_MEMORY,
         }
     ),
-    MemberState.RUNNING: (FINAL_STATES - {MemberState.LOST}) | {MemberState.PENDING},
+    MemberState.RUNNING: (FINAL_STATES - {MemberState.LOST, MemberState.REQUEUED})
+    | {MemberState.PENDING},
     **{state: frozenset() for state in FINAL_STATES},
 }
 
@@ -92,7 +96,6 @@ class ExitCode:
 
 
 _MEMBER_ID = re.compile(r"(L?\d+)/(\d+)")
-_PACK_ID = re.compile(r"L?\d+")
 
 
 @dataclass(frozen=True, order=True)
@@ -126,32 +129,71 @@ class MemberId:
         return cls(match[1], int(match[2]))
 
 
+LAST = "last"
+"""Selects the newest submission."""
+
+ALL = "all"
+"""Selects every member that has not ended."""
+
+_SELECTION = re.compile(rf"(L?\d+|{LAST})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", re.ASCII)
+
+
 @dataclass(frozen=True)
 class Selection:
-    """What the user named: a whole submission (`4711`) or one member of it (`4711/3`)."""
+    """What the user named: `4711`, `4711/3`, `4711/2-5`, `4711/1,3,5-7`, `last`, `last/2`, `all`.
+
+    Attributes:
+        job: The submission's id, `last` or `all`.
+        ranges: First and last member number of each part; None for all members.
+    """
 
     job: str
-    number: int | None
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """Read `4711` or `4711/3`.
+        """Read one selector.
 
         Raises:
-            UsageProblem: The text is neither.
+            UsageProblem: The text is none.
         """
-        if _PACK_ID.fullmatch(text):
-            return cls(text, None)
-        if _MEMBER_ID.fullmatch(text):
-            member = MemberId.parse(text)
-            return cls(member.job, member.number)
-        raise UsageProblem(
-            f"{text!r} names neither a pack nor a member",
-            hint="write 4711 for all members of a submission, 4711/3 for one",
-        )
+        match = _SELECTION.fullmatch(text)
+        if text == ALL or (match and match[2] is None):
+            return cls(text)
+        if not match:
+            raise UsageProblem(
+                f"{text!r} names neither a pack nor a member",
+                hint="write 4711 for all members of a submission, 4711/3 or 4711/2-5 for some, "
+                "last for the newest submission, or all",
+            )
+        ranges = []
+        for part in match[2].split(","):
+            first, _, last = part.partition("-")
+            ranges.append((int(first), int(last or first)))
+            if ranges[-1][1] < ranges[-1][0]:
+                raise UsageProblem(f"{text!r}: the range {part} runs backwards")
+        return cls(match[1], tuple(ranges))
+
+    @classmethod
+    def of(cls, job: str, numbers: Iterable[int]) -> Selection:
+        """The selection of these members of a submission."""
+        runs: list[tuple[int, int]] = []
+        for number in sorted(numbers):
+            if runs and runs[-1][1] >= number - 1:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        return cls(job, tuple(runs))
+
+    def includes(self, number: int) -> bool:
+        """It names this member of the submission."""
+        return self.ranges is None or any(first <= number <= last for first, last in self.ranges)
 
     def __str__(self) -> str:
-        return self.job if self.number is None else f"{self.job}/{self.number}"
+        if self.ranges is None:
+            return self.job
+        parts = (f"{a}-{b}" if b > a else f"{a}" for a, b in self.ranges)
+        return f"{self.job}/{','.join(parts)}"
 
 
 class SlurmJobState(enum.StrEnum):
@@ -215,6 +257,8 @@ def effective_state(
     *,
     cancelled: bool = False,
     carried: bool = False,
+    moved: bool = False,
+    held: bool = False,
 ) -> MemberState:
     """Say what a member is, from what the runner wrote last and what Slurm says of its job.
 
@@ -225,6 +269,8 @@ def effective_state(
         cancelled: The member was taken out of the queue before it started.
         carried: The pack travelled in its batch script, so its runner's records stay on the node.
             The job's exit code is the worst member's, so it is COMPLETED only if all are.
+        moved: It never started here and was submitted again in another pack.
+        held: It is held: while it waits it outlives its pack, unless that is cancelled.
 
     Returns:
         The state to show. This is the only place that says LOST: the job is over, and nobody
@@ -234,10 +280,13 @@ def effective_state(
         return recorded
     if cancelled:
         return MemberState.CANCELLED
+    if moved:
+        return MemberState.REQUEUED
+    is_kept = held and recorded is MemberState.PENDING and slurm is not SlurmJobState.CANCELLED
+    if slurm is SlurmJobState.PENDING or is_kept:
+        return MemberState.PENDING
     if slurm is None:
         return recorded
-    if slurm is SlurmJobState.PENDING:
-        return MemberState.PENDING
     if slurm in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED, SlurmJobState.COMPLETING):
         return MemberState.RUNNING if carried else recorded
     if carried and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):

@@ -83,11 +83,14 @@ def choose_output_paths(
     )
 
 
+def is_device(path: str) -> bool:
+    """A device, which members may share; /dev/shm and /dev/mqueue hold ordinary files."""
+    return path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/mqueue/"))
+
+
 def _choose_path(pattern: str, values: PatternValues, *, alone: bool) -> str:
     path = expand_pattern(pattern, values)
-    # Devices may be shared; /dev/shm and /dev/mqueue hold ordinary files.
-    is_device = path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/mqueue/"))
-    if alone or is_device or _tells_members_apart(pattern):
+    if alone or is_device(path) or _tells_members_apart(pattern):
         return path
     head, slash, last = path.rpartition("/")
     stem, dot, suffix = last.rpartition(".")

@@ -55,15 +55,19 @@ class Policy:
         slowdown_bound: Slowdown that is accepted; wall limits are stretched by it.
         running_limit: `%limit` of an array: members that run at the same time over all packs.
         mode: Sharing mode of packs with a degree above 1.
+        share: What `--share` asked for, as text; see model.sharing.
         start_margin_s: Time that a pack asks for on top, for starting and ending.
+        pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
     """
 
     degree: int = 4
     pack_size: int | None = None
     slowdown_bound: float = 1.5
     running_limit: int | None = None
-    mode: SharingMode = SharingMode.TIMESLICE
+    mode: SharingMode = SharingMode.MPS
+    share: str = "auto"
     start_margin_s: int = 60
+    pack_time_max_s: int | None = None
 
 
 @dataclass(frozen=True)

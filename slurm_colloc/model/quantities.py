@@ -69,6 +69,22 @@ def format_time_limit(seconds: int | None) -> str:
     return f"{hours // 24}-{hours % 24:02}:{minutes:02}:{rest:02}"
 
 
+_AGE = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_AGE_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_age_s(text: str) -> int:
+    """Return the seconds that an age such as `30d`, `12h`, `90m`, `45s` or `2w` stands for.
+
+    Raises:
+        ValueError: The text is no age.
+    """
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no age: write a number and s, m, h, d or w, as in 30d")
+    return int(match[1]) * _AGE_UNIT_S[match[2]]
+
+
 def format_elapsed(seconds: int) -> str:
     """Write an elapsed time as squeue prints it: `M:SS`, `H:MM:SS` or `D-HH:MM:SS`.
 

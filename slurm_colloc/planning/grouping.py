@@ -31,8 +31,16 @@ SRUN_HOST_MEMORY_MB = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class _Need:
-    """A job with its defaults filled in."""
+class Need:
+    """A job with its defaults filled in.
+
+    Attributes:
+        index: Its index into the jobs.
+        cpus: CPUs, at least 1.
+        host_memory_mb: Host memory in MB; None where nothing is known of it.
+        gpu_memory_mb: GPU memory in MB; None where nothing is known of it.
+        time_limit_s: Its time alone in seconds; None for no limit.
+    """
 
     index: int
     cpus: int
@@ -78,7 +86,7 @@ def plan(
             continue
         for chosen, closing_reason in _fill_packs(jobs, indices, capacity, policy):
             packs.append(
-                (chosen[0].index, _build_pack(jobs, chosen, capacity, policy, closing_reason))
+                (chosen[0].index, build_pack(jobs, chosen, capacity, policy, closing_reason))
             )
     packs.sort(key=lambda entry: entry[0])
     ordered = tuple(pack for _, pack in packs)
@@ -104,13 +112,15 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
     if job.alone_because:
         return job.alone_because
     if not job.came_together:
-        return "a single script runs alone; --degree, --array or csub pack let it share"
+        return "a single script runs alone unless another joins it, or it joins one (--join)"
     if job.gpus != 1:
         return (
             f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus else "it asks for no GPU"
         )
     if policy.degree == 1 and (policy.pack_size or 1) == 1:
         return "the degree is 1"
+    if policy.pack_time_max_s is not None and (job.time_limit_s or 0) > policy.pack_time_max_s:
+        return f"it asks for {job.time_limit_s} s, packs get {policy.pack_time_max_s} s here"
     return ""
 
 
@@ -133,21 +143,22 @@ def _build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     )
 
 
-def _compute_need(job: Job, index: int, capacity: Capacity, policy: Policy) -> _Need:
+def compute_need(job: Job, index: int, capacity: Capacity, policy: Policy) -> Need:
+    """What a job needs: as it was asked for, else its share of what one GPU brings with it."""
     host_memory_mb = job.host_memory_mb
     if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
         host_memory_mb = max(1, capacity.host_memory_mb_per_gpu // policy.degree)
     time_limit_s = job.time_limit_s or capacity.time_limit_default_s
-    return _Need(index, job.cpus, host_memory_mb, job.gpu_memory_mb, time_limit_s)
+    return Need(index, job.cpus, host_memory_mb, job.gpu_memory_mb, time_limit_s)
 
 
 def _fill_packs(
     jobs: Sequence[Job], indices: Sequence[int], capacity: Capacity, policy: Policy
-) -> list[tuple[list[_Need], str]]:
+) -> list[tuple[list[Need], str]]:
     """First fit in the user's order; each pack comes with the reason why it was closed."""
-    packs: list[tuple[list[_Need], str]] = []
+    packs: list[tuple[list[Need], str]] = []
     for index in indices:
-        need = _compute_need(jobs[index], index, capacity, policy)
+        need = compute_need(jobs[index], index, capacity, policy)
         for position, (members, _) in enumerate(packs):
             refusal = compute_refusal([*members, need], capacity, policy)
             if not refusal:
@@ -159,7 +170,7 @@ def _fill_packs(
     return packs
 
 
-def compute_refusal(members: Sequence[_Need], capacity: Capacity, policy: Policy) -> str:
+def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy) -> str:
     """Name the limit that these members would break together, with both numbers, or ''."""
     size = policy.pack_size or policy.degree
     if len(members) > size:
@@ -177,7 +188,7 @@ def compute_refusal(members: Sequence[_Need], capacity: Capacity, policy: Policy
     return ""
 
 
-def compute_overload(members: Sequence[_Need], at_once: int, capacity: Capacity) -> str:
+def compute_overload(members: Sequence[Need], at_once: int, capacity: Capacity) -> str:
     """Name the resource of which the largest `at_once` members need more than there is, or ''."""
     cpus = sum(heapq.nlargest(at_once, (need.cpus for need in members)))
     if capacity.cpus_per_gpu is not None and cpus > capacity.cpus_per_gpu:
@@ -194,7 +205,7 @@ def compute_overload(members: Sequence[_Need], at_once: int, capacity: Capacity)
     return ""
 
 
-def choose_degree(members: Sequence[_Need], capacity: Capacity, policy: Policy) -> int:
+def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
     """The largest number of members that may run at once, at least 1."""
     for degree in range(min(policy.degree, len(members)), 1, -1):
         if not compute_overload(members, degree, capacity):
@@ -202,38 +213,61 @@ def choose_degree(members: Sequence[_Need], capacity: Capacity, policy: Policy) 
     return 1
 
 
-def _compute_wall_limit_s(need: _Need, degree: int, policy: Policy) -> int | None:
+def compute_wall_limit_s(need: Need, degree: int, policy: Policy) -> int | None:
+    """A member's wall limit in seconds: its time alone, stretched where it shares."""
     if need.time_limit_s is None:
         return None
     return round(need.time_limit_s * (policy.slowdown_bound if degree > 1 else 1.0))
 
 
-def _compute_makespan_s(members: Sequence[_Need], degree: int, policy: Policy) -> int | None:
+def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
+    """MPS thread limit of each of `degree` equal members, in per cent; None without MPS.
+
+    Twice the equal share: on an H200 that gave the highest throughput for small, medium and large
+    trainings (docs/benchmarks.md, "Thread limits").
+    """
+    if mode is not SharingMode.MPS or degree < 2:
+        return None
+    return min(100, 200 // degree)
+
+
+def _compute_makespan_s(members: Sequence[Need], degree: int, policy: Policy) -> int | None:
     """When the last member would end if each used its whole wall limit; None if one has none."""
     ends = [0] * degree
     for need in members:
-        wall = _compute_wall_limit_s(need, degree, policy)
+        wall = compute_wall_limit_s(need, degree, policy)
         if wall is None:
             return None
         heapq.heapreplace(ends, ends[0] + wall)
     return max(ends)
 
 
-def _build_pack(
+def build_pack(
     jobs: Sequence[Job],
-    needs: Sequence[_Need],
+    needs: Sequence[Need],
     capacity: Capacity,
     policy: Policy,
     closing_reason: str,
 ) -> PackPlan:
+    """The pack of these jobs, which keep every limit together."""
     degree = choose_degree(needs, capacity, policy)
     time_limit_s, cap_s, time_reason = _compute_time(needs, degree, capacity, policy)
+    mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     members = []
     for need in needs:
-        wall = _compute_wall_limit_s(need, degree, policy)
+        wall = compute_wall_limit_s(need, degree, policy)
         if wall is not None and cap_s is not None:
             wall = min(wall, cap_s)
-        members.append(MemberPlan(need.index, need.cpus, need.host_memory_mb, wall))
+        members.append(
+            MemberPlan(
+                need.index,
+                need.cpus,
+                need.host_memory_mb,
+                wall,
+                need.gpu_memory_mb,
+                compute_thread_percentage(degree, mode),
+            )
+        )
     cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
     first = jobs[needs[0].index]
     reasons = [f"{len(needs)} members, {degree} at once, {cpus} CPUs"]
@@ -248,7 +282,7 @@ def _build_pack(
     return PackPlan(
         members=tuple(members),
         degree=degree,
-        mode=policy.mode if degree > 1 else SharingMode.EXCLUSIVE,
+        mode=mode,
         request=PackRequest(
             gpus=1,
             gpu_type=first.gpu_type,
@@ -262,7 +296,7 @@ def _build_pack(
     )
 
 
-def _compute_host_memory_mb(needs: Sequence[_Need], degree: int, capacity: Capacity) -> int | None:
+def _compute_host_memory_mb(needs: Sequence[Need], degree: int, capacity: Capacity) -> int | None:
     amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
     if len(amounts) < len(needs):
         return None
@@ -274,7 +308,7 @@ def _compute_host_memory_mb(needs: Sequence[_Need], degree: int, capacity: Capac
 
 
 def _compute_time(
-    needs: Sequence[_Need], degree: int, capacity: Capacity, policy: Policy
+    needs: Sequence[Need], degree: int, capacity: Capacity, policy: Policy
 ) -> tuple[int | None, int | None, str]:
     """The pack's time limit, a cap on each member's wall limit, and a reason where there is one."""
     span = _compute_makespan_s(needs, degree, policy)

@@ -28,9 +28,7 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
         node=node.partition(".")[0],
         user=pwd.getpwuid(os.getuid()).pw_name,
     )
-    alone = view.record.request is None and job.array_task is None
-    alone = alone and (not view.record.local or len(view.record.members) == 1)
-    out, err = choose_output_paths(job.output, job.error, values, alone=alone)
+    out, err = choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
     directory = Path(job.directory)
     return str(directory / out), None if err is None else str(directory / err)
 

@@ -6,11 +6,15 @@ import json
 import shlex
 import time
 
+from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.quantities import format_elapsed, format_mb
+from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.report.logs import find_log_paths
-from slurm_colloc.report.queue import compute_elapsed_s, format_where
+from slurm_colloc.report.queue import format_elapsed_of, format_where
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.store.packs import State
+from slurm_colloc.store.setup import Setup, read_setup
+from slurm_colloc.store.states import GpuUse
 
 
 def render_pack(view: PackView, state: State, now: float) -> str:
@@ -27,7 +31,7 @@ def render_pack(view: PackView, state: State, now: float) -> str:
             f"    {member.member}  {member.spec.job.name}  {member.state.value}"
             f"{f'  exit {code}' if code is not None else ''}"
             f"{f'  ({member.reason})' if member.reason else ''}"
-            f"  {format_elapsed(compute_elapsed_s(member, now))}"
+            f"  {format_elapsed_of(member, now)}"
         )
     return "\n".join(lines) + "\n"
 
@@ -37,14 +41,70 @@ def _render_pack_fields(view: PackView, state: State) -> list[str]:
     slurm_state = view.slurm_state.value if view.slurm_state else ""
     lines = [
         *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
-        f"  Sharing:  {record.mode.value}, {record.degree} at the same time",
+        *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
         *(f"  Why:      {reason}" for reason in record.reasons),
     ]
     if record.slurm_options:
         lines.append(f"  Request:  {shlex.join(record.slurm_options)}")
+    if record.request is not None and any(member.spec.joined for member in view.members):
+        lines.append(f"  Grown to: {_render_request(record.request)}")
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]
     lines.append(f"  State:    {state.pack_path(record.pack_id)}")
     return lines
+
+
+def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
+    """How the GPU is shared: what was asked for, what there really is, and why."""
+    record = view.record
+    degree = f"{record.degree} at the same time"
+    if setup is None or setup.attempt != view.attempt:
+        mode = ShareRequest.parse(record.share).describe_mode(record.mode)
+        return [f"  Sharing:  {mode}, {degree}"]
+    if not setup.mode:
+        return [f"  Sharing:  none ({setup.reason or 'the GPU is being prepared'})"]
+    lines = [f"  Sharing:  {setup.mode}, {degree} ({setup.reason})"]
+    if setup.mode == SharingMode.MPS.value:
+        moments = [("control socket", setup.control_ms), ("server", setup.active_ms)]
+        told = [f"{name} after {ms:.0f} ms" for name, ms in moments if ms is not None]
+        if setup.stop_ms is not None:
+            told.append(f"stopped in {setup.stop_ms:.0f} ms")
+        if setup.restarts:
+            times = "once" if setup.restarts == 1 else f"{setup.restarts} times"
+            told.append(f"started again {times}")
+        lines.append(f"  MPS:      a daemon of this pack's own: {', '.join(told)}")
+    if setup.gpus and setup.gpu_name:
+        lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
+    lines += [f"  Note:     {note}" for note in setup.notes]
+    return lines
+
+
+def _render_gpu_use(use: GpuUse | None) -> str:
+    if use is None:
+        return ""
+    parts = [use.mode]
+    if use.thread_percentage is not None:
+        parts.append(f"threads at most {use.thread_percentage} %")
+    if use.gpu_memory_limit_mb is not None:
+        parts.append(f"GPU memory at most {format_mb(use.gpu_memory_limit_mb)}")
+    if use.mode == SharingMode.MPS.value:
+        parts.append(_CLIENT[use.is_mps_client])
+    return ", ".join(parts)
+
+
+_CLIENT = {
+    True: "a client of the MPS server",
+    False: "used without MPS: none of these limits binds it",
+    None: "not seen to use it",
+}
+
+
+def _render_request(request: PackRequest) -> str:
+    parts = [f"{request.cpus} CPUs"]
+    if request.host_memory_mb is not None:
+        parts.append(f"{format_mb(request.host_memory_mb)} host memory")
+    if request.time_limit_s is not None:
+        parts.append(f"time limit {format_elapsed(request.time_limit_s)}")
+    return ", ".join(parts)
 
 
 def render_member(view: PackView, member: MemberView, state: State, now: float) -> str:
@@ -64,7 +124,10 @@ def render_member(view: PackView, member: MemberView, state: State, now: float) 
         ("Host memory", format_mb(plan.host_memory_mb) if plan.host_memory_mb else "the pack's"),
         ("Started", _render_time(record.started_at if record else None)),
         ("Ended", _render_time(record.ended_at if record else None)),
-        ("Elapsed", format_elapsed(compute_elapsed_s(member, now))),
+        ("Elapsed", format_elapsed_of(member, now)),
+        ("On the GPU", _render_gpu_use(record.gpu if record else None)),
+        ("End", view.cause_of(member)),
+        *(("Evidence", line) for line in (record.evidence if record else ())),
         ("Wall limit", format_elapsed(plan.wall_limit_s) if plan.wall_limit_s else "the pack's"),
         ("Starts", str(record.starts) if record else "0"),
         ("Step", (record.step or "plain process") if record and record.started_at else ""),
@@ -100,6 +163,8 @@ def read_fallbacks(state: State, view: PackView) -> list[str]:
             continue
         if event.get("event") == "not_bound":
             notes.append(str(event.get("reason")))
+        elif event.get("event") == "mail_failed":
+            notes.append(f"a mail to {event.get('to')} was not sent: {event.get('reason')}")
         elif event.get("event") == "fallback":
             notes.append(
                 f"members run as plain processes instead of job steps: {event.get('reason')}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.dependency import describe
+from slurm_colloc.model.ends import choose_plain_cause
 from slurm_colloc.model.member import (
     FINAL_STATES,
     MemberId,
@@ -14,18 +17,23 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.sharing import AUTO
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.directory import (
     is_local_alive,
-    list_members,
     read_ended,
+    read_moved,
     read_slurm_job_id,
-    read_spec,
 )
-from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.files import read_json
+from slurm_colloc.store.listing import MemberFiles, list_member_files
 from slurm_colloc.store.packs import State
-from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.records import MemberSpec, PackRecord, parse_spec
 from slurm_colloc.store.states import StateRecord, read_attempt, read_state
+
+HELD = "JobHeldUser"
+"""What Slurm says of a job that its user holds, and csub of such a member."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +42,38 @@ class MemberView:
 
     Attributes:
         member: Its name.
-        spec: What it runs.
         state: What it is (see effective_state).
         record: What its runner wrote last; None before its first start.
         reason: Why it is in this state, in words.
+        name: Its job name.
+        wall_limit_s: Its wall limit as planned; None for none of its own.
+        is_held: It is held by itself: its runner does not start it.
+        moved_to: The pack in which it was submitted again; None if it was not.
+        files: Its directory.
     """
 
     member: MemberId
-    spec: MemberSpec
     state: MemberState
     record: StateRecord | None
     reason: str
+    name: str
+    wall_limit_s: int | None
+    is_held: bool
+    moved_to: str | None
+    files: MemberFiles
+    _value: Mapping[str, Any] = field(repr=False)
+
+    @cached_property
+    def spec(self) -> MemberSpec:
+        """What it runs; made of spec.json where it is asked for, thousands are not.
+
+        Raises:
+            StateError: Its spec.json is damaged.
+        """
+        try:
+            return parse_spec(dict(self._value))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{self.files.path}/spec.json is damaged ({error})") from error
 
     @property
     def is_final(self) -> bool:
@@ -61,6 +90,8 @@ class PackView:
         job_id: What Slurm calls it, `4711` or `4711_2`; empty while that is not known.
         slurm: Slurm's row; None where Slurm has forgotten it or does not answer.
         slurm_state: State of its Slurm job; None where Slurm could not be asked.
+        attempt: Its newest attempt, 0 before its first start.
+        is_elsewhere: Its Slurm job is one of another cluster.
         members: Its members by number.
     """
 
@@ -68,7 +99,27 @@ class PackView:
     job_id: str
     slurm: SlurmJob | None
     slurm_state: SlurmJobState | None
+    attempt: int
+    is_elsewhere: bool
     members: tuple[MemberView, ...]
+
+    def mode_of(self, member: MemberView) -> str:
+        """How a member shares the GPU; before its first start, how it will."""
+        if member.record is not None and member.record.gpu is not None:
+            return member.record.gpu.mode
+        is_open = self.record.mode is SharingMode.MPS and self.record.share == AUTO
+        return AUTO if is_open else self.record.mode.value
+
+    @staticmethod
+    def cause_of(member: MemberView) -> str:
+        """The class of a member's end; empty where it has not ended."""
+        record = member.record
+        if record is not None and record.cause and member.state is record.state:
+            return record.cause
+        code = record.exit_code if record else None
+        started = record is not None and record.starts > 0
+        cause = choose_plain_cause(member.state, code, started=started)
+        return cause.value if cause else ""
 
     @property
     def shown_id(self) -> str:
@@ -81,6 +132,7 @@ def survey_packs(
     pack_ids: Iterable[str],
     jobs: Mapping[str, SlurmJob] | None,
     damaged: list[StateError] | None = None,
+    known: Mapping[str, PackRecord | None] | None = None,
 ) -> list[PackView]:
     """Look at packs.
 
@@ -89,6 +141,7 @@ def survey_packs(
         pack_ids: Which packs.
         jobs: What squeue shows; None where Slurm did not answer.
         damaged: Takes what is wrong with packs that cannot be read, which are then left out.
+        known: Packs whose pack.json was read a moment ago, by id.
 
     Raises:
         StateError: A file is damaged, and `damaged` was not given.
@@ -96,9 +149,9 @@ def survey_packs(
     views = []
     for pack_id in pack_ids:
         try:
-            view = _look_at(state, pack_id, jobs)
-            if view is not None:
-                views.append(_with_members(state, view))
+            record = (known or {}).get(pack_id) or state.read_pack(pack_id)
+            if record is not None:
+                views.append(_with_members(state, _look_at(state, record, jobs)))
         except StateError as problem:
             if damaged is None:
                 raise
@@ -106,16 +159,16 @@ def survey_packs(
     return sorted(views, key=_compute_order)
 
 
-def _look_at(state: State, pack_id: str, jobs: Mapping[str, SlurmJob] | None) -> PackView | None:
-    record = state.read_pack(pack_id)
-    if record is None:
-        return None
-    job_id = read_slurm_job_id(state.pack_path(pack_id)) or ""
+def _look_at(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob] | None) -> PackView:
+    path = state.pack_path(record.pack_id)
+    job_id = read_slurm_job_id(path) or ""
     return PackView(
         record=record,
         job_id=job_id,
         slurm=(jobs or {}).get(job_id),
         slurm_state=_read_slurm_state(state, record, job_id, jobs),
+        attempt=read_attempt(path),
+        is_elsewhere=state.is_elsewhere(record),
         members=(),
     )
 
@@ -145,45 +198,85 @@ def _read_slurm_state(
 
 
 def _with_members(state: State, view: PackView) -> PackView:
-    path = state.pack_path(view.record.pack_id)
-    attempt = read_attempt(path)
-    members = []
-    for number in list_members(path):
-        record = read_state(path, number, attempt)
-        folder = path / "members" / format_number(number)
-        effective = effective_state(
-            record.state if record else MemberState.PENDING,
-            view.slurm_state,
-            cancelled=os.path.lexists(folder / "cancelled"),
-            carried=view.record.carried,
-        )
-        members.append(
-            MemberView(
-                member=MemberId(view.shown_id or "?", number),
-                spec=read_spec(path, number),
-                state=effective,
-                record=record,
-                reason=_compute_reason(effective, record, view, attempt),
-            )
-        )
-    return PackView(view.record, view.job_id, view.slurm, view.slurm_state, tuple(members))
+    path = str(state.pack_path(view.record.pack_id))
+    shown_id = view.shown_id or "?"
+    members = tuple(
+        _build_member(state, view, path, shown_id, files) for files in list_member_files(path)
+    )
+    return replace(view, members=members)
+
+
+def _build_member(
+    state: State, view: PackView, path: str, shown_id: str, files: MemberFiles
+) -> MemberView:
+    spec_path = f"{files.path}/spec.json"
+    value = read_json(spec_path)
+    if value is None:
+        raise StateError(f"{spec_path} is missing")
+    try:
+        name, wall_limit_s = value["job"]["name"], value["plan"]["wall_limit_s"]
+    except (KeyError, TypeError) as error:
+        raise StateError(f"{spec_path} is damaged ({error})") from error
+    record = read_state(path, files.number, view.attempt, files.names)
+    moved_to = None
+    if files.is_moved:
+        moved_to = read_moved(state.pack_path(view.record.pack_id), files.number)
+    effective = effective_state(
+        record.state if record else MemberState.PENDING,
+        view.slurm_state,
+        cancelled=files.is_cancelled,
+        carried=view.record.carried,
+        moved=moved_to is not None,
+        held=files.is_held,
+    )
+    return MemberView(
+        member=MemberId(shown_id, files.number),
+        state=effective,
+        record=record,
+        reason=_name_dependency(
+            _compute_reason(effective, record, view, is_held=files.is_held), value["job"]
+        ),
+        name=name,
+        wall_limit_s=wall_limit_s,
+        is_held=files.is_held,
+        moved_to=moved_to,
+        files=files,
+        _value=value,
+    )
+
+
+def _name_dependency(reason: str, job: Mapping[str, Any]) -> str:
+    """`Dependency on afterok:4711/3`: Slurm only knows the pack of a member."""
+    if reason != "Dependency" or not job.get("depends"):
+        return reason
+    return f"Dependency on {describe(job['depends'], is_any=bool(job.get('depends_on_any')))}"
 
 
 def _compute_reason(
-    state: MemberState, record: StateRecord | None, view: PackView, attempt: int
+    state: MemberState, record: StateRecord | None, view: PackView, *, is_held: bool
 ) -> str:
+    if state is MemberState.PENDING:
+        return _compute_waiting_reason(record, view, is_held=is_held)
     if view.record.carried and state is MemberState.FAILED:
         return "a member of its pack failed; csub-*.log in the submission directory says which"
-    if state is MemberState.PENDING:
-        if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:
-            return view.slurm.reason
-        if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
-            return "Degree" if record is None or not record.reason else record.reason
-        return ""
-    if state is MemberState.LOST and attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
-        return "it ended before the pack began: do the compute nodes see the state directory?"
-    if state is MemberState.LOST:
+    if state is MemberState.REQUEUED:
+        return "it never started here and was submitted again"
+    if state is MemberState.LOST and (record is None or record.state is not state):
+        if view.attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
+            return "it ended before the pack began: do the compute nodes see the state directory?"
         return "its Slurm job is gone, and nobody saw how it ended"
     if record is not None and record.state is state:
         return record.reason
     return f"its Slurm job: {view.slurm_state.value}" if view.slurm_state else ""
+
+
+def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:
+    if is_held:
+        # Its runner holds what it must not start yet, see runtime.gate.
+        waits = record is not None and record.reason.startswith("Dependency")
+        return record.reason if record is not None and waits else HELD
+    if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:
+        return view.slurm.reason
+    if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
+        return "Degree" if record is None or not record.reason else record.reason
+    return ""

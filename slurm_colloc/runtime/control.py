@@ -14,7 +14,7 @@ from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.verdict import Asked
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.requests import Action, Request, take_requests
 
 KILL_MARGIN_S = 5.0
@@ -42,7 +42,7 @@ class Control:
         starter: Starter,
         ledger: Ledger,
         journal: Journal,
-        slurm: SlurmCommands | None,
+        slurm: SlurmAccess | None,
         kill_wait_s: float,
     ) -> None:
         self._pack = pack

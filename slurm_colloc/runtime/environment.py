@@ -83,6 +83,7 @@ class Place:
         tmpdir: Its own directory for temporary files; empty where it has none of its own.
         port: Its own port; None where it has none of its own.
         shared: It shares the GPU; otherwise it is the only member and sees what Slurm set.
+        started_at: When it starts, in seconds since the epoch.
     """
 
     job_id: str
@@ -95,6 +96,7 @@ class Place:
     tmpdir: str
     port: int | None
     shared: bool
+    started_at: int = 0
 
 
 def compute_added_by_slurm(batch: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
@@ -127,6 +129,7 @@ def compose_environment(
             captured, {name: text for name, text in added.items() if name not in _OF_THE_REQUEST}
         )
         environment.update(_compute_request_variables(job, plan))
+        environment.update(_compute_release_variables(added, job, plan, place))
     else:
         environment = _merge(
             captured,
@@ -200,6 +203,22 @@ def _compute_request_variables(job: Job, plan: MemberPlan) -> dict[str, str]:
     ):
         if option in asked:
             values[name] = asked[option]
+    return values
+
+
+def _compute_release_variables(
+    added: Mapping[str, str], job: Job, plan: MemberPlan, place: Place
+) -> dict[str, str]:
+    """What only newer releases set (seen on 24.11 and 26.05, not on 22.05), where this one does."""
+    values = {}
+    if "SLURM_TRES_PER_TASK" in added and "cpus-per-task" in dict(job.shape):
+        values["SLURM_TRES_PER_TASK"] = f"cpu={plan.cpus}"
+    if "SLURM_JOB_START_TIME" in added:
+        values["SLURM_JOB_START_TIME"] = str(place.started_at)
+    end = added.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal() and plan.wall_limit_s is not None:
+        # The member's own limit, or the pack's where that comes first.
+        values["SLURM_JOB_END_TIME"] = str(min(int(end), place.started_at + plan.wall_limit_s))
     return values
 
 

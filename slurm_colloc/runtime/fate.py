@@ -17,7 +17,7 @@ from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.starter import LOG_LIMIT
 from slurm_colloc.runtime.verdict import PackFate, judge_pack, read_kill_reason
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
 
 ASK_INTERVAL_S = 1.0
 """How often Slurm is asked, while the fate is open."""
@@ -34,15 +34,21 @@ class FateWatch:
         allocation: The allocation.
         slurm: Slurm; None where the pack runs without it, and then a TERM is a cancel.
         journal: The pack's log.
+        slurm_log: Descriptor of the file to which slurmstepd writes.
     """
 
     def __init__(
-        self, allocation: Allocation, slurm: SlurmCommands | None, journal: Journal
+        self,
+        allocation: Allocation,
+        slurm: SlurmAccess | None,
+        journal: Journal,
+        slurm_log: int = 2,
     ) -> None:
+        self._slurm_log = slurm_log
         self._allocation = allocation
         self._slurm = slurm
         self._journal = journal
-        self._log_offset = os.fstat(2).st_size
+        self._log_offset = os.fstat(slurm_log).st_size
         self._kill_reason = ""
         self._ask_at = 0.0
         self._terminated_at: float | None = None
@@ -68,15 +74,16 @@ class FateWatch:
         """Note a TERM to the batch script; called from a signal handler."""
         self._terminated_at = time.monotonic()
 
-    def open(self, kill_reason: str) -> None:
+    def open(self, kill_reason: str, *, ask_in_s: float = 0.0) -> None:
         """Note that something foreign ended or signalled a member.
 
         Args:
             kill_reason: What slurmstepd said of it, if anything.
+            ask_in_s: When to ask Slurm first, where it would know no more now.
         """
         if not self._is_open:
             self._is_open = True
-            self._ask_at = 0.0
+            self._ask_at = time.monotonic() + ask_in_s
             self._journal.write("foreign_signal", reason=kill_reason)
         self._kill_reason = kill_reason or self._kill_reason
 
@@ -115,7 +122,7 @@ class FateWatch:
             self.ending = self._ask(self._slurm) or self.ending
         return self.ending
 
-    def _ask(self, slurm: SlurmCommands) -> PackFate | None:
+    def _ask(self, slurm: SlurmAccess) -> PackFate | None:
         fields = None
         with contextlib.suppress(SlurmError):
             fields = slurm.read_job(self._allocation.job_id)
@@ -124,8 +131,9 @@ class FateWatch:
     def _read_own_log(self) -> str:
         """What was written to the batch script's standard error since this attempt began."""
         with contextlib.suppress(OSError):
-            if stat.S_ISREG(os.fstat(2).st_mode):
-                with open("/proc/self/fd/2", "rb") as file:
-                    file.seek(max(self._log_offset, os.fstat(2).st_size - LOG_LIMIT))
+            status = os.fstat(self._slurm_log)
+            if stat.S_ISREG(status.st_mode):
+                with open(f"/proc/self/fd/{self._slurm_log}", "rb") as file:
+                    file.seek(max(self._log_offset, status.st_size - LOG_LIMIT))
                     return file.read().decode("utf-8", "replace")
         return ""

@@ -12,7 +12,7 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.runtime.roster import Member
-from slurm_colloc.store.states import remove_environment, write_state
+from slurm_colloc.store.states import StateRecord, remove_environment, write_state
 
 LAST_WRITE_S = 60.0
 """How long the end of a pack waits for room on a full disk."""
@@ -32,6 +32,8 @@ class Ledger:
         self._unwritten: dict[int, Member] = {}
         self._problem: StateError | None = None
         self.worst = ExitCode()
+        self.listeners: list[Callable[[Member, StateRecord], None]] = []
+        """Called with a member and its record of before, once its state was written."""
 
     def write(self, member: Member, state: MemberState, **changes: Any) -> None:
         """Move a member to a state.
@@ -42,17 +44,25 @@ class Ledger:
             changes: Fields of its StateRecord.
         """
         member.check_transition(state)
+        before = member.record
         member.record = dataclasses.replace(
             member.record, state=state, attempt=self._attempt, **changes
         )
         self._unwritten[member.number] = member
         self.flush()
+        for listener in self.listeners:
+            listener(member, before)
 
     def write_end(
-        self, member: Member, state: MemberState, code: ExitCode | None, reason: str
+        self,
+        member: Member,
+        state: MemberState,
+        code: ExitCode | None,
+        reason: str,
+        **changes: Any,
     ) -> None:
         """Move a member to a final state; its environment, which may hold secrets, goes away."""
-        self.write(member, state, ended_at=time.time(), exit_code=code, reason=reason)
+        self.write(member, state, ended_at=time.time(), exit_code=code, reason=reason, **changes)
         self.note_end(code, state)
         remove_environment(self._pack, member.number)
 

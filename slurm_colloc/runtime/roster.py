@@ -9,7 +9,7 @@ from slurm_colloc.model.member import FINAL_STATES, TRANSITIONS, MemberState
 from slurm_colloc.runtime.launcher import Process
 from slurm_colloc.runtime.verdict import Asked
 from slurm_colloc.store.records import MemberSpec
-from slurm_colloc.store.states import StateRecord
+from slurm_colloc.store.states import GpuUse, StateRecord
 
 
 @dataclasses.dataclass
@@ -51,7 +51,10 @@ class Member:
         signal_at: When `--signal` is due (monotonic clock), None where it is not.
         asked: Why the runner is ending it, None where it is not.
         end_by: When the runner kills it if it has not ended (monotonic clock).
+        ended_at: When its record of the end was seen although its srun still ran (monotonic clock).
         is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
+        gpu: How it was put on the GPU at its last start.
+        outputs: Its output files, each with its size when it started.
     """
 
     number: int
@@ -67,7 +70,10 @@ class Member:
     signal_at: float | None = None
     asked: Asked | None = None
     end_by: float | None = None
+    ended_at: float | None = None
     is_orphan: bool = False
+    gpu: GpuUse | None = None
+    outputs: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -96,6 +102,8 @@ class Roster:
         self.places = places
         self.members: dict[int, Member] = {}
         self.waiting: deque[int] = deque()
+        self.takes_one = False
+        """Only one member can run at a time, however many places there are."""
 
     def running(self) -> list[Member]:
         """Members that have a process."""
@@ -111,6 +119,17 @@ class Roster:
         if any(place.wanted >= wanted for place in self.places):
             return None
         return max(free, key=lambda place: place.wanted, default=None)
+
+    def has_room_for(self, member: Member) -> bool:
+        """As many places are free as it takes: more than one where its share was not enough."""
+        taken = sum(
+            self.members[place.occupant].record.retries.places
+            for place in self.places
+            if place.occupant is not None and place.occupant in self.members
+        )
+        if self.takes_one:
+            return not taken
+        return taken + member.record.retries.places <= len(self.places)
 
     def vacate(self, number: int) -> None:
         """Free the place of a member."""

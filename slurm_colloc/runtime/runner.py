@@ -9,32 +9,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.ends import EndCause
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.allocation import Allocation, choose_places
+from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
+from slurm_colloc.runtime.dependents import Dependents, judge_own_dependency
 from slurm_colloc.runtime.fate import FateWatch
+from slurm_colloc.runtime.gate import Gate
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.mail import Postman
 from slurm_colloc.runtime.roster import Member, Place, Roster
+from slurm_colloc.runtime.sharing import Sharing
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.tender import Tender
 from slurm_colloc.runtime.verdict import Asked, Verdict
 from slurm_colloc.runtime.waker import Waker
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
-from slurm_colloc.store.directory import read_spec
+from slurm_colloc.store.directory import list_members, read_spec, write_ended
+from slurm_colloc.store.holds import is_held
+from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import StateRecord, begin_attempt, read_attempt, read_state
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02
+
+LET_GO_SHARE = 0.3
+"""Of KillWait, after which members that have not ended at TERM are not counted on any more."""
 
 
 def read_kill_wait_s(config: Mapping[str, str]) -> float:
@@ -53,6 +66,11 @@ def signals_tasks_alone(config: Mapping[str, str]) -> bool:
     return config.get("ProctrackType", "") == "proctrack/cgroup"
 
 
+def requeues_jobs(config: Mapping[str, str]) -> bool:
+    """Slurm's JobRequeue; its default of 1 where it cannot be read."""
+    return config.get("JobRequeue", "1").split()[:1] != ["0"]
+
+
 class Fenced(CollocError):
     """A newer attempt of this pack has started elsewhere."""
 
@@ -68,6 +86,8 @@ class Runner:
         allocation: What Slurm gave.
         settings: The settings of this node.
         slurm: Slurm, or None where the pack runs without it.
+        slurm_log: Descriptor of the file to which slurmstepd writes.
+        announce: Told of a directory that must be gone before the batch script ends.
     """
 
     def __init__(
@@ -76,7 +96,10 @@ class Runner:
         record: PackRecord,
         allocation: Allocation,
         settings: Settings,
-        slurm: SlurmCommands | None,
+        slurm: SlurmAccess | None,
+        *,
+        slurm_log: int = 2,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
         self.pack = pack
         self.record = record
@@ -86,11 +109,22 @@ class Runner:
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
         self.roster = Roster([])
         self.ledger = Ledger(pack, self.attempt)
-        self._fate = FateWatch(allocation, slurm, self.journal)
+        self._fate = FateWatch(allocation, slurm, self.journal, slurm_log)
         self._waker = Waker(self._on_terminate, self._on_foreign_signal)
         self._lone = record.degree == 1 and record.request is None
+        self._sharing = Sharing(
+            pack,
+            record,
+            allocation,
+            self.attempt,
+            self.journal,
+            lone=self._lone,
+            announce=announce,
+        )
         config = self._read_config()
         kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
+        self._slurm_kill_wait_s = read_kill_wait_s(config)
+        self._let_go_at: float | None = None
         self._passes_on = signals_tasks_alone(config)
         self.starter = Starter(
             pack=pack,
@@ -102,6 +136,7 @@ class Runner:
             passes_on=self._passes_on,
             lone=self._lone and slurm is not None,
             journal=self.journal,
+            place_on_gpu=self._sharing.place,
         )
         self._control = Control(
             pack=pack,
@@ -121,15 +156,40 @@ class Runner:
             journal=self.journal,
             slurm=slurm,
             keeps_time=not (self._lone and slurm is not None),
+            assessor=Assessor(
+                pack=pack,
+                allocation=allocation,
+                roster=self.roster,
+                ledger=self.ledger,
+                sharing=self._sharing,
+                journal=self.journal,
+                site_requeues=requeues_jobs(config),
+            ),
+            clients=self._sharing.clients,
         )
+        state = State(pack.parent.parent, record.cluster)
+        self._gate = Gate(
+            pack,
+            self.roster,
+            self.ledger,
+            self.journal,
+            lambda job: judge_own_dependency(state, slurm, job),
+        )
+        self._postman = Postman(
+            pack=pack,
+            record=record,
+            allocation=allocation,
+            config=None if slurm is None else config,
+            roster=self.roster,
+            journal=self.journal,
+        )
+        self._dependents = Dependents(pack, allocation.job_id, self.roster, slurm, self.journal)
+        self.ledger.listeners.append(self._postman.note)
 
-    def run(self) -> int:
-        """Run until every member has ended and the pack is closed.
-
-        Returns:
-            The worst member's exit status as a shell would give it.
-        """
+    def prepare(self) -> None:
+        """Divide the allocation among the members that are there, under the pack's lock."""
         self._waker.install()
+        self._sharing.open()
         self._make_places()
         for number in inbox.list_taken(str(self.pack)):
             # What an earlier attempt left: its unfinished members start again.
@@ -141,9 +201,21 @@ class Runner:
             job=self.allocation.job_id,
             launcher=self.starter.launcher,
         )
-        while not self._turn():
-            self._wait()
+
+    def run(self) -> int:
+        """Run until every member has ended and the pack is closed.
+
+        Returns:
+            The worst member's exit status as a shell would give it.
+        """
+        try:
+            while not self._turn():
+                self._wait()
+        finally:
+            self._sharing.close()
         self.ledger.finish(self._wait)
+        self._dependents.finish()
+        self._postman.finish(self._wait)
         self.journal.write("end", exit=self.ledger.worst)
         return self.ledger.worst.shell_status
 
@@ -151,25 +223,43 @@ class Runner:
         """Do all that can be done now; True once everything is done."""
         self._check_fence()
         self.ledger.flush()
+        self._sharing.work()
+        self._note_clients()
         self._handle_requests()
         self._tender.collect_started()
         self._tender.collect_ended()
         self._control.enforce_limits()
+        self._postman.work()
+        self._dependents.look()
         if self._fate.follow():
             self._tender.resume()
         if self._fate.ending is not None and self.slurm is None:
             for member in self.roster.running():
                 self._control.end(member, Asked.CANCEL)
         while self._fate.may_start:
+            if not self._sharing.is_settled:
+                return False
+            self.roster.takes_one = self._sharing.takes_one_member
             self._refill()
-            if self.roster.running():
+            if self.roster.running() or self._gate.is_undecided:
                 return False
             if self._close():
                 return True
-        if self._fate.ending is not None and not self.roster.running():
-            self._settle_ending()
-            return True
+        if self._fate.ending is not None:
+            if not self.roster.running():
+                self._settle_ending()
+                return True
+            self._expect_kill()
         return False
+
+    def _expect_kill(self) -> None:
+        """Members do not end: Slurm will kill them after KillWait, and this process with them."""
+        now = time.monotonic()
+        if self._let_go_at is None:
+            self._let_go_at = now + self._slurm_kill_wait_s * LET_GO_SHARE
+        if now >= self._let_go_at:
+            self._let_go_at = math.inf
+            self._sharing.let_go()
 
     def list_members(self) -> list[Member]:
         """Its members by number."""
@@ -208,7 +298,7 @@ class Runner:
 
     def _make_places(self) -> None:
         wants = sorted(
-            (read_spec(self.pack, number).plan.cpus for number in self.record.members),
+            (read_spec(self.pack, number).plan.cpus for number in list_members(self.pack)),
             reverse=True,
         )
         wanted = wants[: self.record.degree]
@@ -235,6 +325,7 @@ class Runner:
             self.ledger.note_end(record.exit_code, record.state)
             return
         if record.state is not MemberState.PENDING:
+            self._postman.note_requeue(member)
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
         self.ledger.write(member, MemberState.PENDING, reason=record.reason)
         self.roster.waiting.append(number)
@@ -265,32 +356,42 @@ class Runner:
         fate = self._fate.settle()
         if fate is None or fate.state is None:
             return
-        for number in inbox.list_waiting(str(self.pack)) or []:
+        # Who never had its turn is no time-out: the next csub call submits it again.
+        stays = fate.state is MemberState.TIMEOUT and not self.record.carried
+        for number in [] if stays else inbox.list_waiting(str(self.pack)) or []:
             if inbox.take(str(self.pack), number) and number not in self.roster.members:
                 self._adopt(number)
         for member in self.roster.members.values():
-            if not member.is_final:
+            is_left = member.record.starts == 0 or is_held(self.pack, member.number)
+            if not member.is_final and not (stays and is_left):
                 verdict = self._tender.undecided.get(member.number)
                 code = verdict.exit_code if verdict else None
                 self.ledger.write_end(
                     member, fate.state, code or ExitCode(0, signal.SIGTERM), fate.reason
                 )
+        if stays:
+            # Slurm itself forgets it after some minutes.
+            write_ended(self.pack, SlurmJobState.TIMEOUT)
         inbox.close(str(self.pack))
 
     def _refill(self) -> None:
         for number in inbox.list_waiting(str(self.pack)) or []:
             if number not in self.roster.members and inbox.take(str(self.pack), number):
                 self._adopt(number)
-        while self.roster.waiting:
-            member = self.roster.members[self.roster.waiting[0]]
+        if self._sharing.refusal:
+            self._refuse_all()
+            return
+        while (member := self._gate.find_next()) is not None:
             place = self.roster.find_place(member.spec.plan.cpus)
             if place is None:
                 return
             self._check_fence()
-            self.roster.waiting.popleft()
+            self.roster.waiting.remove(member.number)
             place.occupant = member.number
             try:
-                self.starter.start(member, place)
+                if not self.starter.start(member, place):
+                    self._tender.release(member)
+                    self.roster.waiting.appendleft(member.number)
             except (OSError, StateError) as error:
                 if isinstance(error, FileNotFoundError) and self.starter.fall_back(
                     member, f"{error.filename} is not installed or not in PATH"
@@ -302,15 +403,40 @@ class Runner:
                     member, Verdict(MemberState.FAILED, None, f"it could not be started: {error}")
                 )
 
+    def _refuse_all(self) -> None:
+        """Nobody may start here: the GPU cannot be shared in the only way that was allowed."""
+        for number in list(self.roster.waiting):
+            member = self.roster.members[number]
+            if not is_held(self.pack, number):
+                self.roster.waiting.remove(number)
+                # Who has run before had a daemon, and lost it.
+                cause = EndCause.MPS_GONE if member.record.starts else EndCause.NOT_STARTED
+                reason = self._sharing.refusal
+                self.ledger.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
+
+    def _note_clients(self) -> None:
+        """Write down who has become an MPS client; end who keeps a broken server from mending."""
+        clients = self._sharing.clients
+        while clients.news:
+            number, is_client = clients.news.popitem()
+            member = self.roster.members.get(number)
+            if member is not None and member.process is not None and member.gpu is not None:
+                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                self.ledger.write(member, member.record.state, gpu=member.gpu)
+        for number in self._sharing.list_stuck():
+            member = self.roster.members[number]
+            if member.process is not None and member.asked is None:
+                self._control.end(member, Asked.FAULT)
+
     def _close(self) -> bool:
         """Close the pack if nothing waits; False if something has entered meanwhile."""
-        if self.roster.waiting or not inbox.close(str(self.pack)):
+        if self._gate.find_next() is not None or not inbox.close(str(self.pack)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
         late = [n for n in inbox.list_taken(str(self.pack)) if n not in self.roster.members]
         for number in late:
             self._adopt(number)
-        return not self.roster.waiting
+        return self._gate.leave_behind()
 
     def _wait(self) -> None:
         running = self.roster.running()
@@ -320,5 +446,9 @@ class Runner:
             for moment in (member.deadline, member.signal_at, member.end_by)
             if moment is not None
         ]
+        due += self._postman.list_due()
+        if self._let_go_at is not None:
+            due.append(self._let_go_at)
         starting = any(member.is_starting for member in running)
-        self._waker.wait(STARTING_WAIT_S if starting else IDLE_WAIT_S, due)
+        wait_s = STARTING_WAIT_S if starting else IDLE_WAIT_S
+        self._waker.wait(wait_s, due, self._sharing.filenos())

@@ -56,7 +56,9 @@ _OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "
 _OF_THE_MEMBER = (
     *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
     "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_END_TIME",
     "SLURM_JOB_NAME",
+    "SLURM_JOB_START_TIME",
 )
 
 

@@ -10,6 +10,8 @@ import shutil
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,20 @@ from slurm_colloc.runtime.launch import build_launch, build_srun_argv, build_wra
 from slurm_colloc.runtime.launcher import start_process
 from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.shims import write_shims
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.directory import parse_environment_block
 from slurm_colloc.store.files import write_atomic
+from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.records import PackRecord
+from slurm_colloc.store.states import GpuUse
 
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
 
 LOG_LIMIT = 65536
+
+PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
 
 
 class Starter:
@@ -49,6 +55,7 @@ class Starter:
         lone: The only member, in an allocation that is exactly what it asked for: it runs as
             the batch script would, with the batch script's output.
         journal: The pack's log.
+        place_on_gpu: How a member is put on the GPU, and the environment that does it.
     """
 
     def __init__(
@@ -63,7 +70,9 @@ class Starter:
         passes_on: bool,
         lone: bool,
         journal: Journal,
+        place_on_gpu: PlaceOnGpu,
     ) -> None:
+        self._place_on_gpu = place_on_gpu
         self._pack = pack
         self._record = record
         self._allocation = allocation
@@ -82,8 +91,8 @@ class Starter:
             self._shims = str(write_shims(pack, sys.executable))
         self._ports: set[int] = set()
 
-    def start(self, member: Member, place: Place) -> None:
-        """Start a member in a place.
+    def start(self, member: Member, place: Place) -> bool:
+        """Start a member in a place; False where it was held at the last moment.
 
         Raises:
             OSError: It cannot be started.
@@ -108,10 +117,17 @@ class Starter:
             tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
             port=self._choose_port(member.number) if shared else None,
             shared=not self._lone,
+            started_at=int(time.time()),
         )
         composed = environments.compose_environment(captured, self._added, job, plan, where)
+        member.gpu, on_gpu = self._place_on_gpu(member)
+        composed.update(on_gpu)
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)
+        written = self._find_own_outputs() if self._lone else (output, error)
+        member.outputs = _measure_outputs(
+            *written, truncates=job.truncate_output and not self._lone
+        )
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
         launch = build_launch(
@@ -131,12 +147,16 @@ class Starter:
         )
         launch_file = f"{member.prefix}.launch"
         write_atomic(launch_file, json.dumps(launch).encode())
+        if is_held(self._pack, member.number):
+            # See store.holds: csub has held it before it could see this file.
+            return False
         argv = build_wrapper_argv(sys.executable, launch_file)
         outer = dict(self._allocation.environment)
         if is_step:
             argv = build_srun_argv(name, plan.host_memory_mb, argv)
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
+        return True
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
         job = member.spec.job
@@ -148,8 +168,16 @@ class Starter:
             node=self._allocation.node.partition(".")[0] or socket.gethostname(),
             user=getpass.getuser(),
         )
-        alone = self._record.local and len(self._record.members) == 1 and job.array_task is None
-        return choose_output_paths(job.output, job.error, values, alone=alone)
+        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    @staticmethod
+    def _find_own_outputs() -> list[str]:
+        """Where this process writes, which is where a lone member does."""
+        found = []
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return found
 
     def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
         base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
@@ -216,6 +244,10 @@ class Starter:
         except OSError:
             return False
 
+    def ends_before_its_srun(self, member: Member) -> bool:
+        """True where the wrapper of a step has written how it ended, whatever its srun does."""
+        return member.launcher == "srun" and os.path.exists(f"{member.prefix}.exit")
+
     def read_started(self, member: Member) -> dict[str, Any] | None:
         """What the wrapper wrote when it was up; None before that."""
         return _read(f"{member.prefix}.started")
@@ -243,7 +275,7 @@ class Starter:
         if member.tmpdir:
             shutil.rmtree(member.tmpdir, ignore_errors=True)
 
-    def _inner_steps(self, member: Member, slurm: SlurmCommands | None) -> list[str]:
+    def _inner_steps(self, member: Member, slurm: SlurmAccess | None) -> list[str]:
         if slurm is None or not os.path.exists(f"{member.prefix}.steps"):
             return []
         prefix = f"{MemberId(self._allocation.shown_job_id, member.number)}:"
@@ -255,19 +287,30 @@ class Starter:
             ]
         return []
 
-    def signal_inner_steps(self, member: Member, slurm: SlurmCommands | None, number: int) -> None:
+    def signal_inner_steps(self, member: Member, slurm: SlurmAccess | None, number: int) -> None:
         """Signal the steps that the member's own script has started."""
         steps = self._inner_steps(member, slurm)
         if steps and slurm is not None:
             with contextlib.suppress(SlurmError):
                 slurm.signal_steps(steps, number)
 
-    def end_inner_steps(self, member: Member, slurm: SlurmCommands | None) -> None:
+    def end_inner_steps(self, member: Member, slurm: SlurmAccess | None) -> None:
         """End the steps that the member's own script has left running."""
         steps = self._inner_steps(member, slurm)
         if steps and slurm is not None:
             with contextlib.suppress(SlurmError):
                 slurm.end_steps(steps)
+
+
+def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, int], ...]:
+    """A member's output files, each with its size now; what is behind that is the member's."""
+    found: dict[str, int] = {}
+    for path in paths:
+        if path is not None:
+            found[path] = 0
+            with contextlib.suppress(OSError):
+                found[path] = 0 if truncates else os.stat(path).st_size
+    return tuple(found.items())
 
 
 def _read(path: str) -> dict[str, Any] | None:

@@ -7,14 +7,21 @@ import time
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.fate import FateWatch
+from slurm_colloc.runtime.assessor import Assessor
+from slurm_colloc.runtime.clients import Clients
+from slurm_colloc.runtime.fate import ASK_INTERVAL_S, FateWatch
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.verdict import Verdict, judge_end, read_kill_reason
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
+
+SRUN_GRACE_S = 10.0
+"""How long an srun may still run once the wrapper has written how its member ended. On 26.05 it
+waits until slurmctld has noted the end of the step: minutes, where slurmctld is away."""
 
 
 class Tender:
@@ -28,6 +35,8 @@ class Tender:
         fate: Is told of what the runner did not do itself.
         journal: The pack's log.
         slurm: Slurm, or None where the pack runs without it.
+        assessor: Says why a member ended.
+        clients: Follows those that run under MPS.
         keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
     """
 
@@ -40,9 +49,13 @@ class Tender:
         ledger: Ledger,
         fate: FateWatch,
         journal: Journal,
-        slurm: SlurmCommands | None,
+        slurm: SlurmAccess | None,
         keeps_time: bool,
+        assessor: Assessor,
+        clients: Clients,
     ) -> None:
+        self._assessor = assessor
+        self._clients = clients
         self._allocation = allocation
         self._roster = roster
         self._starter = starter
@@ -88,8 +101,13 @@ class Tender:
             step=None if step is None else f"{self._allocation.job_id}.{step}",
             wall_limit_s=plan.wall_limit_s,
             reason="",
+            gpu=member.gpu,
+            cause="",
         )
-        self._journal.write("start", member=member.number, step=step, cpus=bound)
+        if member.gpu is not None and member.gpu.mode == SharingMode.MPS.value:
+            self._clients.watch(member)
+        use = None if member.gpu is None else dataclasses.asdict(member.gpu)
+        self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
 
     def collect_ended(self) -> None:
         """Judge the members whose processes have ended."""
@@ -97,7 +115,11 @@ class Tender:
             assert member.process is not None
             status = member.process.poll()
             if status is None:
-                continue
+                if not self._has_left_its_srun(member):
+                    continue
+                self._journal.write("srun_left", member=member.number)
+                # The record of the end says all; subprocess itself collects the srun later.
+                status = 0
             if member.is_starting:
                 started = self._starter.read_started(member)
                 if started is not None:
@@ -109,6 +131,15 @@ class Tender:
                 continue
             self._judge(member, status)
 
+    def _has_left_its_srun(self, member: Member) -> bool:
+        """True where the wrapper has long written its end, and srun still waits for something."""
+        if not self._starter.ends_before_its_srun(member):
+            return False
+        now = time.monotonic()
+        if member.ended_at is None:
+            member.ended_at = now
+        return now >= member.ended_at + SRUN_GRACE_S
+
     def _judge(self, member: Member, status: int) -> None:
         log = self._starter.read_log(member)
         verdict = judge_end(
@@ -119,12 +150,12 @@ class Tender:
             asked=member.asked,
         )
         self._starter.end_inner_steps(member, self._slurm)
-        if verdict.never_started and self._starter.fall_back(member, verdict.reason):
-            self.release(member)
-            self._roster.waiting.appendleft(member.number)
-            return
-        if verdict.foreign or (self._fate.was_terminated and member.asked is None):
-            self._fate.open(read_kill_reason(log))
+        # A step that does not come up may be the job's end, which Slurm is asked about first.
+        unstarted = verdict.never_started and verdict.state is MemberState.FAILED
+        unstarted = unstarted and member.launcher == "srun" and member.asked is None
+        if verdict.foreign or unstarted or (self._fate.was_terminated and member.asked is None):
+            wait_s = ASK_INTERVAL_S if verdict.too_late else 0.0
+            self._fate.open(read_kill_reason(log), ask_in_s=wait_s)
             member.asked = None
             self.release(member, vacate_only=True)
             self.undecided[member.number] = verdict
@@ -133,23 +164,42 @@ class Tender:
 
     def finish(self, member: Member, verdict: Verdict) -> None:
         """Write how a member ended and give its place to the next."""
+        aftermath = self._assessor.assess(member, verdict)
+        verdict = aftermath.verdict
         assert verdict.state is not None
         self.release(member)
+        told = {
+            "cause": aftermath.cause.value if aftermath.cause else "",
+            # What an earlier start has shown counts as well.
+            "evidence": tuple(dict.fromkeys((*member.record.evidence, *aftermath.evidence))),
+            "retries": aftermath.retries,
+            "gpu": member.gpu,
+        }
         if verdict.state is MemberState.PENDING:
-            self._ledger.write(member, MemberState.PENDING, reason=verdict.reason, exit_code=None)
-            self._roster.waiting.append(member.number)
-            self._journal.write("requeue", member=member.number)
+            self._ledger.write(
+                member, MemberState.PENDING, reason=verdict.reason, exit_code=None, **told
+            )
+            if aftermath.cause is None:
+                self._roster.waiting.append(member.number)
+            else:
+                # It has lost its turn; who has had none yet is submitted again, if time runs out.
+                self._roster.waiting.appendleft(member.number)
+            self._journal.write("requeue", member=member.number, reason=verdict.reason)
             return
-        self._ledger.write_end(member, verdict.state, verdict.exit_code, verdict.reason)
+        self._ledger.write_end(member, verdict.state, verdict.exit_code, verdict.reason, **told)
         self._journal.write(
-            "member_end", member=member.number, state=verdict.state, exit=verdict.exit_code
+            "member_end",
+            member=member.number,
+            state=verdict.state,
+            exit=verdict.exit_code,
+            cause=told["cause"],
         )
 
     def release(self, member: Member, *, vacate_only: bool = False) -> None:
         """Forget a member's process and free its place."""
         member.process = None
         member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = member.end_by = None
+        member.deadline = member.signal_at = member.end_by = member.ended_at = None
         member.is_orphan = False
         if not vacate_only:
             member.asked = None
@@ -160,6 +210,12 @@ class Tender:
         """The signal was meant for the members alone: what ended counts as it ended."""
         undecided, self.undecided = self.undecided, {}
         for number, verdict in undecided.items():
+            member = self._roster.members[number]
+            if verdict.too_late or (
+                verdict.never_started and self._starter.fall_back(member, verdict.reason)
+            ):
+                self._roster.waiting.appendleft(number)
+                continue
             if verdict.state is None:
                 # Slurm says so where it was asked to; otherwise somebody killed its processes.
                 state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED

@@ -17,6 +17,7 @@ class Asked(enum.Enum):
     CANCEL = "cancelled"
     TIMEOUT = "time limit"
     REQUEUE = "requeued"
+    FAULT = "stuck after a fault on the GPU"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Verdict:
         foreign: Something other than the runner ended it or signalled it: the pack may be
             coming to its end, and nothing must be started before Slurm shows that it goes on.
         never_started: The step or process did not come up at all.
+        too_late: Slurm starts no step any more because the pack's time is up, although it may
+            show the pack running for up to a minute more.
     """
 
     state: MemberState | None
@@ -37,6 +40,7 @@ class Verdict:
     reason: str = ""
     foreign: bool = False
     never_started: bool = False
+    too_late: bool = False
 
 
 def judge_end(
@@ -65,6 +69,8 @@ def judge_end(
         return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
     if asked is Asked.REQUEUE:
         return Verdict(MemberState.PENDING, code, "requeued")
+    if asked is Asked.FAULT:
+        return Verdict(MemberState.FAILED, code, asked.value)
     if record.get("oom_kills"):
         return Verdict(MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit")
     foreign = any(number == SIGTERM for number, _ in record["foreign_signals"])
@@ -84,6 +90,10 @@ def describe_code(code: ExitCode) -> str:
     return f"exit code {code.code}" if code.code else ""
 
 
+_TOO_LATE = ("completing or completed", "has expired")
+"""srun's words where it is refused a step of a job that is over (22.05 to 26.05)."""
+
+
 def _judge_without_record(
     started: bool, srun_status: int, log: str, asked: Asked | None
 ) -> Verdict:
@@ -98,9 +108,12 @@ def _judge_without_record(
     if asked is Asked.REQUEUE:
         return Verdict(MemberState.PENDING, None, "requeued")
     if asked is not None:
+        if asked is Asked.FAULT:
+            return Verdict(MemberState.FAILED, ExitCode(0, 9), asked.value)
         state = MemberState.CANCELLED if asked is Asked.CANCEL else MemberState.TIMEOUT
         return Verdict(state, ExitCode(0, 9), f"killed: {asked.value}")
-    cancelled_by_slurm = "cancelled at" in folded or "completing or completed" in folded
+    is_too_late = any(words in folded for words in _TOO_LATE)
+    cancelled_by_slurm = "cancelled at" in folded or is_too_late
     if not started and not cancelled_by_slurm:
         words = "; ".join(line.strip() for line in log.splitlines() if line.strip())
         return Verdict(
@@ -109,6 +122,10 @@ def _judge_without_record(
             f"it could not be started: {words or f'status {srun_status}'}",
             never_started=True,
         )
+    if not started and is_too_late:
+        # slurmctld compares with the job's end time, and looks for such jobs every 30 s
+        # (step_mgr.c, job_mgr.c; 22.05 to 26.05).
+        return Verdict(None, None, foreign=True, too_late=True)
     # Its wrapper is gone without a word: the whole step was killed from outside.
     return Verdict(None, ExitCode(0, 9), read_kill_reason(log), foreign=True)
 

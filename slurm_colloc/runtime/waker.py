@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 WOKEN_BY = (signal.SIGCHLD, signal.SIGURG)
 """A child's end; a request that csub, or a member, has left."""
@@ -38,16 +38,17 @@ class Waker:
         for number in PASSED_ON:
             signal.signal(number, lambda received, _: self._on_signal(received))
 
-    def wait(self, timeout_s: float, due: list[float]) -> None:
+    def wait(self, timeout_s: float, due: list[float], readable: Sequence[int] = ()) -> None:
         """Wait for a signal, at most `timeout_s`, and not beyond anything that is due.
 
         Args:
             timeout_s: The longest wait.
             due: When something is to be done, on the monotonic clock.
+            readable: Descriptors that end the wait when there is something to read.
         """
         if due:
             timeout_s = min(timeout_s, max(0.0, min(due) - time.monotonic()))
-        select.select([self._read_end], [], [], timeout_s)
+        select.select([self._read_end, *readable], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read_end, 4096):
                 pass

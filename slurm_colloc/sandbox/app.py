@@ -98,6 +98,14 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         int | None,
         typer.Option(help="Seconds until a silent node is down, default 30.", show_default=False),
     ] = None,
+    simgpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--simgpu/--no-simgpu",
+            help="Simulate NVML and MPS for fake GPUs, which is the default.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(help="A line for slurm.conf; may be repeated.", show_default=False),
@@ -113,6 +121,7 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         "host_memory_mb_per_node": memory_per_node,
         "fake_gpus": fake_gpus,
         "gpu_type": gpu_type,
+        "simgpu": simgpu,
         "kill_wait_s": kill_wait,
         "grace_time_s": grace_time,
         "slurmd_timeout_s": slurmd_timeout,
@@ -203,6 +212,7 @@ def build_json(status: SandboxStatus) -> dict[str, object]:
         ],
         "cgroups": {"version": status.cgroup_version, "reason": status.cgroup_reason},
         "gpus": status.gpu_reason,
+        "simulation": status.simulation_reason,
     }
 
 
@@ -222,6 +232,7 @@ def render_status(status: SandboxStatus) -> str:
         f"slurm    {status.slurm_version}",
         f"cgroups  {used}: {status.cgroup_reason}",
         f"gpus     {status.gpu_reason}",
+        f"simgpu   {status.simulation_reason}",
         "",
     ]
     width = max(len(daemon.name) for daemon in status.daemons)

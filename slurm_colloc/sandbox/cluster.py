@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from slurm_colloc.sandbox.files import locked, make_directory, remove_files
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.processes import list_processes
 from slurm_colloc.sandbox.record import SandboxRecord, read_record, write_record
+from slurm_colloc.sandbox.simulation import (
+    build_simulation_environment,
+    describe_simulation,
+    remove_simulated_gpus,
+)
 from slurm_colloc.sandbox.spec import Layout, SandboxSpec, choose_directory
 from slurm_colloc.sandbox.starting import plan_sandbox, start_missing, start_with_fallback
 from slurm_colloc.sandbox.status import DaemonStatus, SandboxStatus
@@ -103,22 +109,30 @@ class Sandbox:
             if record is not None:
                 cancel_all_jobs(self.layout, record)
             ended = stop_everything(self.layout, record)
+            remove_simulated_gpus(self.layout)
             if purge:
                 remove_files(self.layout)
         return ended
 
-    def env(self) -> dict[str, str]:
+    def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Variables with which Slurm's commands speak to this cluster.
+
+        Args:
+            base: The environment that they are added to, whose PATH and LD_LIBRARY_PATH are
+                continued; this process's own where it is not given.
 
         Raises:
             NotFound: It is not up.
         """
         self._need_record()
+        given = dict(os.environ if base is None else base)
         variables = {"SLURM_CONF": str(self.layout.slurm_conf)}
-        if shutil.which("scontrol") is None:
+        path = given.get("PATH", os.defpath)
+        if shutil.which("scontrol", path=path) is None:
             commands = str(find_installation(os.environ).commands)
-            variables["PATH"] = os.pathsep.join((commands, os.environ.get("PATH", os.defpath)))
-        return variables
+            variables["PATH"] = os.pathsep.join((commands, path))
+        # In front, but nothing of Slurm is there: its commands stay the same.
+        return variables | build_simulation_environment(self.layout, given | variables)
 
     def status(self) -> SandboxStatus:
         """Look at daemons and nodes.
@@ -150,6 +164,7 @@ class Sandbox:
             cgroup_version=record.cgroups.version,
             cgroup_reason=record.cgroups.reason,
             gpu_reason=record.gpu_reason,
+            simulation_reason=describe_simulation(self.layout, record),
         )
 
     @property

@@ -25,6 +25,7 @@ from slurm_colloc.sandbox.configuration import (
 from slurm_colloc.sandbox.installation import Installation
 from slurm_colloc.sandbox.processes import wait_until
 from slurm_colloc.sandbox.record import SandboxRecord, write_file, write_record
+from slurm_colloc.sandbox.simulation import remove_simulated_gpus
 from slurm_colloc.sandbox.spec import Layout
 
 _LOCK_S = 60.0
@@ -96,8 +97,8 @@ def make_directory(directory: Path, mode: int) -> None:
         ) from error
 
 
-def write_files(layout: Layout, record: SandboxRecord, installation: Installation) -> None:
-    """Make directories, key, devices and configuration, then remember the sandbox."""
+def write_files(layout: Layout, record: SandboxRecord, installation: Installation) -> gpus.GpuFiles:
+    """Make directories, key, devices and configuration, then remember the sandbox; its GPUs."""
     is_root = os.geteuid() == 0
     for directory, mode in (
         (layout.etc, 0o755),
@@ -147,6 +148,7 @@ def write_files(layout: Layout, record: SandboxRecord, installation: Installatio
     write_file(layout.slurm_conf, render_slurm_conf(plan), mode=0o644)
     write_file(layout.etc / "gres.conf", render_gres_conf(plan), mode=0o644)
     write_file(layout.etc / "cgroup.conf", render_cgroup_conf(plan), mode=0o644)
+    return files
 
 
 def remove_files(layout: Layout) -> None:
@@ -160,6 +162,7 @@ def remove_files(layout: Layout) -> None:
         layout.state,
     ):
         shutil.rmtree(directory, ignore_errors=True)
+    remove_simulated_gpus(layout)
     layout.record.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
     if not any(layout.directory.iterdir()):

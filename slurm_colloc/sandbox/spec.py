@@ -36,6 +36,7 @@ class SandboxSpec:
         host_memory_mb_per_node: What each node claims; more than the host has is allowed.
         fake_gpus: Make device nodes even where the machine has NVIDIA GPUs.
         gpu_type: The GRES type, as in `gpu:TYPE:1`.
+        simgpu: Simulate NVML and MPS for the fake GPUs.
         kill_wait_s: Slurm's KillWait, between TERM and KILL at a time limit.
         grace_time_s: GraceTime of the partition `preempt`.
         slurmd_timeout_s: Seconds until a silent node is DOWN.
@@ -50,6 +51,7 @@ class SandboxSpec:
     host_memory_mb_per_node: int | None = None
     fake_gpus: bool = False
     gpu_type: str | None = None
+    simgpu: bool = True
     kill_wait_s: int = 5
     grace_time_s: int = 5
     slurmd_timeout_s: int = 30
@@ -100,7 +102,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of a sandbox. Only `dev`, `etc`, `run` and `spool` are for other users."""
+    """The paths of a sandbox. Only `dev`, `etc`, `run`, `simgpu` and `spool` are for others."""
 
     directory: Path
 
@@ -148,6 +150,16 @@ class Layout:
     def dev(self) -> Path:
         """Device nodes of the fake GPUs."""
         return self.directory / "dev"
+
+    @property
+    def simgpu(self) -> Path:
+        """The simulation of the fake GPUs."""
+        return self.directory / "simgpu"
+
+    @property
+    def no_simulation(self) -> Path:
+        """Why the fake GPUs are not simulated, where they should be."""
+        return self.run / "no_simulation"
 
     @property
     def record(self) -> Path:

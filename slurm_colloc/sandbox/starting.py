@@ -16,6 +16,7 @@ from slurm_colloc.sandbox.installation import Installation
 from slurm_colloc.sandbox.ports import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc.sandbox.processes import list_processes, wait_until
 from slurm_colloc.sandbox.record import SandboxRecord, write_record
+from slurm_colloc.sandbox.simulation import make_simulated_gpus
 from slurm_colloc.sandbox.spec import Layout, SandboxSpec, choose_directory, choose_node_names
 from slurm_colloc.sandbox.status import NodeStatus
 from slurm_colloc.sandbox.stopping import stop_everything
@@ -24,6 +25,9 @@ _ANSWER_S = 20.0
 _NODES_S = 30.0
 _TRIAL_END_S = 5.0
 _MISSES = 20
+# What slurmctld says of several nodes on one machine where it is not built for them.
+_ONE_NODE_ONLY = "Duplicated NodeHostName"
+_STARTED = " started on cluster "
 
 
 def plan_sandbox(layout: Layout, spec: SandboxSpec, installation: Installation) -> SandboxRecord:
@@ -114,24 +118,28 @@ def start_missing(
     ]
     munge_missing = not daemons.find_munged(layout, table)
     controller_missing = not daemons.find_slurmctld(layout, table)
-    if nodes or munge_missing or controller_missing:
-        write_files(layout, record, installation)
     started: list[str] = []
-    if munge_missing:
-        daemons.start_daemon("munged", daemons.build_munged_argv(installation, layout), layout)
-        started.append("munged")
-    if controller_missing:
-        _start_controller(layout, record, installation, forget_jobs=forget_jobs)
-        started.append("slurmctld")
-    if nodes:
+    with ThreadPoolExecutor(max_workers=17) as pool:
+        # The daemons' start is mostly waiting; meanwhile the compiler may work.
+        simulated = None
+        if nodes or munge_missing or controller_missing:
+            files = write_files(layout, record, installation)
+            simulated = pool.submit(make_simulated_gpus, layout, record, files)
+        if munge_missing:
+            daemons.start_daemon("munged", daemons.build_munged_argv(installation, layout), layout)
+            started.append("munged")
+        if controller_missing:
+            _start_controller(layout, record, installation, forget_jobs=forget_jobs)
+            started.append("slurmctld")
 
         def start_one(node: tuple[str, int]) -> None:
             _start_node(layout, node[0], node[1], installation)
 
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            list(pool.map(start_one, nodes))
+        list(pool.map(start_one, nodes))
         started += [f"slurmd.{node}" for node, _ in nodes]
-    _wait_for_nodes(layout, record, without)
+        _wait_for_nodes(layout, record, without)
+        if simulated is not None:
+            simulated.result()
     return tuple(started)
 
 
@@ -143,6 +151,12 @@ def _start_controller(
     argv = daemons.build_slurmctld_argv(installation, layout, forget_jobs=forget_jobs)
     daemons.start_daemon("slurmctld", argv, layout)
     _wait_for_port(layout, "slurmctld", port, argv)
+    text = daemons.read_tail(layout.log / "slurmctld.log")
+    if len(record.node_names) > 1 and _ONE_NODE_ONLY in text.rpartition(_STARTED)[2]:
+        raise SlurmError(
+            "this Slurm was built without --enable-multiple-slurmd, so a machine can be one node",
+            hint="take the sandbox down, and start it with --nodes 1",
+        )
 
 
 def _start_node(layout: Layout, node: str, port: int, installation: Installation) -> None:

@@ -45,6 +45,7 @@ class SandboxStatus:
         cgroup_version: 1, 2, or 0 where Slurm uses none.
         cgroup_reason: Why.
         gpu_reason: Where the GPUs come from.
+        simulation_reason: What is simulated of them, or why nothing is.
     """
 
     directory: Path
@@ -55,6 +56,7 @@ class SandboxStatus:
     cgroup_version: int
     cgroup_reason: str
     gpu_reason: str
+    simulation_reason: str
 
     @property
     def running(self) -> bool:

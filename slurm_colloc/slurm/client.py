@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
@@ -10,6 +11,7 @@ from slurm_colloc.slurm.commands import (
     HINT_AFTER_NO_ANSWER,
     SUBMIT_TIMEOUT_S,
     HeldInterrupts,
+    build_client_environment,
     run_slurm,
 )
 from slurm_colloc.slurm.formats import (
@@ -81,8 +83,16 @@ class SlurmCommands:
 
     def list_jobs(self) -> dict[str, SlurmJob]:
         """All jobs of the user that Slurm still shows, by id or element id; one question."""
-        output = self._run("squeue", "--noheader", "--array", "--me", "--states=all",
-                           f"--format={QUEUE_FORMAT}")  # fmt: skip
+        environment = self._environment
+        output = run_slurm(
+            ["squeue", "--noheader", "--me", "--all", "--states=all", f"--format={QUEUE_FORMAT}"],
+            environment={
+                **(build_client_environment(os.environ) if environment is None else environment),
+                # Waiting tasks of an array come folded and whole: `squeue --array` leaves out the
+                # last one of `0-12:2` (22.05 to 26.05), and without this they are cut short.
+                "SLURM_BITSTR_LEN": "0",
+            },
+        ).stdout
         return compute_element_states(parse_queue(output))
 
     def list_nodes(self, nodes: str | None = None) -> list[NodeShape]:
@@ -115,6 +125,40 @@ class SlurmCommands:
     def cancel(self, *job_ids: str) -> None:
         """scancel: TERM to everything in the jobs, KILL after KillWait."""
         self._run("scancel", *job_ids)
+
+    def update_job(
+        self, job_id: str, changes: Mapping[str, str], *, inherited: Sequence[int] = ()
+    ) -> None:
+        """Change a job in one `scontrol update`; Slurm may refuse one value and take the others.
+
+        Args:
+            job_id: A job or an array's element (`4711_2`).
+            changes: New values by scontrol's names: `NumCPUs`, `MinMemoryNode`, `TimeLimit`.
+            inherited: Descriptors that scontrol keeps open until it ends.
+
+        Raises:
+            SlurmRefused: With Slurm's words.
+            SlurmNoAnswer: The change may be done all the same.
+        """
+        if changes:
+            words = [f"{name}={value}" for name, value in changes.items()]
+            run_slurm(
+                ["scontrol", "update", f"JobId={job_id}", *words],
+                environment=self._environment,
+                inherited=inherited,
+            )
+
+    def hold(self, job_id: str) -> None:
+        """Keep a pending job from starting."""
+        self._run("scontrol", "hold", job_id)
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start again."""
+        self._run("scontrol", "release", job_id)
+
+    def requeue(self, job_id: str) -> None:
+        """End a running job and put it back into the queue."""
+        self._run("scontrol", "requeue", job_id)
 
     def wake_batch_script(self, job_id: str) -> None:
         """Send SIGURG to the batch script alone: ignored by whoever does not wait for it."""

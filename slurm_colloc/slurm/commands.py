@@ -27,6 +27,8 @@ HINT_AFTER_NO_ANSWER = (
 # The request may have arrived; only the answer is missing.
 _UNANSWERED = ("timed out", "zero bytes were transmitted", "unexpected message")
 
+_UNCONFIGURED = ("configuration source", "cannot stat file", "unable to process configuration")
+
 _UNREACHABLE = (
     "unable to contact slurm controller",
     "unable to establish controller machine",
@@ -115,7 +117,10 @@ def run_slurm(
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         process.kill()
-        process.communicate()
+        _, err = process.communicate()
+        # Where slurm.conf is missing, the commands try again for a minute.
+        if b"cannot stat file" in err:
+            raise build_slurm_error(argv, 1, err.decode("utf-8", "replace")) from error
         raise SlurmNoAnswer(
             f"{argv[0]} gave no answer within {timeout_s:g} s",
             hint="the controller may be down: try scontrol ping",
@@ -193,7 +198,7 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             returncode=returncode,
             stderr=stderr,
         )
-    if "configuration source" in folded:
+    if any(mark in folded for mark in _UNCONFIGURED):
         return SlurmUnreachable(
             "Slurm is installed but has no configuration here",
             hint="set SLURM_CONF, or run without Slurm with csub --local",

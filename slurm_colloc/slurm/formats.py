@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import parse_time_limit_s
@@ -142,5 +143,17 @@ def compute_element_states(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
             if all(bound.isdigit() for bound in bounds):
                 step = int(part.split(":")[1]) if ":" in part else 1
                 for task in range(int(bounds[0]), int(bounds[-1]) + 1, step):
-                    index[f"{folded[1]}_{task}"] = job
+                    name = f"{folded[1]}_{task}"
+                    index[name] = replace(job, job_id=name)
     return index
+
+
+def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobState:
+    """State of a job that squeue does not show by its id.
+
+    Where the elements of an array are cancelled one by one before they start, Slurm keeps one
+    record of the array without a task id (seen on 22.05).
+    """
+    base, separator, _ = job_id.partition("_")
+    whole = jobs.get(base) if separator else None
+    return SlurmJobState.ABSENT if whole is None else whole.state

@@ -109,6 +109,8 @@ class OptionParser:
             raise self._problem(word, f"--{option.name} takes no value, but has {value!r}")
         if option.argument is Argument.REQUIRED and not equals:
             return self._with_next(option, f"--{option.name}", word, following), 1
+        if not equals and following is not None and following.text in option.choices:
+            return self._given(option, following.text, word), 1
         return self._given(option, value if equals else None, word), 0
 
     def _parse_letters(self, word: Word, following: Word | None) -> tuple[list[Given], int]:

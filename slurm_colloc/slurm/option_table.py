@@ -56,6 +56,8 @@ class Option:
         early: Whether sbatch reads it from the command line and environment only, and ignores it
             in a script.
         reason: Why it is refused or makes a job run alone, as a clause, or what an own one does.
+        choices: Of an own option whose value may be left out: words that may also follow it as
+            a word of their own.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Option:
     cancels: str | None = None
     early: bool = False
     reason: str = ""
+    choices: tuple[str, ...] = ()
 
     @property
     def canonical_name(self) -> str:
@@ -309,9 +312,18 @@ def _own(name: str, argument: Argument, concern: Concern, reason: str) -> Option
 OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members run on the GPU at the same time"),
     _own("pack-size", _REQ, Concern.GROUP, "members per pack; those above the degree wait in it"),
+    _own("share", _REQ, Concern.GROUP, "auto, mps, timeslice, exclusive; mps! forbids a fallback"),
     _own("max-slowdown", _REQ, Concern.MEMBER, "the slowdown that the job accepts, 1 or more"),
     _own("gpu-mem", _REQ, Concern.MEMBER, "the GPU memory that the job needs, as in 10G"),
-    _own("join", _REQ, Concern.CALL, "whether the job may join a pack that runs or waits"),
+    Option(
+        "join",
+        None,
+        _OPT,
+        Concern.CALL,
+        own=True,
+        reason="join a pack that is there: auto (runs or waits), pending, never",
+        choices=("auto", "pending", "never"),
+    ),
     _own("local", _NO, Concern.CALL, "run on this machine, without Slurm"),
     _own("json", _NO, Concern.CALL, "print one JSON object"),
     _own("dry-run", _NO, Concern.CALL, "print what would be submitted, and submit nothing"),

@@ -16,6 +16,8 @@ from slurm_colloc.errors import StateError
 SCHEMA = 1
 """Version of every JSON file in the state; a reader refuses a newer one."""
 
+_CHUNK_BYTES = 1 << 16
+
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full: make room, then try again; nothing was submitted half",
     errno.EDQUOT: "the disk quota is used up: make room, then try again",
@@ -68,6 +70,22 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
     write_atomic(path, text.encode() + b"\n")
 
 
+def read_bytes(path: Path | str) -> bytes:
+    """Read a small file with as few calls as possible: a queue of thousands reads thousands.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, _CHUNK_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read a versioned JSON file; None if there is none.
 
@@ -75,14 +93,13 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
         StateError: It cannot be read, is damaged, or was written by a newer version.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode())
         schema = value["schema"]
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
-from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
+from slurm_colloc.model.mail import MailRequest
+from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class PackRecord:
         created_at: Seconds since the epoch.
         name: Name of the Slurm job.
         mode: Planned sharing mode.
+        share: What `--share` asked for, as text; see model.sharing.
         degree: Members that run at the same time.
         request: What was asked of Slurm; None for a job alone.
         group: Options that all members share.
@@ -35,6 +37,12 @@ class PackRecord:
         local: True where it runs without Slurm.
         cluster: Name of the Slurm cluster; empty where it is not known.
         carried: True where it travels in its batch script: nothing comes back from the node.
+        policy: How far sharing may go in it; None where nobody may join it.
+        gpu_type: The GPU type that its jobs ask for; None for any.
+        one_script: All its members run the same script.
+        closed: Why nobody may join it; empty where it is open to joiners.
+        refusals: Why its jobs did not join the packs that were there, a sentence each.
+        resubmissions: How often its members were submitted again because they never started.
     """
 
     pack_id: str
@@ -57,15 +65,34 @@ class PackRecord:
     local: bool = False
     cluster: str = ""
     carried: bool = False
+    policy: Policy | None = None
+    gpu_type: str | None = None
+    one_script: bool = False
+    closed: str = ""
+    refusals: tuple[str, ...] = ()
+    resubmissions: int = 0
+    share: str = "timeslice"
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberSpec:
-    """What a member runs (spec.json); its script and environment lie beside it."""
+    """What a member runs (spec.json); its script and environment lie beside it.
+
+    Attributes:
+        job: The job.
+        plan: Its place in the plan.
+        umask: Of the shell that submitted it.
+        names_alone: Its output is named as sbatch names that of a job: `%j` alone is enough.
+        joined: The submission by which it joined the pack; empty for a first member.
+        joined_at: When it joined, in seconds since the epoch; 0 for a first member.
+    """
 
     job: Job
     plan: MemberPlan
     umask: int
+    names_alone: bool = False
+    joined: str = ""
+    joined_at: float = 0.0
 
 
 def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
@@ -88,7 +115,11 @@ def parse_pack(value: dict[str, Any]) -> PackRecord:
     request = fields["request"]
     fields["mode"] = SharingMode(fields["mode"])
     fields["request"] = None if request is None else PackRequest(**request)
-    for name in ("indices", "reasons", "members", "slurm_options"):
+    if fields.get("policy") is not None:
+        policy = dict(fields["policy"])
+        fields["policy"] = Policy(**{**policy, "mode": SharingMode(policy["mode"])})
+    fields.setdefault("refusals", ())
+    for name in ("indices", "reasons", "members", "slurm_options", "refusals"):
         fields[name] = tuple(fields[name])
     for name in ("group", "client_environment"):
         fields[name] = _parse_pairs(fields[name])
@@ -109,7 +140,18 @@ def parse_spec(value: dict[str, Any]) -> MemberSpec:
         job["signal"] = SignalRequest(**job["signal"])
     if job["array_task"] is not None:
         job["array_task"] = ArrayTask(**job["array_task"])
-    return MemberSpec(Job(**job), MemberPlan(**value["plan"]), value["umask"])
+    if job.get("mail") is not None:
+        mail = dict(job["mail"])
+        job["mail"] = MailRequest(**{**mail, "events": tuple(mail["events"])})
+    job["depends"] = _parse_pairs(job.get("depends", []))
+    return MemberSpec(
+        job=Job(**job),
+        plan=MemberPlan(**value["plan"]),
+        umask=value["umask"],
+        names_alone=value.get("names_alone", False),
+        joined=value.get("joined", ""),
+        joined_at=value.get("joined_at", 0.0),
+    )
 
 
 def _without_schema(value: dict[str, Any]) -> dict[str, Any]:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import Plan
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.directory import NewPack
+from slurm_colloc.store.directory import is_local_alive
 from slurm_colloc.store.files import explain_os_errors, make_directory, write_atomic
+from slurm_colloc.store.holds import forget_hold
+from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.packs import State, make_submission_id
+from slurm_colloc.store.records import PackRecord
 from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.new_packs import build_packs
+from slurm_colloc.submission.policy import choose_share, make_plan
 from slurm_colloc.submission.request import group_into_batches
-from slurm_colloc.submission.submit import Submitted, build_packs, make_plan
+from slurm_colloc.submission.submit import Submitted
+
+LOCK_WAIT_S = 10.0
 
 
 def submit_local(
@@ -44,6 +51,7 @@ def submit_local(
             options=(),
             directory=directory,
             local=True,
+            share=str(choose_share(call, settings)),
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]
@@ -51,13 +59,34 @@ def submit_local(
             for record in records:
                 state.record_pack_job(record, job_id)
             for pack in packs:
-                _start_runner(state, pack, job_id, settings, environ)
+                _start_runner(state, pack.record.pack_id, job_id, settings, environ)
             # Only now: a sweep of another csub takes a pack that nobody submits or runs for dead.
             state.forget_lock(submission)
         submitted.append(
             Submitted(job_id, tuple(records), tuple(record.members for record in records))
         )
     return chosen, submitted
+
+
+def restart_local(
+    state: State, record: PackRecord, job_id: str, settings: Settings, released: Sequence[int]
+) -> bool:
+    """Run a pack again whose runner has left held members behind; False while it still lives.
+
+    Raises:
+        StateError: The runner cannot be started.
+    """
+    path = state.pack_path(record.pack_id)
+    # The new runner waits for this lock: a kill in between leaves the members held.
+    with hold_lock(path / "lock", LOCK_WAIT_S) as locked:
+        if not locked or is_local_alive(path):
+            return False
+        write_atomic(state.open / record.pack_id, b"")
+        environ = dict(record.client_environment) or dict(os.environ)
+        _start_runner(state, record.pack_id, job_id, settings, environ)
+        for number in released:
+            forget_hold(path, number)
+    return True
 
 
 def _claim_id(state: State) -> str:
@@ -79,9 +108,9 @@ def _claim_id(state: State) -> str:
 
 
 def _start_runner(
-    state: State, pack: NewPack, job_id: str, settings: Settings, environ: Mapping[str, str]
+    state: State, pack_id: str, job_id: str, settings: Settings, environ: Mapping[str, str]
 ) -> None:
-    path = state.pack_path(pack.record.pack_id)
+    path = state.pack_path(pack_id)
     write_atomic(path / "alive", b"")
     with explain_os_errors("start a runner for", path):
         # The lock is the open file's, and the runner's for as long as it lives.

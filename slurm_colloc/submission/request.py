@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,18 @@ from slurm_colloc.model.quantities import format_time_limit
 
 PACK_TOKEN = "[csub-pack={submission}]"
 """Appended to the job's comment: a pack whose submission was interrupted is found by it."""
+
+
+GROWABLE = frozenset(
+    {"chdir", "cpus-per-task", "error", "gpus", "gpus-per-node", "gres", "input", "mail-type",
+     "mail-user", "mem", "mem-per-cpu", "nodes", "ntasks", "ntasks-per-node", "open-mode",
+     "output", "time"}
+)  # fmt: skip
+"""Options of a lone job that `scontrol update` can overrule, or that its runner can do itself,
+once somebody has joined it."""
+
+
+_WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,16 @@ def _task_id(job: Job) -> int:
     return job.array_task.task_id
 
 
+def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
+    """Why options that look the same mean something else to another call; empty where none does."""
+    for name, value in group:
+        if name in ("begin", "deadline") and not _WITH_A_DATE.fullmatch(value):
+            return f"its --{name}={value} means another moment for another job"
+        if name == "dependency" and "singleton" in value:
+            return "it came with --dependency=singleton"
+    return ""
+
+
 def build_options(
     batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, submission: str, log: str
 ) -> list[str]:
@@ -91,6 +114,9 @@ def build_options(
     else:
         options += build_request_options(_merge_requests(batch.packs))
         options += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
+    if first.depends:
+        # Slurm knows no members: see model.dependency.
+        group["dependency"] = first.slurm_dependency
     options += [_option(name, value) for name, value in sorted(group.items())]
     if "export" not in group:
         options.append("--export=ALL")
@@ -98,11 +124,10 @@ def build_options(
 
 
 def build_name(batch: Batch, jobs: Sequence[Job]) -> str:
-    """The Slurm job's name: the first member's, `train+3` for a pack of different ones."""
-    names = [jobs[member.job_index].name for pack in batch.packs for member in pack.members]
-    if len(set(names)) == 1:
-        return names[0]
-    return f"{names[0]}+{len(names) - 1}"
+    """The Slurm job's name: `train+3` for packs of four, the job's own where it is alone."""
+    first = jobs[batch.packs[0].members[0].job_index].name
+    largest = max(len(pack.members) for pack in batch.packs)
+    return f"{first}+{largest - 1}" if largest > 1 else first
 
 
 def build_request_options(request: PackRequest) -> list[str]:

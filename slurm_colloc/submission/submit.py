@@ -5,36 +5,37 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import (
     CollocError,
     Interrupted,
-    NoPackPossible,
     SlurmError,
     StateError,
 )
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.model.plan import Plan, Policy
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.commands import (
     HeldInterrupts,
     build_client_environment,
     hold_interrupts,
 )
-from slurm_colloc.store.directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.packs import State, build_pack_id, make_submission_id
-from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.packs import State, make_submission_id
+from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import remove_environment
-from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call, Candidate
+from slurm_colloc.submission.new_packs import build_packs
+from slurm_colloc.submission.policy import choose_policy, make_plan
 from slurm_colloc.submission.render import render_batch_script, render_kept_script
-from slurm_colloc.submission.request import Batch, build_name, build_options, group_into_batches
+from slurm_colloc.submission.request import (
+    Batch,
+    build_name,
+    build_options,
+    group_into_batches,
+)
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
 # whole of theirs from the pack directory.
@@ -60,60 +61,27 @@ class Submitted:
     members: tuple[tuple[int, ...], ...]
 
 
-def choose_policy(call: Call, settings: Settings) -> Policy:
-    """The policy of a call: what the user said, else the settings."""
-    degree = call.degree or settings.degree
-    size = call.pack_size or settings.pack_size or None
-    return Policy(
-        degree=degree,
-        pack_size=max(size, degree) if size else None,
-        slowdown_bound=call.slowdown_bound or settings.slowdown_bound,
-        running_limit=call.array.limit if call.array else None,
-        mode=SharingMode.TIMESLICE,
-        start_margin_s=settings.start_margin_s,
-    )
-
-
-def make_plan(call: Call, settings: Settings, slurm: SlurmCommands | None) -> Plan:
-    """Plan a call; asks Slurm about its nodes only if something may share.
-
-    Raises:
-        SlurmUnreachable: Slurm does not answer.
-        NoPackPossible: A job asks for more GPU memory than the GPU has.
-    """
-    jobs = [candidate.job for candidate in call.candidates]
-    capacity = Capacity()
-    first = next((job for job in jobs if job.came_together and job.gpus == 1), None)
-    if first is not None:
-        gpu_memory_mb = settings.gpu_memory_mb(first.gpu_type)
-        if slurm is None:
-            capacity = Capacity(gpu_memory_mb=gpu_memory_mb)
-        else:
-            group = dict(first.group)
-            capacity = compute_capacity(
-                slurm.list_nodes(group.get("nodelist")),
-                group.get("partition"),
-                first.gpu_type,
-                gpu_memory_mb,
-            )
-    for job in jobs:
-        if (
-            job.gpu_memory_mb
-            and capacity.gpu_memory_mb
-            and job.gpu_memory_mb > capacity.gpu_memory_mb
-        ):
-            raise NoPackPossible(
-                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
-                f"{capacity.gpu_memory_mb} MB",
-                hint="ask for another GPU type, or for less",
-            )
-    return plan(jobs, {}, capacity, choose_policy(call, settings))
-
-
 def submit_call(
-    call: Call, settings: Settings, state: State, slurm: SlurmCommands, directory: str
-) -> tuple[Plan, list[Submitted]]:
+    call: Call,
+    settings: Settings,
+    state: State,
+    slurm: SlurmAccess,
+    directory: str,
+    *,
+    answer: Callable[[Plan, Sequence[Submitted]], None],
+    refusals: tuple[str, ...] = (),
+) -> list[Submitted]:
     """Plan and submit a call.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        state: The state directory.
+        slurm: Slurm.
+        directory: The submission directory.
+        answer: Tells what was submitted. An interrupt waits for that too, for otherwise nobody
+            would know of a job that Slurm has.
+        refusals: Why its job did not join the packs that were there.
 
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
@@ -122,42 +90,68 @@ def submit_call(
     jobs = [candidate.job for candidate in call.candidates]
     state.prepare()
     submitted: list[Submitted] = []
-    for batch in group_into_batches(chosen, jobs):
-        try:
-            # From the first file to the job id that is written down: all of it, or nothing.
-            with hold_interrupts() as held:
+    # From the first file to the job id that is written down: all of it, or nothing.
+    with hold_interrupts() as held:
+        for batch in group_into_batches(chosen, jobs):
+            try:
                 submitted.append(
-                    _submit_batch(
+                    submit_batch(
                         batch,
                         chosen,
                         call.candidates,
+                        make_submission_id(),
                         settings=settings,
                         state=state,
                         slurm=slurm,
                         directory=directory,
                         held=held,
+                        policy=choose_policy(call, settings),
+                        refusals=refusals,
                     )
                 )
-        except CollocError as error:
-            if submitted:
-                ids = ", ".join(entry.job_id for entry in submitted)
-                error.message += f" (submitted before that, and not taken back: job {ids})"
-            raise
-    return chosen, submitted
+            except CollocError as error:
+                if submitted:
+                    ids = ", ".join(entry.job_id for entry in submitted)
+                    error.message += f" (submitted before that, and not taken back: job {ids})"
+                raise
+        answer(chosen, submitted)
+    return submitted
 
 
-def _submit_batch(
+def submit_batch(
     batch: Batch,
     chosen: Plan,
     candidates: Sequence[Candidate],
+    submission: str,
     *,
     settings: Settings,
     state: State,
-    slurm: SlurmCommands,
+    slurm: SlurmAccess,
     directory: str,
     held: HeldInterrupts,
+    policy: Policy | None = None,
+    refusals: tuple[str, ...] = (),
+    resubmissions: int = 0,
 ) -> Submitted:
-    submission = make_submission_id()
+    """Submit packs as one Slurm job.
+
+    Args:
+        batch: The packs.
+        chosen: The plan that they are of.
+        candidates: The jobs of the plan.
+        submission: The submission's id.
+        settings: The settings.
+        state: The state directory.
+        slurm: Slurm.
+        directory: The submission directory.
+        held: Interrupts that are held back meanwhile.
+        policy: How far sharing may go in them later; None where nobody may join them.
+        refusals: Why the jobs did not join the packs that were there.
+        resubmissions: How often they were submitted again.
+
+    Raises:
+        CollocError: Nothing was submitted, or what was is named in the message.
+    """
     jobs = [candidate.job for candidate in candidates]
     element = "%a" if batch.is_array else "0"
     log = f"{_escape(str(state.packs / submission))}.{element}/pack.log"
@@ -174,6 +168,9 @@ def _submit_batch(
         directory=directory,
         carried=not settings.state_shared,
         cluster=state.cluster,
+        policy=policy,
+        refusals=refusals,
+        resubmissions=resubmissions,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
@@ -238,7 +235,7 @@ def _submit_batch(
     )
 
 
-def _take_back(slurm: SlurmCommands, job_id: str) -> None:
+def _take_back(slurm: SlurmAccess, job_id: str) -> None:
     """Ctrl-C while sbatch ran, and it has submitted: cancel that job again."""
     try:
         slurm.cancel(job_id)
@@ -269,70 +266,3 @@ def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
         or name.startswith(_CLIENT_PREFIXES)
         or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
     }
-
-
-def build_packs(
-    batch: Batch,
-    candidates: Sequence[Candidate],
-    submission: str,
-    *,
-    environment: Mapping[str, str],
-    options: Sequence[str],
-    directory: str,
-    local: bool = False,
-    carried: bool = False,
-    cluster: str = "",
-) -> list[NewPack]:
-    """The packs of one Slurm job, ready to be written."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    blocks: dict[int, bytes] = {}
-    packs = []
-    jobs: list[Job] = [candidate.job for candidate in candidates]
-    name = build_name(batch, jobs)
-    for index, planned in zip(batch.indices, batch.packs, strict=True):
-        members = []
-        for member in planned.members:
-            candidate = candidates[member.job_index]
-            key = id(candidate.environment)
-            if key not in blocks:
-                blocks[key] = _encode_environment(candidate.environment)
-            members.append(
-                NewMember(MemberSpec(candidate.job, member, umask), candidate.script, blocks[key])
-            )
-        record = PackRecord(
-            pack_id=build_pack_id(submission, index),
-            submission=submission,
-            index=index,
-            indices=batch.indices,
-            is_array=batch.is_array,
-            created_at=time.time(),
-            name=name,
-            mode=planned.mode,
-            degree=planned.degree,
-            request=planned.request,
-            group=planned.group,
-            reasons=planned.reasons,
-            members=tuple(member.spec.job.number for member in members),
-            submit_directory=directory,
-            submit_host=os.uname().nodename,
-            # With another --export nothing of it reaches the batch script.
-            client_environment=tuple(
-                () if "export" in dict(planned.group) else sorted(environment.items())
-            ),
-            slurm_options=tuple(options),
-            local=local,
-            carried=carried,
-            cluster=cluster,
-        )
-        packs.append(NewPack(record, tuple(members)))
-    return packs
-
-
-def _encode_environment(environment: Mapping[str, str]) -> bytes:
-    return build_environment_block(
-        {
-            name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
-            for name, value in environment.items()
-        }
-    )

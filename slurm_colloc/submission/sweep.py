@@ -2,7 +2,8 @@
 
 Every csub call looks at the packs that may still change. A pack without a job id whose csub and
 sbatch are gone is looked up in Slurm by its comment, and dropped if Slurm does not know it. A pack
-whose Slurm job is over is marked with Slurm's last word.
+whose Slurm job is over is marked with Slurm's last word; members of it that never started are
+submitted again where that is allowed, and named where it is not.
 """
 
 from __future__ import annotations
@@ -10,36 +11,30 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.access import SlurmAccess
+from slurm_colloc.slurm.formats import SlurmJob, compute_hidden_state
 from slurm_colloc.store.directory import (
     is_local_alive,
     is_unanswered,
-    list_members,
     read_ended,
     read_slurm_job_id,
-    write_ended,
 )
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import remove_environment
-from slurm_colloc.submission.request import PACK_TOKEN
-
-OVER = frozenset(
-    {
-        SlurmJobState.COMPLETED,
-        SlurmJobState.FAILED,
-        SlurmJobState.CANCELLED,
-        SlurmJobState.TIMEOUT,
-        SlurmJobState.OUT_OF_MEMORY,
-        SlurmJobState.PREEMPTED,
-        SlurmJobState.NODE_FAIL,
-    }
+from slurm_colloc.submission.endings import (
+    OVER,
+    Ending,
+    close_books,
+    count_members,
+    list_held,
+    list_never_started,
 )
-
+from slurm_colloc.submission.request import PACK_TOKEN
 
 UNANSWERED_S = 600.0
 """How long a submission that Slurm did not answer is kept for a job that may turn up."""
@@ -89,9 +84,10 @@ def look_at_open_packs(state: State, damaged: list[StateError]) -> list[OpenPack
 
 def sweep(
     state: State,
-    slurm: SlurmCommands,
+    slurm: SlurmAccess,
     packs: Sequence[OpenPack],
     jobs: Mapping[str, SlurmJob] | None,
+    settings: Settings,
 ) -> list[str]:
     """Bring the state up to date with Slurm.
 
@@ -101,36 +97,68 @@ def sweep(
         packs: The open packs as they were before Slurm was asked.
         jobs: What squeue shows; None where Slurm did not answer, and then only what runs
             without Slurm is looked at.
+        settings: The settings, for what is submitted again.
 
     Returns:
         What was found, a sentence each.
     """
     notes = []
     absent: dict[str, PackRecord] = {}
+    over: dict[str, tuple[PackRecord, SlurmJobState]] = {}
     for pack in packs:
         record = pack.record
         if record is None or record.local:
             if not pack.in_work:
-                _sweep_without_slurm(state, pack.pack_id, record)
+                notes += _sweep_without_slurm(state, pack.pack_id, record)
             continue
         if jobs is None:
             continue
         job_id = pack.job_id or _adopt(state, record, jobs)
         if job_id is None:
-            if not pack.in_work and not _may_turn_up(state, record):
-                state.discard(pack.pack_id)
-                notes.append(f"a submission of {record.name} was interrupted before Slurm had it")
-        elif job_id not in jobs:
+            notes += _drop_interrupted(state, pack, record)
+            continue
+        last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
+        if last is SlurmJobState.ABSENT:
             absent[job_id] = record
-        elif jobs[job_id].state in OVER:
-            _mark(state, record, jobs[job_id].state)
+        elif last is not None:
+            over[job_id] = (record, last)
     known = slurm.read_accounting(list(absent)) if absent else {}
     for job_id, record in absent.items():
-        _mark(state, record, known.get(job_id, SlurmJobState.ABSENT))
+        over[job_id] = (record, known.get(job_id) or compute_hidden_state(jobs or {}, job_id))
+    for job_id, (record, last) in over.items():
+        ending = Ending(state, slurm, settings, record=record, job_id=job_id, last=last)
+        notes += ending.settle()
     for submission in state.list_making():
         if not state.is_being_submitted(submission):
             state.drop_making(submission)
     return notes
+
+
+def find_job(
+    record: PackRecord, job_id: str | None, jobs: Mapping[str, SlurmJob]
+) -> SlurmJob | None:
+    """What squeue shows of a pack's job; None where it shows none, or one of another pack.
+
+    A controller that was killed may have lost its newest jobs, and give their ids again.
+    """
+    job = jobs.get(job_id or "")
+    token = PACK_TOKEN.format(submission=record.submission)
+    prefix = PACK_TOKEN.partition("{")[0]
+    return None if job is None or (prefix in job.comment and token not in job.comment) else job
+
+
+def _read_last_word(path: Path, job: SlurmJob | None) -> SlurmJobState | None:
+    """How a pack's job ended: ABSENT where nobody here knows, None while it is not over."""
+    if job is None:
+        return read_ended(path) or SlurmJobState.ABSENT
+    return job.state if job.state in OVER else None
+
+
+def _drop_interrupted(state: State, pack: OpenPack, record: PackRecord) -> list[str]:
+    if pack.in_work or _may_turn_up(state, record):
+        return []
+    state.discard(pack.pack_id)
+    return [f"a submission of {record.name} was interrupted before Slurm had it"]
 
 
 def _may_turn_up(state: State, record: PackRecord) -> bool:
@@ -140,11 +168,19 @@ def _may_turn_up(state: State, record: PackRecord) -> bool:
     )
 
 
-def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> None:
+def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> list[str]:
     if record is None:
         state.forget_open(pack_id)
     elif not is_local_alive(state.pack_path(pack_id)):
-        _mark(state, record, SlurmJobState.FAILED)
+        if list_held(state.pack_path(pack_id)):
+            # They wait to be released.
+            return []
+        never = list_never_started(state.pack_path(pack_id))
+        close_books(state, record, SlurmJobState.FAILED)
+        if never:
+            names = count_members(never)
+            return [f"{names} of a pack without Slurm never started: its runner was killed"]
+    return []
 
 
 def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
@@ -157,14 +193,3 @@ def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> st
                 state.record_pack_job(record, base)
                 return element_id
     return None
-
-
-def _mark(state: State, record: PackRecord, last: SlurmJobState) -> None:
-    path = state.pack_path(record.pack_id)
-    if read_ended(path) is None:
-        write_ended(path, last)
-    if last in OVER:
-        # Its runner may have had no time for it.
-        for number in list_members(path):
-            remove_environment(path, number)
-    state.forget_open(record.pack_id)

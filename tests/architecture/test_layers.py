@@ -78,6 +78,10 @@ def test_every_contract_is_kept(checkout: Path) -> None:
         ("runtime", "import typer", LIGHT_RUNTIME),
         ("runtime", "import jinja2", LIGHT_RUNTIME),
         ("runtime", "def late():\n    import pandas", LIGHT_RUNTIME),
+        ("host", "import typer", LIGHT_RUNTIME),
+        ("host", "import slurm_colloc.store", LAYERS),
+        ("host", "import slurm_colloc.slurm", LAYERS),
+        ("host", "import slurm_colloc.runtime", LAYERS),
         ("submission", "import pandas", LIGHT_SUBMISSION),
         ("submission", "import torch", LIGHT_SUBMISSION),
     ],
@@ -99,9 +103,10 @@ def test_a_module_without_a_place_in_the_layers_is_refused(checkout: Path) -> No
     assert "utils" in output
 
 
-def test_the_runner_needs_only_the_standard_library() -> None:
+@pytest.mark.parametrize("package", ["slurm_colloc.runtime", "slurm_colloc.host"])
+def test_what_runs_on_the_node_needs_only_the_standard_library(package: str) -> None:
     graph = grimp.build_graph("slurm_colloc", include_external_packages=True, cache_dir=None)
-    modules = {"slurm_colloc.runtime", *graph.find_descendants("slurm_colloc.runtime")}
+    modules = {package, *graph.find_descendants(package)}
     reachable = modules.union(*(graph.find_upstream_modules(module) for module in modules))
     outside = {name.split(".")[0] for name in reachable} - {"slurm_colloc"}
     assert outside - sys.stdlib_module_names - OPTIONAL_ON_THE_NODE == set()
@@ -134,7 +139,7 @@ def test_only_owners_of_an_outside_program_may_start_one(module: str, may: bool,
     assert ("TID251" in done.stdout) is not may
 
 
-@pytest.mark.parametrize("package", ["runtime", "submission", "planning", "model", "store"])
+@pytest.mark.parametrize("package", ["runtime", "host", "submission", "planning", "model", "store"])
 def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
     names = sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts)

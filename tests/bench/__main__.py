@@ -1,4 +1,4 @@
-"""Measure csub: `python -m tests.bench [--markdown FILE] [startup submission runner rpcs]`.
+"""Measure csub: `python -m tests.bench [--markdown FILE] [GROUP...]`, see docs/benchmarks.md.
 
 Prints tables; nothing here passes or fails. Slurm is a private cluster of this machine.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
 from tests.bench.bed import Bed, running_bed
+from tests.bench.joining import measure_joining
 from tests.bench.measuring import (
     Section,
     describe_load,
@@ -23,6 +24,7 @@ from tests.bench.measuring import (
     render_plain,
     write_markdown,
 )
+from tests.bench.queue import measure_queue
 from tests.bench.rpcs import measure_rpcs
 from tests.bench.runner import measure_runner
 from tests.bench.startup import measure_startup
@@ -30,6 +32,8 @@ from tests.bench.submission import measure_submissions
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
+    "joining": measure_joining,
+    "queue": lambda bed: [measure_queue(bed)],
     "runner": lambda bed: [measure_runner(bed)],
     "rpcs": lambda bed: [measure_rpcs(bed)],
 }

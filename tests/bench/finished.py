@@ -12,8 +12,9 @@ from slurm_colloc.store.directory import write_ended
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import StateRecord, begin_attempt, remove_environment, write_state
 from slurm_colloc.submission.collect import Call, collect_call
+from slurm_colloc.submission.new_packs import build_packs
+from slurm_colloc.submission.policy import make_plan
 from slurm_colloc.submission.request import group_into_batches
-from slurm_colloc.submission.submit import build_packs, make_plan
 
 FIRST_JOB_ID = 10_000_000
 

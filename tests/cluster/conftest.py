@@ -66,7 +66,7 @@ class CsubUser:
             "LANG": "C.UTF-8",
             "XDG_STATE_HOME": str(self.home / "state"),
         }
-        return {**base, **self.sandbox.env(), **self.extra}
+        return {**base, **self.sandbox.env(base), **self.extra}
 
     def run(
         self,
@@ -209,6 +209,8 @@ def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
     sandbox = Sandbox(directory / "c")
     settings: dict[str, Any] = {
         "fake_gpus": True,
+        # Most tests are not about the GPU, and are quicker without a simulated one.
+        "simgpu": False,
         "kill_wait_s": 3,
         "grace_time_s": 4,
         "requeue_delay_s": 5,
@@ -332,4 +334,29 @@ def other_user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser
 def honest_user(honest_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     """A user of the sandbox with real CPUs."""
     with user_of(honest_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+@pytest.fixture(scope="module")
+def mps_cluster() -> Iterator[Sandbox]:
+    """One node with four simulated GPUs, on which MPS works."""
+    if shutil.which("cc") is None:
+        pytest.skip("the simulated NVML library needs a C compiler")
+    with running_sandbox(nodes=1, gpus_per_node=4, cpus_per_node=96, simgpu=True) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def mps_user(mps_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of the sandbox with simulated GPUs."""
+    with user_of(mps_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+@pytest.fixture
+def other_mps_user(mps_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A second user of it; skipped where tests cannot act as another user."""
+    if os.geteuid() != 0 or not can_reach_checkout(accounts[1]):
+        pytest.skip("a second user needs root and a checkout that ordinary users can read")
+    with user_of(mps_cluster, accounts[1]) as somebody:
         yield somebody

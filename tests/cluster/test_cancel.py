@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import subprocess
 
 import pytest
 
@@ -202,3 +205,108 @@ def test_wait_for_one_member_does_not_wait_for_its_neighbours(user: CsubUser) ->
     assert user.members(job_id)[2]["state"] == "RUNNING"
     user.run(["touch", "go"])
     assert user.run(["csub", "wait", f"{job_id}/2"], check=False).returncode == 0
+
+
+def run_on_a_terminal(user: CsubUser, argv: list[str], answer: str) -> tuple[int, str]:
+    """Run a program on a real terminal and answer its question; exit status and what it showed."""
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        argv,
+        env={**user.environment, "TERM": "dumb"},
+        cwd=user.home,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        **user.identity,
+    )
+    os.close(slave)
+    shown = b""
+    answered = False
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while chunk := os.read(master, 4096):
+            shown += chunk
+            if b"[y/N]" in shown and not answered:
+                answered = True
+                os.write(master, answer.encode())
+    os.close(master)
+    return process.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+
+
+def submit_three_that_share(user: CsubUser) -> str:
+    user.script("train.sh", FOREVER, directives="#SBATCH --gres=gpu:1 --time=5")
+    first = user.submit("--begin=2099-01-01T12:00", "train.sh", "1")
+    for number in ("2", "3"):
+        joined = user.csub("--join", "--begin=2099-01-01T12:00", "train.sh", number)
+        assert f"{first}/{number}" in joined.stdout
+    return first
+
+
+def test_on_a_terminal_jobs_of_several_submissions_are_shown_before_they_end(
+    user: CsubUser,
+) -> None:
+    job_id = submit_three_that_share(user)
+    for answer in ("\n", "n\n", "\x04"):
+        status, shown = run_on_a_terminal(user, ["csub", "cancel", job_id], answer)
+        assert status == 1
+        assert "End these 3 jobs of 3 submissions? [y/N]" in shown
+        assert "nothing was cancelled" in shown
+        for number in (1, 2, 3):
+            assert re.search(
+                rf"{job_id}/{number} +train.sh +PENDING +0:00 +train.sh {number}", shown
+            )
+    assert {row["state"] for row in user.members(job_id).values()} == {"PENDING"}
+    # One of them alone is nobody else's business.
+    status, shown = run_on_a_terminal(user, ["csub", "cancel", f"{job_id}/3"], "")
+    assert (status, shown) == (0, "")
+    status, shown = run_on_a_terminal(user, ["csub", "cancel", job_id], "y\n")
+    assert status == 0
+    assert "End these 2 jobs of 2 submissions? [y/N]" in shown
+    user.wait_for_states(job_id, "CANCELLED")
+
+
+def test_yes_and_a_pipe_are_not_asked(user: CsubUser) -> None:
+    job_id = submit_three_that_share(user)
+    status, shown = run_on_a_terminal(user, ["csub", "cancel", "--yes", f"{job_id}/2-3"], "")
+    assert (status, shown) == (0, "")
+    user.wait_for_states(job_id, {1: "PENDING", 2: "CANCELLED", 3: "CANCELLED"})
+    user.csub("cancel", job_id)
+    user.wait_for_states(job_id, "CANCELLED")
+    piped = submit_three_that_share(user)
+    assert user.csub("cancel", piped).stdout == ""
+    user.wait_for_states(piped, "CANCELLED")
+
+
+def test_a_pack_of_one_submission_is_cancelled_without_a_question(user: CsubUser) -> None:
+    user.script("train.sh", FOREVER)
+    job_id = user.submit("pack", "--gres=gpu:1", "--hold", "train.sh 1", "train.sh 2")
+    assert run_on_a_terminal(user, ["csub", "cancel", job_id], "") == (0, "")
+    user.wait_for_states(job_id, "CANCELLED")
+
+
+def test_who_joins_while_the_question_is_open_is_not_cancelled(user: CsubUser) -> None:
+    job_id = submit_three_that_share(user)
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        ["csub", "cancel", job_id],
+        env=user.environment,
+        cwd=user.home,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        **user.identity,
+    )
+    os.close(slave)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(master, 4096)
+    joined = user.csub("--join", "--begin=2099-01-01T12:00", "train.sh", "4")
+    assert f"{job_id}/4" in joined.stdout
+    os.write(master, b"y\n")
+    with contextlib.suppress(OSError):
+        while os.read(master, 4096):
+            pass
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    user.wait_for_states(job_id, {1: "CANCELLED", 2: "CANCELLED", 3: "CANCELLED", 4: "PENDING"})

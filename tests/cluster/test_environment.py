@@ -38,6 +38,9 @@ OF_EVERY_JOB = {
     "SLURM_ARRAY_JOB_ID": "another job",
     "SLURM_TASK_PID": "another process",
     "SLURM_JOB_GPUS": "whichever GPU of the node was free",
+    "SLURM_JOB_SLUID": "another job (Slurm 26.05)",
+    "SLURM_JOB_START_TIME": "another moment (Slurm 24.11 and 26.05)",
+    "SLURM_JOB_END_TIME": "another moment; the time between the two is compared below",
 }
 OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
     "SLURM_COLLOC_MEMBER": "the member's own name",
@@ -78,6 +81,7 @@ OF_EVERY_STEP = {
     "SLURM_CPU_BIND_LIST": "the member's CPUs",
     "SLURM_CPU_BIND_TYPE": "the member's CPUs",
     "SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": "a leftover of old releases, of the pack",
+    "SLURM_DISTRIBUTION": "of CPUs that srun chooses; here the member's are given",
     "_": "the shell's: the srun that comes first on PATH",
 }
 
@@ -122,6 +126,13 @@ def environments(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[Enviro
         yield Environments(user)
 
 
+def time_s(environment: dict[str, str]) -> int:
+    """How long the job may run, 0 where this release does not tell it (Slurm 22.05)."""
+    if "SLURM_JOB_END_TIME" not in environment:
+        return 0
+    return int(environment["SLURM_JOB_END_TIME"]) - int(environment["SLURM_JOB_START_TIME"])
+
+
 def compare(expected: dict[str, str], actual: dict[str, str], allowed: dict[str, str]) -> list[str]:
     """The variables that differ and may not."""
     return [
@@ -136,6 +147,7 @@ def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, ca
     [expected] = environments.read(case, "sbatch")
     [actual] = environments.read(case, "alone")
     assert compare(expected, actual, OF_A_LONE_CSUB_JOB) == []
+    assert time_s(actual) == time_s(expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -150,7 +162,10 @@ def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
         assert compare(sbatch, member, allowed) == []
         shims, _, rest = member["PATH"].partition(":")
         assert shims == f"{member['SLURM_COLLOC_PACK']}/bin"
-        assert rest == sbatch["PATH"]
+        # With --export=NIL, Slurm 24.11 and 26.05 give none; the shell then has its own.
+        assert rest == sbatch.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        # A member's limit is stretched, because it shares the GPU.
+        assert time_s(member) >= time_s(sbatch)
 
 
 @pytest.mark.parametrize("case", WITH_STEPS)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from .conftest import CsubUser, can_reach_checkout, wait_until
 class NoSlurm:
     """Stands for a cluster where there is none."""
 
-    def env(self) -> dict[str, str]:
+    def env(self, _environ: Mapping[str, str] | None = None) -> dict[str, str]:
         return {}
 
 
@@ -91,7 +91,7 @@ def test_a_pack_runs_without_slurm_and_says_how_each_member_ended(workstation: C
     user.script("b.sh", "echo two >&2; exit 3")
     user.script("c.sh", "kill -9 $$")
     answer = user.csub("pack", "--local", "--gres=gpu:1", "a.sh", "b.sh", "c.sh").stdout
-    assert answer == "Submitted batch job L1 (members L1/1-L1/3 in 1 pack, timeslice)\n"
+    assert answer == "Submitted batch job L1 (members L1/1-L1/3 in 1 pack, mps or timeslice)\n"
     assert user.csub("wait", "L1", check=False).returncode == 128 + 9
     rows = user.members("L1")
     assert states_of(rows) == {1: "COMPLETED", 2: "FAILED", 3: "FAILED"}

@@ -146,12 +146,13 @@ setsid sleep 601 & echo $!
 exit 0
 """
     user.script("leaves.sh", body)
-    user.script("stays.sh", "sleep 3")
+    user.script("stays.sh", "until [ -e seen ]; do sleep 0.1; done")
     job_id = user.submit("pack", "--gres=gpu:1", "leaves.sh", "stays.sh")
     user.wait_for_states(job_id, {1: "COMPLETED", 2: "RUNNING"})
     pids = [int(line) for line in user.output(f"slurm-{job_id}_1.out").split()]
     assert len(pids) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    (user.home / "seen").touch()
     assert user.finish(job_id)[2]["state"] == "COMPLETED"
 
 

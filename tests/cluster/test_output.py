@@ -339,12 +339,12 @@ def test_the_answer_can_be_parsable_json_or_nothing(user: CsubUser) -> None:
     job_id = submitted["job_id"]
     [told] = submitted["packs"]
     assert told["members"] == [f"{job_id}/1", f"{job_id}/2"]
-    assert (told["slurm_job_id"], told["degree"], told["mode"]) == (job_id, 2, "timeslice")
+    assert (told["slurm_job_id"], told["degree"], told["mode"]) == (job_id, 2, "mps")
     lone = user.csub("ok.sh").stdout
     assert lone.startswith("Submitted batch job ")
     several = user.csub("--array=1-6", "--gres=gpu:1", "--degree=3", "ok.sh").stdout
     last = several.split()[3]
     assert several == (
-        f"Submitted batch job {last} (members {last}/1-{last}/6 in 2 packs, timeslice)\n"
+        f"Submitted batch job {last} (members {last}/1-{last}/6 in 2 packs, mps or timeslice)\n"
     )
     user.finish(last)

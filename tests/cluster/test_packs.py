@@ -18,7 +18,7 @@ def test_a_pack_is_one_slurm_job_whose_members_run_at_the_same_time(user: CsubUs
         "pack", "--gres=gpu:1", "-c2", "--mem=200M", "--time=10", "a.sh", "b.sh", "c.sh"
     ).stdout
     match = re.fullmatch(
-        r"Submitted batch job (\d+) \(members \1/1-\1/3 in 1 pack, timeslice\)\n", answer
+        r"Submitted batch job (\d+) \(members \1/1-\1/3 in 1 pack, mps or timeslice\)\n", answer
     )
     assert match
     job_id = match[1]

@@ -1,13 +1,39 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh SLURM_PACKAGES OUT [PYTEST ARGUMENTS]
-# SLURM_PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Results go under OUT.
+# Usage: run.sh PACKAGES OUT [PYTEST ARGUMENTS]
+# PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
+# the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
+#
+# OUT/machine.txt       the machine
+# OUT/suite.txt         what pytest printed
+# OUT/mps.json          throughput and wall times, alone and shared
+# OUT/mps.csv           the progress of every training that they were computed from
+# OUT/mps_faults.json   for each fault: states, causes, evidence, what was left behind
+# OUT/mps_times.json    start and stop of the daemons; the GPU before and after
+# OUT/kept.tar.gz       the logs of all packs, members and Slurm daemons
 set -eu
 
 packages=$1
 out=$2
 shift 2
 top=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod a+rx "$work"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+
+# Where the loader finds a library of the driver for this process; others may lack a variable.
+find_library() {
+    python3 - "$1" <<'END'
+import ctypes, os, sys
+name = sys.argv[1]
+ctypes.CDLL(name)
+with open("/proc/self/maps") as maps:
+    stem = name.partition(".so")[0]
+    print(next(os.path.dirname(line.split()[-1]) for line in maps if f"/{stem}.so" in line))
+END
+}
 
 if [ "$packages" != - ]; then
     # Only what is not there yet: nothing of the machine is replaced.
@@ -18,27 +44,84 @@ if [ "$packages" != - ]; then
     for name in slurmctld slurmd slurmstepd; do
         [ -e "/usr/sbin/$name" ] || ln -s "$name-wlm" "/usr/sbin/$name"
     done
+    # The MPS daemon and ordinary users start with a clean environment.
+    for library in libcuda.so.1 libnvidia-ml.so.1; do
+        if ! env -u LD_LIBRARY_PATH python3 -c "import ctypes; ctypes.CDLL('$library')" 2>/dev/null; then
+            find_library "$library" >>/etc/ld.so.conf.d/gpu-suite.conf || true
+        fi
+    done
     ldconfig
 fi
 
+# Ordinary users take part, so they must be able to read the checkout.
+if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$top/slurm_colloc/__main__.py"; then
+    mkdir "$work/checkout"
+    (cd "$top" && tar -c --exclude='__pycache__' pyproject.toml slurm_colloc templates hooks \
+        site-config tests) | tar -x -C "$work/checkout"
+    top=$work/checkout
+    chmod -R a+rX "$top"
+fi
+
 # An environment of its own over the machine's packages (torch), with csub installed in it.
-venv=$(mktemp -d)/venv
-python3 -m venv --system-site-packages "$venv"
+venv=$work/venv
+python3 -m venv --system-site-packages --without-pip "$venv"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # A virtual environment made inside another one sees the packages of neither by itself.
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/outer.pth"
 printf '%s\n' "$top" >"$site/slurm_colloc.pth"
 printf '#!/bin/sh\nexec "%s" -m slurm_colloc "$@"\n' "$venv/bin/python" >"$venv/bin/csub"
-chmod -R a+rX "$(dirname "$venv")"
+for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet; do
+    "$venv/bin/python" -c "import ${pair%=*}" 2>/dev/null && continue
+    for wheel in "$packages/${pair#*=}"-*.whl; do
+        [ ! -e "$wheel" ] || "$venv/bin/python" -m zipfile -e "$wheel" "$site"
+    done
+done
+chmod -R a+rX "$venv"
 chmod a+x "$venv/bin/csub"
 
 {
     nvidia-smi --query-gpu=name,uuid,driver_version,memory.total,compute_mode,mig.mode.current --format=csv
-    "$venv/bin/python" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
+    # The first use of the GPU, so that what the driver keeps from then on is there.
+    "$venv/bin/python" -c '
+import sys, torch
+print("python", sys.version.split()[0], "torch", torch.__version__)
+print("GPU works:", torch.ones(4, device="cuda").sum().item() == 4)'
+    "$venv/bin/python" -c 'import timm; print("timm", timm.__version__)'
+    "$venv/bin/python" -c 'import pynvml; print("pynvml", pynvml.__file__)'
+    PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control nvidia-cuda-mps-server
     slurmd -V
     nproc
-    mount | grep cgroup || true
-} >"$out/machine.txt" 2>&1
+    mount | grep cgroup
+    uname -r
+    cat /etc/ld.so.conf.d/gpu-suite.conf
+} >"$out/machine.txt" 2>&1 || true
+
 export GPU_SUITE_OUT="$out"
+# Tests that bring a stub of the server along use this machine's control daemon.
+if [ -z "${CSUB_NVIDIA_MPS:-}" ]; then
+    control=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control || true)
+    [ -z "$control" ] || export CSUB_NVIDIA_MPS="${control%/*}"
+fi
 cd "$top"
-exec "$venv/bin/python" -m pytest -p no:cacheprovider -q "$@"
+: >"$out/suite.txt"
+worst=0
+# Run pytest for at most so many seconds; its words go to the terminal and into suite.txt.
+run_pytest() {
+    limit_s=$1
+    shift
+    {
+        timeout --signal=INT --kill-after=40 "$limit_s" \
+            "$venv/bin/python" -u -m pytest -p no:cacheprovider -q "$@" 2>&1 &&
+            echo 0 >"$work/status" || echo $? >"$work/status"
+    } | tee -a "$out/suite.txt"
+    read -r status <"$work/status"
+    [ "$status" -eq 0 ] || worst=$status
+}
+
+if [ $# -gt 0 ]; then
+    run_pytest 560 "$@"
+else
+    run_pytest 460 -s tests/gpu/test_gpu_mps.py
+    run_pytest 100 -n 6 -k 'not simulated and not nvidia-550' tests/mps tests/host
+fi
+exit "$worst"

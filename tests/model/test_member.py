@@ -179,9 +179,9 @@ def test_no_exit_code(text: str) -> None:
 def test_names_survive_their_text(job: int, number: int, local: bool) -> None:
     member = MemberId(f"{'L' if local else ''}{job}", number)
     assert MemberId.parse(str(member)) == member
-    assert Selection.parse(str(member)) == Selection(member.job, number)
+    assert Selection.parse(str(member)) == Selection.of(member.job, [number])
     assert str(Selection.parse(str(member))) == str(member)
-    assert Selection.parse(member.job) == Selection(member.job, None)
+    assert Selection.parse(member.job) == Selection(member.job)
     assert str(Selection.parse(member.job)) == member.job
 
 

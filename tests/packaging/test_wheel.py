@@ -91,7 +91,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build wheel and sdist from a copy of the tree that has no git and nothing ignored."""
     top = tmp_path_factory.mktemp("build")
     source = top / "source"
-    unwanted = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", ".matrix"
+    )
     shutil.copytree(ROOT, source, ignore=unwanted)
     for folder in DATA_FOLDERS:
         planted = source / folder / PLANTED
@@ -195,3 +197,17 @@ def test_an_installed_package_finds_its_data_with_its_mode(
     assert found.is_relative_to(installed_bin.parent)
     assert found.read_text() == PLANTED_TEXT
     assert stat.S_IMODE(found.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_an_installed_package_simulates_a_gpu(installed_bin: Path, tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from slurm_colloc.sandbox.simgpu import install, models; "
+        f"install.make_simulation(Path({str(tmp_path / 'sim')!r}), {{'n': [models.H200]}})"
+    )
+    bare = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={tmp_path}"]
+    run([*bare, str(installed_bin / "python"), "-I", "-c", code], cwd=Path("/"))
+    simgpu = str(tmp_path / "sim" / "bin" / "simgpu")
+    assert "NVIDIA H200" in run([*bare, simgpu, "status"], cwd=Path("/"))
+    printed = run([*bare, simgpu, "run", "--steps", "2", "--report"], cwd=Path("/"))
+    assert printed.splitlines()[-1] == "step 2 rate 10.000"

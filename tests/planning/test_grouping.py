@@ -264,7 +264,7 @@ def test_a_closed_pack_names_the_limit_with_both_numbers(
     ("changes", "policy", "reason"),
     [
         ({"came_together": False}, Policy(),
-         "a single script runs alone; --degree, --array or csub pack let it share"),
+         "a single script runs alone unless another joins it, or it joins one (--join)"),
         ({"gpus": 0}, Policy(), "it asks for no GPU"),
         ({"gpus": 2}, Policy(), "it asks for 2 GPUs, a pack shares one"),
         ({"alone_because": "it asks for --nodes=2"}, Policy(), "it asks for --nodes=2"),

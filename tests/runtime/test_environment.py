@@ -60,6 +60,26 @@ def ask(**shape: str) -> Job:
     return dataclasses.replace(JOB, shape=pairs)
 
 
+def test_what_only_newer_releases_set_speaks_of_the_member_too() -> None:
+    newer = {
+        **ADDED,
+        "SLURM_TRES_PER_TASK": "cpu=8",
+        "SLURM_JOB_START_TIME": "1000",
+        "SLURM_JOB_END_TIME": "9000",
+    }
+    place = dataclasses.replace(PLACE, started_at=2000)
+    limited = dataclasses.replace(PLAN, wall_limit_s=600)
+    found = compose(ask(cpus_per_task="2"), place=place, added=newer, plan=limited)
+    assert found["SLURM_TRES_PER_TASK"] == "cpu=2"
+    assert (found["SLURM_JOB_START_TIME"], found["SLURM_JOB_END_TIME"]) == ("2000", "2600")
+    # Without a limit of its own, and where the pack ends before its own, the pack's end is its.
+    for plan in (PLAN, dataclasses.replace(PLAN, wall_limit_s=90_000)):
+        found = compose(place=place, added=newer, plan=plan)
+        assert found["SLURM_JOB_END_TIME"] == "9000"
+        assert "SLURM_TRES_PER_TASK" not in found
+    assert not {name for name in compose(place=place, plan=limited) if name.endswith("_TIME")}
+
+
 def test_a_member_sees_its_own_size_and_not_the_packs() -> None:
     found = compose(ask(cpus_per_task="2", mem="500M"))
     assert found["SLURM_CPUS_ON_NODE"] == found["SLURM_JOB_CPUS_PER_NODE"] == "2"

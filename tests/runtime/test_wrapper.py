@@ -203,7 +203,7 @@ def test_term_of_the_runner_reaches_every_process_of_the_member(wrapped: Wrapped
     (wrapped.root / "inner").write_text(
         "trap 'echo inner; exit 0' TERM\necho up\nwhile :; do sleep 0.05; done\n"
     )
-    wrapped.start("#!/bin/bash\nsetsid sh inner &\ntrap 'echo outer; wait; exit 9' TERM\nwait\n")
+    wrapped.start("#!/bin/bash\ntrap 'echo outer; wait; exit 9' TERM\nsetsid sh inner &\nwait\n")
     wrapped.wait_for_output("up")
     assert wrapped.process is not None
     wrapped.process.terminate()

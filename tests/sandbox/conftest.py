@@ -132,7 +132,7 @@ def run_as(users: tuple[str, str]) -> RunAs:  # noqa: ARG001 - it makes them
             user=entry.pw_uid,
             group=entry.pw_gid,
             extra_groups=[],
-            env={**base, **(sandbox.env() if sandbox else {}), **(environment or {})},
+            env={**base, **(sandbox.env(base) if sandbox else {}), **(environment or {})},
             cwd=entry.pw_dir,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -180,7 +180,10 @@ def test_a_job_of_the_higher_partition_requeues_one_of_the_lower(
     assert wait_for_end(run_as, users[1], shared_sandbox, upper) == "COMPLETED"
     go.touch()
     assert wait_for_end(run_as, users[0], shared_sandbox, lower) == "COMPLETED"
-    assert (results / "starts").read_text().split() == ["1"], "only the second start has a count"
+    # Slurm may give the lower one its place back, and take it again, before the higher one starts.
+    counts = (results / "starts").read_text().split()
+    assert counts, "only a second start has a count"
+    assert counts == [str(number) for number in range(1, len(counts) + 1)]
 
 
 def test_an_array_may_have_a_task_number_of_ten_thousand(

@@ -73,6 +73,9 @@ def test_an_ordinary_user_brings_up_uses_and_takes_down_a_cluster(
         assert status["cgroups"]["version"] == 0
         assert [(node["state"], node["gpus"]) for node in status["nodes"]] == [("idle", 2)] * 2
         variables = json.loads(csub("env", "--format", "json"))
+        if shutil.which("cc"):
+            listed = run_as(user, ["simgpu", "status"], environment={**environment, **variables})
+            assert listed.stdout.count("NVIDIA H200  default  0 of") == 4
         out = state / "out"
         script = state / "job.sh"
         script.write_text(

@@ -12,6 +12,7 @@ import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
 from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store import inbox, packs
@@ -55,7 +56,7 @@ def look(state: State) -> list[OpenPack]:
 
 def sweep_with(state: State, *jobs: SlurmJob) -> list[str]:
     index = {job.job_id: job for job in jobs}
-    return sweep(state, SlurmCommands(), look(state), index)
+    return sweep(state, SlurmCommands(), look(state), index, Settings())
 
 
 def build_job(job_id: str, comment: str = "", job_state: str = "RUNNING") -> SlurmJob:
@@ -287,12 +288,12 @@ def test_a_pack_that_is_submitted_while_slurm_is_asked_is_not_judged_by_the_answ
         seen = look(state)
         answer: dict[str, SlurmJob] = {}
         state.record_job([new.record], "4711")
-    assert sweep(state, SlurmCommands(), seen, answer) == []
+    assert sweep(state, SlurmCommands(), seen, answer, Settings()) == []
     later = build_pack("t")
     with state.writing([later]):
         pass
     state.record_job([later.record], "4712")
-    assert sweep(state, SlurmCommands(), [], answer) == []
+    assert sweep(state, SlurmCommands(), [], answer, Settings()) == []
     assert state.list_open() == ["s.0", "t.0"]
     assert read_ended(state.pack_path("s.0")) is None
 
@@ -310,7 +311,10 @@ def test_a_sweep_writes_down_slurms_last_word(
     state.record_job([new.record], "4711")
     assert sweep_with(state, build_job("4711")) == []
     assert state.list_open() == ["s.0"]
-    assert sweep_with(state, build_job("4711", job_state=last)) == []
+    told = sweep_with(state, build_job("4711", job_state=last))
+    # Nobody expects that a cancelled pack is heard of again.
+    assert len(told) == (0 if last == "CANCELLED" else 1)
+    assert all("2 members never started (4711/1-2" in text for text in told)
     assert state.list_open() == []
     assert read_ended(state.pack_path("s.0")) is expected
 
@@ -336,7 +340,7 @@ def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> Non
         pass
     before = list_tree(state.root)
     state.forget_lock("s")
-    assert sweep(state, SlurmCommands(), look(state), None) == []
+    assert sweep(state, SlurmCommands(), look(state), None, Settings()) == []
     assert list_tree(state.root) == {k: v for k, v in before.items() if k != "making/s.lock"}
 
 
@@ -352,9 +356,8 @@ def test_a_damaged_pack_is_told_and_hinders_no_other(state: State) -> None:
     assert [str(problem).split(" (")[0] for problem in damaged] == [
         f"{state.pack_path('s.0')}/pack.json is damaged"
     ]
-    assert (
-        sweep(state, SlurmCommands(), found, {"4711": build_job("4711", job_state="FAILED")}) == []
-    )
+    cancelled = {"4711": build_job("4711", job_state="CANCELLED")}
+    assert sweep(state, SlurmCommands(), found, cancelled, Settings()) == []
     assert state.list_open() == ["s.0"]
 
 

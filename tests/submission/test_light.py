@@ -43,7 +43,7 @@ def login_node(tmp_path: Path) -> dict[str, str]:
         (["a.sh"], "Submitted batch job 4711 (member 4711/1 in 1 pack, exclusive)\n"),
         (
             ["pack", "a.sh", "a.sh"],
-            "Submitted batch job 4711 (members 4711/1-4711/2 in 1 pack, timeslice)\n",
+            "Submitted batch job 4711 (members 4711/1-4711/2 in 1 pack, mps or timeslice)\n",
         ),
         (["--array=0-7", "--parsable", "a.sh"], "4711\n"),
     ],

@@ -1,0 +1,99 @@
+"""`csub why` and `csub explain`: what is known of a member, put into words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.cli.session import Session
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.selection import Choice
+from slurm_colloc.report.explain import explain_member, explain_word
+from slurm_colloc.report.survey import MemberView, PackView
+from slurm_colloc.report.why import Facts, explain_why
+from slurm_colloc.store.directory import read_slurm_job_id
+
+_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
+
+
+class Inquiry:
+    """Asks Slurm about the jobs of packs, once for each.
+
+    Args:
+        session: The call.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._fields: dict[str, Mapping[str, str]] = {}
+
+    def find_facts(self, view: PackView, member: MemberView) -> Facts:
+        """What is known besides the state directory."""
+        return Facts(
+            now=time.time(),
+            fields=self._read_fields(view, member),
+            unreachable=str(self._session.unreachable or ""),
+            moved=self._find_new_name(member),
+        )
+
+    def _read_fields(self, view: PackView, member: MemberView) -> Mapping[str, str]:
+        waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
+        if not waits or not view.job_id or self._session.unreachable is not None:
+            return {}
+        if view.job_id not in self._fields:
+            self._fields[view.job_id] = {}
+            with contextlib.suppress(SlurmError):
+                self._fields[view.job_id] = self._session.slurm.read_job(view.job_id) or {}
+        return self._fields[view.job_id]
+
+    def _find_new_name(self, member: MemberView) -> str:
+        if member.moved_to is None:
+            return ""
+        job_id = read_slurm_job_id(self._session.state.pack_path(member.moved_to))
+        return f"{job_id.partition('_')[0]}/{member.member.number}" if job_id else ""
+
+
+def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
+    """A line for each member.
+
+    Raises:
+        NotFound: There is no such pack or member.
+    """
+    inquiry = Inquiry(session)
+    found = [(view, m) for view, members in session.survey(choice) for m in members]
+    lines = [(m, explain_why(view, m, inquiry.find_facts(view, m))) for view, m in found]
+    if as_json:
+        return json.dumps(
+            [
+                {
+                    "member": str(member.member),
+                    "state": member.state.value,
+                    "reason": member.reason or None,
+                    "why": line.partition(": ")[2],
+                }
+                for member, line in lines
+            ]
+        )
+    return "".join(f"{line}\n" for _, line in lines)
+
+
+def explain(session: Session, targets: Sequence[str]) -> str:
+    """Several lines for each member or word.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        UsageProblem: A word is none that csub knows.
+    """
+    inquiry = Inquiry(session)
+    texts = []
+    for target in targets:
+        if not _MAY_BE_MEMBERS.fullmatch(target):
+            texts.append(explain_word(target))
+            continue
+        for view, members in session.survey(Choice.parse([target])):
+            texts += [explain_member(view, m, inquiry.find_facts(view, m)) for m in members]
+    return "\n".join(texts)

@@ -1,0 +1,188 @@
+"""Programs that the node side starts: with nothing inherited, a time limit, and a cap on output."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.host.directories import Owner
+
+Child = subprocess.Popen[bytes]
+PIPE = subprocess.PIPE
+DEVNULL = subprocess.DEVNULL
+
+OUTPUT_LIMIT_BYTES = 1 << 20
+DAEMON_FILE_LIMIT_BYTES = 256 << 20
+_PR_SET_NO_NEW_PRIVS = 38
+_UNCOLLECTED_S = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended.
+
+    Args:
+        returncode: Its exit status, negative for a signal; None where it was killed at its time
+            limit, or did not even die of that.
+        stdout: What it wrote there, up to the cap.
+        stderr: Likewise.
+        elapsed_s: How long it took.
+        problem: Why there is no exit status, or the output is cut; empty where all is well.
+    """
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+    elapsed_s: float
+    problem: str = ""
+
+
+def start_program(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int = DEVNULL,
+    stdout: int = DEVNULL,
+    stderr: int = DEVNULL,
+    owner: Owner | None = None,
+    own_session: bool = False,
+    directory: str | None = "/",
+) -> Child:
+    """Start a program that inherits only its three standard descriptors.
+
+    Args:
+        argv: Absolute path and arguments.
+        environment: Its whole environment.
+        stdin: A descriptor, or PIPE, or DEVNULL; likewise the two others.
+        stdout: See there.
+        stderr: See there.
+        owner: As root: whom it runs as, without a way back.
+        own_session: Make it the leader of a session.
+        directory: Where it runs.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    # Looked up before the fork: nothing may be loaded between fork and exec.
+    libc = ctypes.CDLL(None, use_errno=True) if owner else None
+
+    def restrict() -> None:
+        assert libc is not None
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (DAEMON_FILE_LIMIT_BYTES, DAEMON_FILE_LIMIT_BYTES)
+        )
+
+    preexec: Callable[[], None] | None = restrict if owner else None
+    return subprocess.Popen(
+        list(argv),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=dict(environment),
+        cwd=directory,
+        close_fds=True,
+        start_new_session=own_session,
+        umask=0o077,
+        user=None if owner is None else owner.uid,
+        group=None if owner is None else owner.gid,
+        extra_groups=None if owner is None else list(owner.groups),
+        preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
+    )
+
+
+def run_program(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    text: str = "",
+    timeout_s: float,
+    owner: Owner | None = None,
+) -> Outcome:
+    """Run a program to its end, or kill it at its time limit.
+
+    Args:
+        argv: Absolute path and arguments.
+        environment: Its whole environment.
+        text: For its standard input.
+        timeout_s: How long it may take.
+        owner: As root: whom it runs as.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    child = start_program(
+        argv,
+        environment,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        owner=owner,
+    )
+    return finish_program(child, text=text, timeout_s=timeout_s)
+
+
+def finish_program(child: Child, *, text: str, timeout_s: float) -> Outcome:
+    """Give a program that was started with three pipes its input and collect what it says.
+
+    Args:
+        child: The program.
+        text: For its standard input.
+        timeout_s: How long it may take from now on.
+    """
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    started = time.monotonic()
+    deadline = started + timeout_s
+    with contextlib.suppress(OSError):
+        # A command is a line, which a pipe takes at once.
+        child.stdin.write(text.encode())
+    with contextlib.suppress(OSError):
+        child.stdin.close()
+    data = {child.stdout: bytearray(), child.stderr: bytearray()}
+    problem = ""
+    with selectors.DefaultSelector() as selector:
+        for pipe in data:
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map() and not problem:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                problem = f"no answer within {timeout_s:g} s"
+                break
+            for key, _ in selector.select(left_s):
+                pipe = child.stdout if key.fileobj is child.stdout else child.stderr
+                chunk = os.read(pipe.fileno(), 65536)
+                data[pipe] += chunk
+                if not chunk:
+                    selector.unregister(pipe)
+                elif len(data[pipe]) > OUTPUT_LIMIT_BYTES:
+                    problem = f"more than {OUTPUT_LIMIT_BYTES} bytes of output"
+    status = collect(child, 0.0 if problem else max(0.0, deadline - time.monotonic()))
+    if status is None and not problem:
+        problem = f"it did not end within {timeout_s:g} s"
+    if status is None:
+        child.kill()
+        # One that is stuck in the kernel is left to the kernel.
+        collect(child, _UNCOLLECTED_S)
+    for pipe in data:
+        pipe.close()
+    out, err = (bytes(value).decode("utf-8", "replace") for value in data.values())
+    return Outcome(status, out, err, time.monotonic() - started, problem)
+
+
+def collect(child: Child, timeout_s: float) -> int | None:
+    """Wait for a child; its exit status, None where it still runs."""
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None

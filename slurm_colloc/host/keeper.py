@@ -1,0 +1,396 @@
+"""The keeper: a process that is the MPS daemon's parent; who: the user; where: beside the runner.
+
+It starts the daemon, tells the runner what happens to it, and outlives the runner for as long as it
+takes to end everything: the end of its standard input means that nobody else is left to do so.
+Messages are those of host.keeper_messages, the options first; nothing else is written to standard
+output. Signals that Slurm sends to the processes of a step are ignored, except SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from slurm_colloc.errors import CollocError
+from slurm_colloc.host.directories import BASES
+from slurm_colloc.host.keeper_channel import Channel
+from slurm_colloc.host.keeper_messages import (
+    ClientJoined,
+    ClientLeft,
+    ControlProved,
+    DaemonDied,
+    Event,
+    Failed,
+    Fault,
+    Ready,
+    Server,
+    ServerStatus,
+    Status,
+    Stopped,
+    Sweeping,
+    Terminated,
+    Trouble,
+)
+from slurm_colloc.host.mps import RunningMps, start_daemon, start_server, wait_for_active
+from slurm_colloc.host.mps_control import Client
+from slurm_colloc.host.mps_leftovers import sweep
+from slurm_colloc.host.mps_log import (
+    ClientConnected,
+    ClientDisconnected,
+    FaultSeen,
+    LogEvent,
+    StatusChanged,
+)
+from slurm_colloc.host.mps_logs import write_logs
+from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_stop import stop_daemon
+from slurm_colloc.host.processes import (
+    is_alive,
+    list_session,
+    read_namespace_pids,
+    read_uid,
+)
+from slurm_colloc.host.removal import remove_at_once, remove_directory
+
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTSTP,
+)
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK_S = 0.1
+_SETTLE_S = 0.02
+
+
+class Keeper:
+    """One keeper.
+
+    Args:
+        channel: To the runner.
+        started: When the process started, on the monotonic clock.
+    """
+
+    def __init__(self, channel: Channel, started: float) -> None:
+        self._channel = channel
+        self._say = channel.say
+        self._started = started
+        self._generation = 0
+        self._running: RunningMps | None = None
+        self._has_died = False
+        self._joined: set[int] = set()
+
+    def run(self) -> int:
+        """Keep one daemon until the runner has had enough, or has gone."""
+        options = self._read_options()
+        if options is None:
+            return 2
+        try:
+            return self._keep(options)
+        finally:
+            if self._running is not None:
+                # Something unforeseen: it is told on standard error, and nothing is left.
+                self._stop(0.0, asks_nvml=False)
+
+    def _keep(self, options: MpsOptions) -> int:
+        if not self._start(options):
+            return 1
+        self._sweep(options)
+        while True:
+            self._channel.listen(_TICK_S)
+            if self._channel.is_abandoned:
+                return self._end_abandoned()
+            self._look()
+            while self._channel.requests:
+                if not self._handle(self._channel.requests.pop(0)):
+                    return 0
+
+    def _read_options(self) -> MpsOptions | None:
+        while not self._channel.requests and not self._channel.is_abandoned:
+            self._channel.listen(3600.0)
+        if not self._channel.requests:
+            return None
+        options = self._channel.requests.pop(0).get("options")
+        return options if isinstance(options, MpsOptions) else None
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def _start(self, options: MpsOptions) -> bool:
+        """Start a daemon and say how that went; False where there is none or no runner."""
+        self._generation += 1
+        self._has_died = False
+        self._joined.clear()
+        try:
+            running = start_daemon(options)
+        except CollocError as error:
+            self._say(Failed(str(error)))
+            return False
+        self._running = running
+        self._say(
+            ControlProved(
+                directory=running.directory.path,
+                pipe_directory=running.directory.pipe_path,
+                daemon_pid=running.daemon.pid,
+                control_ms=running.control_ms,
+                refused_bases=running.directory.refused,
+            )
+        )
+        asked_at = time.monotonic()
+        server_pid: int | None = None
+        try:
+            start_server(running)
+            if options.needs_active:
+                server_pid = wait_for_active(running, self._goes_on)
+                if server_pid is None:
+                    return self._break_off()
+        except CollocError as error:
+            self._tell(running.events)
+            report = self._stop(0.0, asks_nvml=False)
+            self._say(Failed(str(error), report.notes))
+            return False
+        active_ms = (time.monotonic() - asked_at) * 1000
+        self._say(
+            Ready(
+                directory=running.directory.path,
+                pipe_directory=running.directory.pipe_path,
+                daemon_pid=running.daemon.pid,
+                server_pid=server_pid,
+                version=running.logs.version,
+                control_ms=running.control_ms,
+                active_ms=None if server_pid is None else active_ms,
+                total_ms=(time.monotonic() - self._started) * 1000,
+                refused_bases=running.directory.refused,
+                notes=tuple(running.notes),
+                restarted=self._generation > 1,
+            )
+        )
+        self._tell(running.events)
+        return True
+
+    def _goes_on(self, wait_s: float) -> bool:
+        """Wait while a server starts; False where the runner has gone or wants an end."""
+        self._channel.listen(wait_s)
+        return not self._channel.is_abandoned and all(
+            request.get("request") != "stop" for request in self._channel.requests
+        )
+
+    def _break_off(self) -> bool:
+        if self._channel.is_abandoned:
+            self._end_abandoned()
+        else:
+            self._say(Stopped(self._stop(0.0, asks_nvml=True)))
+        return False
+
+    def _sweep(self, options: MpsOptions) -> None:
+        """Clear up after earlier packs, in a process of its own: their daemons may hang."""
+        assert self._running is not None
+        if os.fork() != 0:
+            return
+        status = 1
+        try:
+            # The lock says that the keeper lives, not that this process does.
+            self._running.directory.close()
+            self._channel.close_requests()
+            for found in sweep(options.bases or BASES):
+                self._say(Sweeping(found.path, found.label, found.report, found.reason))
+            status = 0
+        finally:
+            os._exit(status)
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """See what has happened since the last time."""
+        running = self._running
+        assert running is not None
+        self._follow(flushes=False)
+        self._collect_orphans()
+        if not self._has_died and running.child is not None and running.child.poll() is not None:
+            self._has_died = True
+            self._follow(flushes=True)
+            left = tuple(process.id.pid for process in list_session(running.daemon.pid))
+            self._say(DaemonDied(running.child.returncode, left))
+
+    def _follow(self, *, flushes: bool) -> None:
+        running = self._running
+        assert running is not None
+        mark = running.logs.lines_read
+        events = running.logs.read()
+        if running.logs.has_open_fault and (flushes or running.logs.lines_read == mark):
+            # It is written in one go; with nothing more to read it is complete.
+            if flushes:
+                time.sleep(_SETTLE_S)
+                events += running.logs.read()
+            events += running.logs.flush()
+        self._tell(events)
+
+    def _tell(self, events: list[LogEvent]) -> None:
+        for event in events:
+            self._say(self._translate(event))
+
+    def _translate(self, event: LogEvent) -> Event:
+        running = self._running
+        assert running is not None
+        if isinstance(event, StatusChanged):
+            running.note_server(event.server_pid)
+            return ServerStatus(event.server_pid, event.status, event.text)
+        if isinstance(event, ClientConnected):
+            running.note_client(event.client_pid)
+            self._joined.add(event.client_pid)
+            return ClientJoined(event.client_pid, event.server_pid)
+        if isinstance(event, ClientDisconnected):
+            self._joined.discard(event.client_pid)
+            return ClientLeft(event.client_pid, event.server_pid)
+        if isinstance(event, FaultSeen):
+            return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
+        return Trouble(event.pid, event.text)
+
+    def _collect_orphans(self) -> None:
+        """Servers whose daemon has died come to the keeper, which is their reaper."""
+        child = None if self._running is None else self._running.child
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    return
+                if child is not None and found.si_pid == child.pid:
+                    # Its status is needed.
+                    child.poll()
+                else:
+                    os.waitpid(found.si_pid, os.WNOHANG)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _handle(self, request: dict[str, Any]) -> bool:
+        """Do what the runner asks for; False where that was the end."""
+        kind = request.get("request")
+        if kind == "status":
+            self._say(self._read_status())
+        elif kind == "terminate":
+            self._say(self._terminate(int(request["pid"])))
+        elif kind == "restart":
+            assert self._running is not None
+            options = self._running.options
+            self._stop(0.0, asks_nvml=False)
+            return self._start(options)
+        elif kind == "stop":
+            self._follow(flushes=True)
+            self._say(Stopped(self._stop(float(request.get("grace_s", 0.5)), asks_nvml=True)))
+            return False
+        return True
+
+    def _read_status(self) -> Status:
+        running = self._running
+        assert running is not None
+        self._look()
+        if self._has_died:
+            return Status((), "the MPS daemon has ended")
+        pids = running.control.read_servers()
+        if pids is None:
+            return Status((), "the MPS daemon does not answer")
+        rows = {(row.pid, row.server_pid): row for row in running.control.read_snapshot()}
+        problem = ""
+        servers = []
+        for server_pid in pids:
+            running.note_server(server_pid)
+            clients = running.control.read_clients(server_pid)
+            if clients is None:
+                problem = f"server {server_pid} does not tell its clients"
+            found = []
+            for pid in clients or ():
+                row = rows.get((pid, server_pid), Client(pid, server_pid))
+                inner = read_namespace_pids(pid)
+                found.append(Client(pid, server_pid, row.device, row.namespace, row.command, inner))
+            status = running.control.read_server_status(server_pid)
+            servers.append(Server(server_pid, read_uid(server_pid), status, tuple(found)))
+        self._follow(flushes=True)
+        return Status(tuple(servers), problem)
+
+    def _terminate(self, pid: int) -> Terminated:
+        control = self._running.control if self._running is not None else None
+        if control is None or self._has_died:
+            return Terminated(pid, done=False, text="the MPS daemon has ended")
+        for server_pid in control.read_servers() or ():
+            if pid in (control.read_clients(server_pid) or ()):
+                answer = control.ask(f"terminate_client {server_pid} {pid}")
+                text = answer.problem or answer.stdout.strip()
+                # "0" on 550 and 580; two programs of others expect the name.
+                return Terminated(pid, done=text in ("0", "CUDA_SUCCESS"), text=text)
+        return Terminated(pid, done=False, text="it is no client")
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _stop(self, grace_s: float, *, asks_nvml: bool) -> Any:
+        running, self._running = self._running, None
+        assert running is not None
+        return stop_daemon(
+            running,
+            grace_s=grace_s,
+            logs_prefix=f"mps.{self._generation}.",
+            asks_nvml=asks_nvml,
+        )
+
+    def _has_clients(self) -> bool:
+        """Whether somebody who has connected still lives and has not left."""
+        clients = {} if self._running is None else self._running.clients
+        return any(pid in self._joined and is_alive(who) for pid, who in clients.items())
+
+    def _end_abandoned(self) -> int:
+        """The runner is gone or lets go, and Slurm may kill this process soon: files first.
+
+        Clients that are connected need no files. They may go on for a while, because members get
+        time to end well after a TERM.
+        """
+        running = self._running
+        assert running is not None
+        # Slurm's SIGKILL may be a millisecond away. The logs are open, and need no names.
+        path, opened = running.directory.path, running.directory.descriptor
+        if not remove_at_once(path, opened):
+            remove_directory(path, opened)
+        target = running.options.logs_to
+        if target is not None:
+            with contextlib.suppress(OSError):
+                write_logs(target, f"mps.{self._generation}.", running.logs.read_whole())
+        deadline = time.monotonic() + running.options.orphan_grace_s
+        self._look()
+        while self._has_clients() and not self._has_died and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
+            self._look()
+        report = stop_daemon(running, grace_s=0.0, asks_nvml=False, has_directory=False)
+        self._running = None
+        self._collect_orphans()
+        # To a runner that has only let go, see Keeper.abandon.
+        self._say(Stopped(replace(report, directory_removed=True)))
+        return 0
+
+
+def main() -> int:
+    """Take the process over and keep."""
+    started = time.monotonic()
+    os.umask(0o077)
+    os.chdir("/")
+    for number in _IGNORED:
+        # A function, not SIG_IGN: the daemon and its server must not inherit it.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The two channels keep their numbers from being anybody's standard streams.
+    stdin, stdout = (os.dup(number) for number in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    return Keeper(Channel(stdin, stdout), started).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""Starting a private MPS daemon, and proving that it is the one that was started.
+
+The same code serves a user and root: root passes the job's owner, and everything that touches the
+user's files or acts for the user runs as that owner, with uid, gid and groups. Never start the
+daemon as root itself: its server would keep root's gid and groups (550, and 580 on an H200).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.children import Child, collect, start_program
+from slurm_colloc.host.directories import (
+    BASES,
+    Owner,
+    PrivateDirectory,
+    make_private_directory,
+)
+from slurm_colloc.host.mps_control import (
+    ACTIVE,
+    EXITED,
+    ControlProgram,
+    build_daemon_environment,
+    find_complaints,
+    find_library_path,
+    find_programs,
+    is_limit_shown,
+    parse_limit_mb,
+    parse_percentage,
+    read_peer,
+)
+from slurm_colloc.host.mps_log import LogEvent, Problem, StatusChanged
+from slurm_colloc.host.mps_logs import DAEMON_LOG, LogFollower, read_last_words
+from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_state import DaemonState, write_state
+from slurm_colloc.host.processes import (
+    ProcessId,
+    end_processes,
+    identify,
+    list_session,
+    read_uid,
+)
+from slurm_colloc.host.removal import remove_directory
+
+_NO_LIBCUDA = 244
+_POLL_S = 0.001
+_STATUS_S = 0.1
+_LOG_S = 0.005
+_BROKEN_OFF_S = 0.5
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; False where the caller has lost interest."""
+
+
+@dataclass
+class RunningMps:
+    """A daemon that answers.
+
+    Args:
+        options: What was asked for.
+        directory: Its private directory, locked.
+        state: What stands in that directory.
+        daemon: Its process.
+        child: The same as a child, where it is one of this process.
+        control: Its control program.
+        logs: Its logs.
+        control_ms: From the start to the proved control socket and its first answer.
+        notes: What was not as it should be, and did no harm.
+        events: What its logs have said while it was waited for.
+        clients: Every client that was seen, by pid.
+    """
+
+    options: MpsOptions
+    directory: PrivateDirectory
+    state: DaemonState
+    daemon: ProcessId
+    child: Child | None
+    control: ControlProgram
+    logs: LogFollower
+    control_ms: float
+    notes: list[str] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
+    clients: dict[int, ProcessId] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> int:
+        """Whose daemon it is."""
+        return os.geteuid() if self.state.owner is None else self.state.owner.uid
+
+    def note_client(self, client_pid: int) -> None:
+        """Remember a client that has connected."""
+        identity = identify(client_pid)
+        if identity is not None and read_uid(client_pid) == self.uid:
+            self.clients[client_pid] = identity
+
+    def note_server(self, server_pid: int) -> None:
+        """Remember a server, so that it is found even after the daemon's end."""
+        identity = identify(server_pid)
+        if identity is not None and identity not in self.state.servers:
+            self.state = replace(self.state, servers=(*self.state.servers, identity)[-16:])
+            # Without it the session and the servers' environment tell as well.
+            with contextlib.suppress(OSError):
+                write_state(self.directory.descriptor, self.state)
+
+
+def start_daemon(
+    options: MpsOptions, *, owner: Owner | None = None, cgroup: str | None = None
+) -> RunningMps:
+    """Start a daemon and prove that it answers.
+
+    Args:
+        options: What is wanted.
+        owner: As root: the job's user.
+        cgroup: A cgroup (v2) directory of its own for the daemon, made by the caller.
+
+    Raises:
+        NodeError: It cannot be started; nothing is left of it.
+    """
+    programs = find_programs(options.path)
+    directory = make_private_directory(options.bases or BASES, owner)
+    child: Child | None = None
+    uid = os.geteuid() if owner is None else owner.uid
+    added = dict(options.environment)
+    if owner is None:
+        added = {**find_library_path(os.environ), **added}
+    try:
+        environment = build_daemon_environment(
+            programs,
+            gpus=options.gpus,
+            pipe_directory=directory.pipe_path,
+            log_directory=directory.log_path,
+            added=added,
+        )
+        keeper = identify(os.getpid())
+        assert keeper is not None
+        state = DaemonState(
+            label=options.label,
+            gpus=options.gpus,
+            programs=programs,
+            added=added,
+            keeper=keeper,
+            owner=owner,
+            cgroup=cgroup,
+        )
+        write_state(directory.descriptor, state)
+        started = time.monotonic()
+        child = _start_child(programs.control, environment, directory, owner)
+        if cgroup is not None:
+            _enter_cgroup(cgroup, child.pid)
+        daemon = identify(child.pid)
+        if daemon is not None:
+            state = replace(state, daemon=daemon)
+            write_state(directory.descriptor, state)
+        control = ControlProgram(programs, environment, owner)
+        _prove(child, directory, uid, control, started + options.control_cap_s)
+        control_ms = (time.monotonic() - started) * 1000
+        assert daemon is not None
+        running = RunningMps(
+            options=options,
+            directory=directory,
+            state=state,
+            daemon=daemon,
+            child=child,
+            control=control,
+            logs=LogFollower(directory.descriptor, uid),
+            control_ms=control_ms,
+        )
+        _set_defaults(running)
+    except BaseException as error:
+        _undo(child, directory)
+        if isinstance(error, OSError):
+            raise NodeError(f"the MPS daemon cannot be started: {error}") from error
+        raise
+    return running
+
+
+def _start_child(
+    program: str, environment: dict[str, str], directory: PrivateDirectory, owner: Owner | None
+) -> Child:
+    """In the foreground, as our child: so its end is seen, and its pid is known."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(DAEMON_LOG, flags, 0o600, dir_fd=directory.descriptor)
+    try:
+        return start_program(
+            [program, "-f"],
+            environment,
+            stdout=log,
+            stderr=log,
+            owner=owner,
+            own_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _enter_cgroup(cgroup: str, pid: int) -> None:
+    with open(os.path.join(cgroup, "cgroup.procs"), "w") as file:
+        file.write(str(pid))
+
+
+def _prove(
+    child: Child, directory: PrivateDirectory, uid: int, control: ControlProgram, deadline: float
+) -> None:
+    """Wait until the child itself listens on the socket and answers a command.
+
+    Raises:
+        NodeError: It does not.
+    """
+    while True:
+        status = child.poll()
+        if status is not None:
+            raise NodeError(_explain_end(status, directory, uid))
+        peer = read_peer(directory.pipe_path)
+        if peer is not None:
+            break
+        if time.monotonic() > deadline:
+            raise NodeError(
+                "the MPS daemon has made no control socket: "
+                f"{read_last_words(directory.descriptor, uid) or 'it says nothing'}"
+            )
+        time.sleep(_POLL_S)
+    if peer.pid != child.pid:
+        raise NodeError(f"process {peer.pid}, not the MPS daemon, listens on its control socket")
+    answer = control.ask(
+        "get_default_active_thread_percentage", max(0.1, deadline - time.monotonic())
+    )
+    if parse_percentage(answer) is None:
+        words = answer.problem or (answer.stderr + answer.stdout).strip() or "an empty answer"
+        raise NodeError(f"the MPS daemon does not answer its control program: {words}")
+
+
+def _explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
+    words = read_last_words(directory.descriptor, uid)
+    if status == _NO_LIBCUDA and not words:
+        words = "libcuda.so.1 was not found"
+    ended = f"signal {-status}" if status < 0 else f"exit status {status}"
+    return f"the MPS daemon ended at once with {ended}: {words or 'it says nothing'}"
+
+
+def _undo(child: Child | None, directory: PrivateDirectory) -> None:
+    if child is not None:
+        leader = child.pid
+
+        # The child is not collected yet, so its pid cannot be anybody else's session.
+        def find() -> list[ProcessId]:
+            return [process.id for process in list_session(leader)]
+
+        end_processes(find, ((signal.SIGKILL, _BROKEN_OFF_S),))
+        collect(child, _BROKEN_OFF_S)
+    remove_directory(directory.path, directory.descriptor)
+    directory.close()
+
+
+def _set_defaults(running: RunningMps) -> None:
+    """Set the defaults and read them back; what did not take is noted.
+
+    They bind members that come without limits of their own, and hold for servers started later.
+    """
+    options, control = running.options, running.control
+    wanted = options.default_thread_percentage
+    running.events += running.logs.read()
+    mark = running.logs.lines_read
+    if wanted is not None:
+        answer = control.ask(f"set_default_active_thread_percentage {wanted:g}")
+        shown = parse_percentage(answer)
+        if shown is None or abs(shown - wanted) > 0.1:
+            running.notes.append(
+                f"the MPS daemon took no default thread percentage of {wanted:g} ({shown} instead)"
+                f"{_read_complaints(running, mark)}"
+            )
+    for gpu, limit_mb in options.default_gpu_memory_limits_mb.items():
+        control.ask(f"set_default_device_pinned_mem_limit {gpu} {limit_mb}M")
+        answer = control.ask(f"get_default_device_pinned_mem_limit {gpu}")
+        if not is_limit_shown(limit_mb, parse_limit_mb(answer)):
+            running.notes.append(
+                f"the MPS daemon shows no default gpu_memory limit of {limit_mb} MiB for {gpu}"
+                f"{_read_complaints(running, mark)}"
+            )
+
+
+def _read_complaints(running: RunningMps, mark: int) -> str:
+    """What the log has against a command whose own answer may look well; empty for nothing."""
+    running.events += running.logs.read()
+    complaints = find_complaints(running.logs.get_lines_since(mark))
+    return "".join(f"; its log: {line.rpartition('] ')[2]}" for line in complaints)
+
+
+def start_server(running: RunningMps) -> None:
+    """Ask for a server now, so that the first member does not wait for it.
+
+    Raises:
+        NodeError: The daemon refuses.
+    """
+    running.events += running.logs.read()
+    mark = running.logs.lines_read
+    answer = running.control.ask(f"start_server -uid {running.uid}")
+    words = answer.problem or answer.stdout.strip() or _read_complaints(running, mark)
+    if words:
+        raise NodeError(f"the MPS daemon starts no server: {words.lstrip('; ')}")
+
+
+def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
+    """Wait until a server is ACTIVE.
+
+    Args:
+        running: The daemon; `events` takes what its logs say meanwhile.
+        pause: How to wait.
+
+    Returns:
+        The server's pid, or None where `pause` broke off.
+
+    Raises:
+        NodeError: No server becomes ACTIVE.
+    """
+    started = time.monotonic()
+    ask_at = started
+    # It may have failed already while the command was being answered.
+    _raise_if_failed(running.events)
+    while True:
+        if running.child is not None and (status := running.child.poll()) is not None:
+            raise NodeError(_explain_end(status, running.directory, running.uid))
+        fresh = running.logs.read()
+        running.events += fresh
+        ready = any(isinstance(e, StatusChanged) and e.status == ACTIVE for e in fresh)
+        _raise_if_failed(fresh)
+        now = time.monotonic()
+        if ready or now >= ask_at:
+            for server_pid in running.control.read_servers() or ():
+                running.note_server(server_pid)
+                if running.control.read_server_status(server_pid) == ACTIVE:
+                    return server_pid
+            ask_at = time.monotonic() + _STATUS_S
+        if now - started > running.options.active_cap_s:
+            raise NodeError(
+                f"no MPS server became ACTIVE within {running.options.active_cap_s:g} s: "
+                f"{read_last_words(running.directory.descriptor, running.uid)}"
+            )
+        if not pause(_LOG_S):
+            return None
+
+
+def _raise_if_failed(events: list[LogEvent]) -> None:
+    for event in events:
+        if isinstance(event, Problem):
+            raise NodeError(f"the MPS server cannot start: {event.text}")
+        if isinstance(event, StatusChanged) and event.status == EXITED:
+            raise NodeError(f"the MPS server ended before it was ACTIVE: {event.text}")

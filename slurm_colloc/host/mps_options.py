@@ -1,0 +1,101 @@
+"""What a pack wants of its MPS daemon, and how a start or a stop went: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurm_colloc.errors import UsageProblem
+
+PASSED_ON = ("SIMGPU_ROOT", "SLURMD_NODENAME")
+
+
+@dataclass(frozen=True)
+class MpsOptions:
+    """A private daemon for one pack and one set of GPUs.
+
+    Args:
+        gpus: UUIDs; daemon and members name GPUs by nothing else.
+        bases: Where its directory may lie, best first; empty for the usual ones.
+        default_thread_percentage: What a member without a limit of its own may use at most.
+        default_gpu_memory_limits_mb: Likewise, for each GPU, in MiB.
+        environment: Added to the daemon's clean environment; see `choose_passed_environment`.
+        path: Where NVIDIA's programs are looked for first, as a PATH.
+        logs_to: Directory for copies of the logs at the end; None to keep none.
+        label: Whose it is, for people.
+        needs_active: Ready means that a server is ACTIVE, not only that the daemon answers.
+        control_cap_s: How long the daemon may take to answer.
+        active_cap_s: How long a server may take to become ACTIVE.
+        orphan_grace_s: How long clients may go on when the runner has died.
+    """
+
+    gpus: tuple[str, ...]
+    bases: tuple[str, ...] = ()
+    default_thread_percentage: float | None = None
+    default_gpu_memory_limits_mb: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    logs_to: str | None = None
+    label: str = ""
+    needs_active: bool = True
+    control_cap_s: float = 5.0
+    active_cap_s: float = 30.0
+    orphan_grace_s: float = 35.0
+
+    def __post_init__(self) -> None:
+        if not self.gpus:
+            raise UsageProblem("an MPS daemon needs at least one GPU")
+        for gpu in self.gpus:
+            if not gpu.startswith(("GPU-", "MIG-")) or "," in gpu:
+                raise UsageProblem(f"{gpu!r} is no GPU's UUID")
+        percentage = self.default_thread_percentage
+        if percentage is not None and not 0 < percentage <= 100:
+            raise UsageProblem(f"a thread percentage is above 0 and at most 100, not {percentage}")
+        for gpu, limit_mb in self.default_gpu_memory_limits_mb.items():
+            if gpu not in self.gpus or limit_mb <= 0:
+                raise UsageProblem(f"no gpu_memory limit of {limit_mb} MiB for {gpu}")
+
+
+def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the daemon of a simulated GPU must know; empty on a real one.
+
+    Args:
+        environ: The runner's environment.
+    """
+    if "SIMGPU_ROOT" not in environ:
+        return {}
+    return {name: environ[name] for name in PASSED_ON if name in environ}
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """How a daemon was ended.
+
+    Args:
+        elapsed_ms: How long all of it took.
+        quit_ms: How long `quit` took; None where it was not used or did not answer.
+        forced: Signals were needed.
+        unkillable: Pids that even SIGKILL does not end, stuck in the kernel (state D). This is the
+            one hard failure; directory and state are kept for it.
+        gpu_processes: Pids of this daemon's servers and clients that NVML still shows on its GPUs;
+            None where NVML cannot be read, and `notes` says why.
+        directory_removed: Nothing is left of it.
+        left: What could not be removed, with reasons.
+        logs: Copies of logs.
+        notes: What else is worth telling.
+    """
+
+    elapsed_ms: float
+    quit_ms: float | None = None
+    forced: bool = False
+    unkillable: tuple[int, ...] = ()
+    gpu_processes: tuple[int, ...] | None = None
+    directory_removed: bool = False
+    left: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is left in the process table, in the file system or, if known, on the GPU."""
+        return not (self.unkillable or self.left or self.gpu_processes) and self.directory_removed

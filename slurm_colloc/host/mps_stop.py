@@ -1,0 +1,270 @@
+"""Ending a private MPS daemon so that nothing is left: processes, GPU, files.
+
+`quit` can hang for ever, and so can every other command meanwhile; ending the daemon alone can
+leave its server behind (550). So each step has its own limit, and the last word is SIGKILL for the
+whole session, proven process by process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.children import collect
+from slurm_colloc.host.dropping import run_as
+from slurm_colloc.host.mps import RunningMps
+from slurm_colloc.host.mps_logs import read_logs, write_logs
+from slurm_colloc.host.mps_options import StopReport
+from slurm_colloc.host.nvml import NvmlQuestion
+from slurm_colloc.host.processes import (
+    Process,
+    ProcessId,
+    end_processes,
+    identify,
+    is_alive,
+    list_processes,
+    list_session,
+    read_environment_value,
+    read_uid,
+    wait_until_ended,
+)
+from slurm_colloc.host.removal import remove_directory
+
+QUIT_S = 2.0
+LIST_S = 2.0
+NVML_S = 2.0
+_TERMINATE_S = 1.0
+_CLIENT_KILL_S = 2.0
+_RELIST_S = 0.1
+_AFTER_QUIT_S = 0.5
+_SIGNALS = ((signal.SIGINT, 0.3), (signal.SIGTERM, 0.3), (signal.SIGKILL, 2.0))
+_LOGS_S = 5.0
+_PROGRAM = "nvidia-cuda-mps"
+
+
+class _Stopping:
+    """One stop: what has been learned and done so far."""
+
+    def __init__(self, running: RunningMps, *, searches_all: bool) -> None:
+        self.running = running
+        self.searches_all = searches_all
+        self.notes = list(running.notes)
+        self.clients: set[ProcessId] = set(running.clients.values())
+        self.forced = False
+        self.hangs = False
+        self.quit_ms: float | None = None
+
+    # -- who is ours --------------------------------------------------------------------------
+
+    def find_own(self) -> list[ProcessId]:
+        """The daemon, its servers, and whatever else lives in its session; proven, alive."""
+        running = self.running
+        daemon, servers = running.daemon, running.state.servers
+        leader_is_ours = is_alive(daemon)
+        found = {identity for identity in (daemon, *servers) if is_alive(identity)}
+        for process in list_session(daemon.pid):
+            if leader_is_ours or self._is_of_this_directory(process):
+                found.add(process.id)
+        if self.searches_all:
+            found |= {p.id for p in list_processes() if self._is_program_of_this_directory(p)}
+        return sorted(found)
+
+    def _is_of_this_directory(self, process: Process) -> bool:
+        """It was started with this daemon's pipe directory, a name that nobody else has had."""
+        pipe = read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY")
+        return (
+            pipe == self.running.directory.pipe_path
+            and read_uid(process.id.pid) == self.running.uid
+        )
+
+    def _is_program_of_this_directory(self, process: Process) -> bool:
+        # Members have the same pipe directory, so the name is asked for as well.
+        return process.name.startswith(_PROGRAM) and self._is_of_this_directory(process)
+
+    def list_clients(self) -> set[ProcessId]:
+        """Processes that are clients now: listed before and after they were identified."""
+        control = self.running.control
+        servers = control.read_servers(LIST_S)
+        if servers is None:
+            self.hangs = True
+            self.notes.append("the MPS daemon did not say who its servers are")
+            return set()
+        for server_pid in servers:
+            self.running.note_server(server_pid)
+        first = {pid for server in servers for pid in control.read_clients(server, LIST_S) or ()}
+        if not first:
+            return set()
+        known = {pid: identify(pid) for pid in first if read_uid(pid) == self.running.uid}
+        second = {pid for server in servers for pid in control.read_clients(server, LIST_S) or ()}
+        found = {identity for pid, identity in known.items() if identity and pid in second}
+        self.clients |= found
+        return found
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def end_clients(self, grace_s: float) -> tuple[int, ...]:
+        """Wait for clients to leave; then end their work, then themselves.
+
+        Returns:
+            Pids that even SIGKILL does not end.
+        """
+        clients = self.list_clients()
+        deadline = time.monotonic() + grace_s
+        while clients and time.monotonic() < deadline:
+            wait_until_ended(clients, min(deadline, time.monotonic() + _RELIST_S))
+            clients = self.list_clients()
+        if not clients:
+            return ()
+        self.forced = True
+        pids = sorted(client.pid for client in clients)
+        self.notes.append(f"clients had to be ended: {', '.join(map(str, pids))}")
+        control = self.running.control
+        for server in control.read_servers(LIST_S) or ():
+            for pid in set(control.read_clients(server, LIST_S) or ()) & set(pids):
+                control.ask(f"terminate_client {server} {pid}", _TERMINATE_S)
+        left = end_processes(self._alive(clients), ((signal.SIGKILL, _CLIENT_KILL_S),))
+        return tuple(sorted(process.id.pid for process in left if process.is_unkillable))
+
+    @staticmethod
+    def _alive(identities: Iterable[ProcessId]) -> Callable[[], list[ProcessId]]:
+        known = tuple(identities)
+        return lambda: [identity for identity in known if is_alive(identity)]
+
+    def quit(self) -> None:
+        """Ask the daemon to end with its servers, and wait for the process itself."""
+        running = self.running
+        # The daemon sends a server that does not end one SIGINT after that second.
+        answer = running.control.ask("quit -t 1", QUIT_S)
+        if answer.problem:
+            self.notes.append(f"quit: {answer.problem}")
+            return
+        self.quit_ms = answer.elapsed_s * 1000
+        wait_until_ended([running.daemon], time.monotonic() + _AFTER_QUIT_S)
+
+    def end_processes(self) -> tuple[Process, ...]:
+        """Signals for whoever is still there, and the cgroup's own kill where there is one.
+
+        Returns:
+            Who is left all the same.
+        """
+        left: tuple[Process, ...] = ()
+        if self.find_own():
+            self.forced = True
+            left = end_processes(self.find_own, _SIGNALS)
+        if self.running.state.cgroup is not None:
+            self._kill_cgroup(self.running.state.cgroup)
+        if self.running.child is not None:
+            collect(self.running.child, _AFTER_QUIT_S)
+        return left
+
+    def _kill_cgroup(self, cgroup: str) -> None:
+        try:
+            with open(os.path.join(cgroup, "cgroup.kill"), "w") as file:
+                file.write("1")
+        except OSError as error:
+            self.notes.append(f"{cgroup}: {error.strerror}")
+
+    def read_gpu_processes(self, question: NvmlQuestion | None) -> tuple[int, ...] | None:
+        """Which of our processes NVML still shows; None where it cannot be read."""
+        if question is None:
+            return None
+        answer = question.ask(NVML_S)
+        known = (*self.clients, *self.running.state.servers, self.running.daemon)
+        shown: set[int] = set()
+        for uuid in self.running.state.gpus:
+            gpu = answer.find(uuid)
+            if gpu is None or gpu.processes is None:
+                reason = answer.problem or f"NVML shows no processes of {uuid}"
+                self.notes.append(f"the GPU was not checked: {reason}")
+                return None
+            processes = (*gpu.processes, *(gpu.mps_processes or ()))
+            shown |= {process.pid for process in processes}
+        # NVML shows a process a moment longer than it lives.
+        return tuple(sorted({i.pid for i in known if i.pid in shown and is_alive(i)}))
+
+    def copy_logs(self, prefix: str) -> tuple[str, ...]:
+        """Copy the logs as their owner."""
+        target, owner = self.running.options.logs_to, self.running.state.owner
+        if target is None:
+            return ()
+        logs = read_logs(self.running.directory.descriptor, self.running.uid)
+        try:
+            if owner is None:
+                return write_logs(target, prefix, logs)
+            names = run_as(
+                owner, lambda: "\n".join(write_logs(target, prefix, logs)), timeout_s=_LOGS_S
+            )
+            return tuple(names.splitlines())
+        except (OSError, NodeError) as error:
+            self.notes.append(f"the MPS logs could not be copied to {target}: {error}")
+            return ()
+
+
+def serves_clients(running: RunningMps) -> bool:
+    """Whether a daemon has clients now."""
+    return bool(_Stopping(running, searches_all=False).list_clients())
+
+
+def stop_daemon(
+    running: RunningMps,
+    *,
+    grace_s: float = 0.5,
+    logs_prefix: str = "",
+    asks_nvml: bool = True,
+    has_directory: bool = True,
+    searches_all: bool = False,
+) -> StopReport:
+    """End a daemon and everything of it.
+
+    Args:
+        running: The daemon; `running.options.logs_to` gets its logs.
+        grace_s: How long clients may take to leave. The caller has ended them.
+        logs_prefix: What the names of the copied logs begin with.
+        asks_nvml: Look at the GPU afterwards.
+        has_directory: False where the caller has removed it, and with it the control socket.
+        searches_all: Look at all processes for servers that nobody has noted.
+    """
+    started = time.monotonic()
+    # Gets ready while the daemon ends.
+    question = _ask_nvml(running) if asks_nvml else None
+    stopping = _Stopping(running, searches_all=searches_all)
+    unkillable: tuple[int, ...] = ()
+    if has_directory and is_alive(running.daemon):
+        unkillable = stopping.end_clients(grace_s)
+        # It would wait for a client that cannot be ended.
+        if not (unkillable or stopping.hangs):
+            stopping.quit()
+    left_alive = stopping.end_processes()
+    unkillable += tuple(process.id.pid for process in left_alive if process.is_unkillable)
+    for process in left_alive:
+        stopping.notes.append(f"process {process.id.pid} ({process.name}) is still there")
+    gpu_processes = stopping.read_gpu_processes(question)
+    logs = stopping.copy_logs(logs_prefix)
+    left: tuple[str, ...] = ()
+    removed = False
+    if has_directory and not (unkillable or left_alive):
+        left = remove_directory(running.directory.path, running.directory.descriptor)
+        removed = not left
+    running.logs.close()
+    running.directory.close()
+    return StopReport(
+        elapsed_ms=(time.monotonic() - started) * 1000,
+        quit_ms=stopping.quit_ms,
+        forced=stopping.forced,
+        unkillable=unkillable,
+        gpu_processes=gpu_processes,
+        directory_removed=removed,
+        left=left,
+        logs=logs,
+        notes=tuple(stopping.notes),
+    )
+
+
+def _ask_nvml(running: RunningMps) -> NvmlQuestion:
+    """As root in a clean environment; as a user in the user's, where a library may be named."""
+    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}
+    return NvmlQuestion(sys.executable, environ if running.state.owner else None)

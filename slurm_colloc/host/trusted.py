@@ -1,0 +1,52 @@
+"""Opening directories of a path that nobody else can exchange meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from slurm_colloc.errors import NodeError
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_trusted(base: str) -> int:
+    """Open a directory through parents that nobody else can exchange.
+
+    Raises:
+        NodeError: Somebody else could rename what is made in it.
+        OSError: It cannot be opened.
+    """
+    trusted = read_trusted_uids()
+    descriptor = os.open("/", OPEN_DIRECTORY)
+    try:
+        _judge(os.fstat(descriptor), "/", trusted)
+        path = ""
+        for part in filter(None, base.split("/")):
+            inner = os.open(part, OPEN_DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+            path += f"/{part}"
+            _judge(os.fstat(descriptor), path, trusted)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _judge(status: os.stat_result, path: str, trusted: frozenset[int]) -> None:
+    if status.st_uid not in trusted:
+        raise NodeError(f"{path} belongs to user {status.st_uid}, who could exchange what is in it")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise NodeError(f"{path} may be written by others and has no sticky bit")
+
+
+def read_trusted_uids() -> frozenset[int]:
+    """Root, this user, and inside a user namespace the stand-in for root outside it."""
+    trusted = {0, os.geteuid()}
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/uid_map") as file:
+        if file.read().split() != ["0", "0", "4294967295"]:
+            with open("/proc/sys/kernel/overflowuid") as overflow:
+                trusted.add(int(overflow.read()))
+    return frozenset(trusted)

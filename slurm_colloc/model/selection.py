@@ -1,0 +1,101 @@
+"""What a command is to act on: selectors, and the filters --state and --name."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection
+
+# squeue(1), JOB STATE CODES.
+_SHORT = {
+    "PD": MemberState.PENDING,
+    "R": MemberState.RUNNING,
+    "CD": MemberState.COMPLETED,
+    "F": MemberState.FAILED,
+    "CA": MemberState.CANCELLED,
+    "TO": MemberState.TIMEOUT,
+    "OOM": MemberState.OUT_OF_MEMORY,
+    "PR": MemberState.PREEMPTED,
+    "NF": MemberState.NODE_FAIL,
+    "RQ": MemberState.REQUEUED,
+}
+
+
+def parse_states(text: str) -> frozenset[MemberState]:
+    """Read `RUNNING,PENDING` or `R,PD`, in any case; nothing for an empty text.
+
+    Raises:
+        UsageProblem: A word is no state.
+    """
+    states = set()
+    for word in filter(None, (part.strip().upper() for part in text.split(","))):
+        try:
+            states.add(_SHORT.get(word) or MemberState(word))
+        except ValueError:
+            raise UsageProblem(
+                f"--state: there is no state {word!r}",
+                hint=f"states are {', '.join(MemberState)}",
+            ) from None
+    return frozenset(states)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Members by selectors and filters.
+
+    Attributes:
+        selections: What was named; nothing where neither a selector nor a filter was given.
+        states: Members must be in one of these; empty for any state.
+        name: Pattern of their job names; empty for any name.
+        ended: `all` reaches members that have ended, too.
+    """
+
+    selections: tuple[Selection, ...]
+    states: frozenset[MemberState] = frozenset()
+    name: str = ""
+    ended: bool = False
+
+    @classmethod
+    def parse(
+        cls, targets: Sequence[str], states: str = "", name: str = "", *, ended: bool = False
+    ) -> Choice:
+        """Read a command's selectors and filters; filters alone mean all.
+
+        Raises:
+            UsageProblem: One of them cannot be read.
+        """
+        selections = tuple(Selection.parse(text) for text in targets)
+        found = parse_states(states)
+        if not selections and (found or name):
+            selections = (Selection(ALL),)
+        return cls(selections, found, name, ended)
+
+    @property
+    def wants_ended(self) -> bool:
+        """Members that have ended are meant, too, where their states were asked for."""
+        return self.ended or bool(self.states & FINAL_STATES)
+
+    @property
+    def names_members(self) -> bool:
+        """Members were named by their numbers."""
+        return any(selection.ranges is not None for selection in self.selections)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Filters narrow down what was named."""
+        return bool(self.states or self.name)
+
+    def matches(self, state: MemberState, name: str) -> bool:
+        """A member passes the filters."""
+        return (not self.states or state in self.states) and (
+            not self.name or fnmatch.fnmatchcase(name, self.name)
+        )
+
+    def __str__(self) -> str:
+        words = [str(selection) for selection in self.selections]
+        words += [f"--state={','.join(sorted(self.states))}"] if self.states else []
+        words += [f"--name={self.name}"] if self.name else []
+        return " ".join(words)

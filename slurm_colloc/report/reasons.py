@@ -1,0 +1,137 @@
+"""Why something waits: Slurm's reasons, and csub's own, in words; pure.
+
+The names are those of squeue(1), JOB REASON CODES, 22.05 to 26.05. A reason that is not here is
+shown as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason in words.
+
+    Attributes:
+        meaning: What it means, as a clause.
+        advice: What the user can do, as a sentence without a full stop; empty for nothing but
+            waiting.
+    """
+
+    meaning: str
+    advice: str = ""
+
+
+REASONS: dict[str, Reason] = {
+    "Resources": Reason(
+        "what it asks for is not free",
+        "a smaller request starts sooner: fewer CPUs, less host memory, a shorter --time",
+    ),
+    "Priority": Reason(
+        "jobs with a higher priority are before it",
+        "a shorter --time lets it slip into gaps; sprio -l shows what priorities are made of",
+    ),
+    "Dependency": Reason("a job that it depends on has not ended"),
+    "DependencyNeverSatisfied": Reason(
+        "a job that it depends on ended otherwise than it demands, so it will never start",
+        "cancel it, or drop the condition: scontrol update JobId=ID Dependency=",
+    ),
+    "JobHeldUser": Reason("it is held", "csub release lets it go on"),
+    "JobHeldAdmin": Reason(
+        "an administrator holds it, or Slurm does after its start failed",
+        "scontrol show job tells more; only an administrator can release it",
+    ),
+    "BeginTime": Reason(
+        "its time to begin has not come",
+        "scontrol update JobId=ID StartTime=now lets it start at once",
+    ),
+    "JobArrayTaskLimit": Reason("as many packs of its array run as its %limit allows"),
+    "PartitionDown": Reason("its partition starts no jobs at present", "sinfo shows partitions"),
+    "PartitionInactive": Reason("its partition takes no jobs at present", "sinfo shows partitions"),
+    "PartitionNodeLimit": Reason(
+        "its partition does not allow so many nodes, or has none of them up",
+        "scontrol show partition shows the limits",
+    ),
+    "PartitionTimeLimit": Reason(
+        "it asks for more time than its partition allows", "submit it with a shorter --time"
+    ),
+    "ReqNodeNotAvail": Reason(
+        "a node that it needs is down, drained or reserved",
+        "sinfo -R shows which and why; --nodelist and --exclude name others",
+    ),
+    "NodeDown": Reason("a node that it needs is down", "sinfo -R shows why"),
+    "BadConstraints": Reason(
+        "no node can ever give what it asks for", "check --constraint, --gres, --mem and CPUs"
+    ),
+    "Licenses": Reason("it waits for a licence"),
+    "Reservation": Reason("its reservation has not begun, or is full"),
+    "ReservationDeleted": Reason("its reservation is gone", "cancel it and submit it without"),
+    "InvalidAccount": Reason("its account is not valid", "sacctmgr show assoc user=$USER"),
+    "InvalidQOS": Reason("its QoS is not valid", "sacctmgr show assoc user=$USER"),
+    "QOSNotAllowed": Reason("its partition or account does not allow its QoS"),
+    "QOSJobLimit": Reason("as many jobs run as its QoS allows"),
+    "QOSResourceLimit": Reason("the resources that its QoS allows are in use"),
+    "QOSTimeLimit": Reason("its QoS does not allow so much time"),
+    "QOSUsageThreshold": Reason("its account has used more than its QoS demands"),
+    "AssociationJobLimit": Reason("as many jobs run as its account allows"),
+    "AssociationResourceLimit": Reason("the resources that its account allows are in use"),
+    "AssociationTimeLimit": Reason("its account has used its time"),
+    "MaxMemPerLimit": Reason("it asks for more host memory than Slurm allows per node or CPU"),
+    "Prolog": Reason("the node is being prepared for it"),
+    "Cleaning": Reason("its last attempt is being cleaned up; it starts again after that"),
+    "NodeNotAvail": Reason("a node that it needs is not available"),
+    "BurstBufferResources": Reason("it waits for burst buffer space"),
+    "BurstBufferStageIn": Reason("its files are being staged in"),
+    "DeadLine": Reason("it cannot end before its --deadline"),
+    "launch_failed_requeued_held": Reason(
+        "its start failed on the node, and Slurm holds it",
+        "scontrol release ID lets it try again; the node's prolog may have failed",
+    ),
+    "JobHoldMaxRequeue": Reason(
+        "Slurm requeued it too often and holds it", "scontrol release ID lets it try again"
+    ),
+    "None": Reason("Slurm has not looked at it yet"),
+    "Degree": Reason(
+        "its pack runs as many members at the same time as its degree allows",
+        "it starts by itself as soon as a place becomes free",
+    ),
+}
+
+# QOSMaxCpuPerUserLimit, AssocGrpGRESMinutes, MaxJobsPerAccount, ...
+_LIMIT = re.compile(r"(QOS|Assoc)?(Grp|Max|Min)([A-Z]\w*?)(?:Limit)?")
+_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z][a-z]+|\d+")
+_NAMES = {
+    "Cpu": "CPUs", "CPU": "CPUs", "GRES": "GPUs and other GRES", "Mem": "host memory",
+    "Memory": "host memory", "Job": "job", "MB": "MB",
+}  # fmt: skip
+
+
+def find_reason(text: str) -> Reason | None:
+    """A reason by Slurm's word for it; None where it is not known.
+
+    Args:
+        text: As squeue prints it: `Resources`, `ReqNodeNotAvail, UnavailableNodes:n1`.
+    """
+    word = re.split(r"[,:( ]", text.strip(), maxsplit=1)[0]
+    if word in REASONS:
+        return REASONS[word]
+    match = _LIMIT.fullmatch(word)
+    if match is None:
+        return None
+    whose = {"QOS": "its QoS", "Assoc": "its account"}.get(match[1] or "", "its partition or QoS")
+    parts = [_NAMES.get(part, part.lower()) for part in _WORD.findall(match[3])]
+    bound = {"Grp": "for all its jobs together", "Max": "at most", "Min": "at least"}[match[2]]
+    return Reason(
+        f"a limit of {whose} is reached: {' '.join(parts)} {bound}",
+        "it starts when your other jobs end; sacctmgr show qos and show assoc list the limits",
+    )
+
+
+def describe_reason(text: str) -> str:
+    """A reason as a clause with Slurm's word behind it: `... (Priority)`."""
+    reason = find_reason(text)
+    if reason is None:
+        return f"Slurm's reason is {text}" if text else "Slurm has not looked at it yet"
+    return f"{reason.meaning} ({text})"

@@ -1,0 +1,97 @@
+"""Which waiting member may start: not a held one, and none whose dependency does not hold."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from slurm_colloc.model.dependency import Outlook
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.dependents import Judge
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.roster import Member, Roster
+from slurm_colloc.store.directory import read_moved
+from slurm_colloc.store.holds import is_held, leave_behind, write_held
+
+PATIENCE_S = 5.0
+"""How long an open dependency may just be a state that this node, or Slurm, is late to show."""
+
+
+class Gate:
+    """Looks at waiting members before they start.
+
+    Args:
+        pack: The pack's directory.
+        roster: Its members.
+        ledger: Writes their states.
+        journal: The pack's log.
+        judge: Judges a job's dependency on members of other packs.
+    """
+
+    def __init__(
+        self, pack: Path, roster: Roster, ledger: Ledger, journal: Journal, judge: Judge
+    ) -> None:
+        self._pack = pack
+        self._roster = roster
+        self._ledger = ledger
+        self._journal = journal
+        self._judge = judge
+        self._judged: set[int] = set()
+        self._open_since: dict[int, float] = {}
+        self.is_undecided = False
+        """A waiting member's dependency is looked at again in a moment; as of the last look."""
+
+    def find_next(self) -> Member | None:
+        """The first waiting member that may start."""
+        self.is_undecided = False
+        for number in list(self._roster.waiting):
+            member = self._roster.members[number]
+            has_room = self._roster.has_room_for(member)
+            if has_room and not self._is_barred(number) and self._may_go(member):
+                return member
+        return None
+
+    def _is_barred(self, number: int) -> bool:
+        return is_held(self._pack, number) or read_moved(self._pack, number) is not None
+
+    def leave_behind(self) -> bool:
+        """Leave what is held to whoever releases it; False if that has just happened.
+
+        Called once the pack is closed and nothing else is left: the GPU is not kept for them.
+        """
+        released = False
+        for number in list(self._roster.waiting):
+            if read_moved(self._pack, number) is not None:
+                continue
+            if leave_behind(self._pack, number):
+                self._journal.write("left_behind", member=number)
+            else:
+                released = True
+        return not released
+
+    def _may_go(self, member: Member) -> bool:
+        job = member.spec.job
+        if not job.depends or member.record.starts or member.number in self._judged:
+            return True
+        outlook, reason = self._judge(job)
+        if outlook is Outlook.SATISFIED:
+            self._judged.add(member.number)
+            self._open_since.pop(member.number, None)
+            return True
+        since = self._open_since.setdefault(member.number, time.monotonic())
+        if outlook is Outlook.OPEN and time.monotonic() - since < PATIENCE_S:
+            self.is_undecided = True
+            return False
+        del self._open_since[member.number]
+        self._journal.write("dependency", member=member.number, reason=reason)
+        if outlook is Outlook.NEVER:
+            self._roster.waiting.remove(member.number)
+            code = ExitCode(0, signal.SIGTERM)
+            self._ledger.write_end(member, MemberState.CANCELLED, code, reason)
+        else:
+            # Too early, and only a later pack can wait for it: nothing runs that must not.
+            self._ledger.write(member, MemberState.PENDING, reason=reason)
+            write_held(self._pack, member.number)
+        return False

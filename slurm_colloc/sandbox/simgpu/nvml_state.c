@@ -1,0 +1,459 @@
+#define _GNU_SOURCE
+#include "nvml_state.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <locale.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A description older than this is of a process that was stopped: it uses nothing now. */
+#define STALE_S 5.0
+/* Between two descriptions of itself a process goes on as it last said, but no longer than this. */
+#define CARRY_ON_S 1.0
+#define LOCK_TRIES 500
+
+/* ---- text -------------------------------------------------------------------------------- */
+
+int find_value(const char *text, const char *key, char *value, size_t size)
+{
+    size_t length = strlen(key);
+    const char *line = text;
+    while (line && *line) {
+        const char *end = strchr(line, '\n');
+        size_t width = end ? (size_t)(end - line) : strlen(line);
+        if (width > length && !strncmp(line, key, length) && line[length] == '=') {
+            width -= length + 1;
+            if (width >= size)
+                return 0;
+            memcpy(value, line + length + 1, width);
+            value[width] = 0;
+            return 1;
+        }
+        line = end ? end + 1 : NULL;
+    }
+    return 0;
+}
+
+/* A decimal point is a point here, whatever the program's locale says. */
+static double to_number(const char *text)
+{
+    static locale_t plain;
+    double number;
+    if (!plain)
+        plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    number = plain ? strtod_l(text, NULL, plain) : strtod(text, NULL);
+    return number > -1e300 && number < 1e300 ? number : 0.0;
+}
+
+static double find_number(const char *text, const char *key)
+{
+    char value[64];
+    return find_value(text, key, value, sizeof value) ? to_number(value) : 0.0;
+}
+
+static unsigned find_count(const char *text, const char *key)
+{
+    double number = find_number(text, key);
+    return number < 0 || number > UINT_MAX ? 0 : (unsigned)number;
+}
+
+ssize_t read_text(const char *path, char *text, size_t size)
+{
+    struct stat status;
+    ssize_t got = -1;
+    int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0)
+        return -1;
+    if (!fstat(file, &status) && S_ISREG(status.st_mode))
+        got = read(file, text, size - 1);
+    close(file);
+    if (got >= 0)
+        text[got] = 0;
+    return got;
+}
+
+double read_boot_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+double read_monotonic_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* ---- where ------------------------------------------------------------------------------- */
+
+int find_root(char *path, size_t size)
+{
+    Dl_info here;
+    char own[PATH_MAX];
+    const char *given = getenv("SIMGPU_ROOT");
+    int level;
+    if (given && *given)
+        return snprintf(path, size, "%s", given) < (int)size;
+    /* SIM/lib/libnvidia-ml.so.1, also for a program whose environment was scrubbed. */
+    if (!dladdr((void *)(uintptr_t)&find_root, &here) || !here.dli_fname)
+        return 0;
+    if (!realpath(here.dli_fname, own))
+        return 0;
+    for (level = 0; level < 2; level++) {
+        char *slash = strrchr(own, '/');
+        if (!slash)
+            return 0;
+        *slash = 0;
+    }
+    return snprintf(path, size, "%s", own) < (int)size;
+}
+
+int find_node(char *path, size_t size)
+{
+    char root[PATH_MAX], nodes[PATH_MAX + 16], chosen[NAME_MAX + 1] = "";
+    const char *wanted = getenv("SLURMD_NODENAME");
+    struct dirent *entry;
+    DIR *folder;
+    if (!find_root(root, sizeof root))
+        return 0;
+    snprintf(nodes, sizeof nodes, "%s/nodes", root);
+    folder = opendir(nodes);
+    if (!folder)
+        return 0;
+    while ((entry = readdir(folder))) {
+        if (entry->d_name[0] == '.')
+            continue;
+        if (wanted && !strcmp(entry->d_name, wanted)) {
+            strcpy(chosen, entry->d_name);
+            break;
+        }
+        if (!*chosen || strcmp(entry->d_name, chosen) < 0)
+            strcpy(chosen, entry->d_name);
+    }
+    closedir(folder);
+    return *chosen && snprintf(path, size, "%s/%s", nodes, chosen) < (int)size;
+}
+
+void read_faults(struct faults *faults)
+{
+    char root[PATH_MAX], path[PATH_MAX + 16], text[FILE_BYTES], *word, *rest = NULL;
+    struct stat directory, status;
+    memset(faults, 0, sizeof *faults);
+    if (!find_root(root, sizeof root))
+        return;
+    snprintf(path, sizeof path, "%s/faults", root);
+    /* Only those who own the simulation decide how it misbehaves. */
+    if (stat(root, &directory) || lstat(path, &status))
+        return;
+    if ((status.st_uid != 0 && status.st_uid != directory.st_uid) || (status.st_mode & 022))
+        return;
+    if (read_text(path, text, sizeof text) < 0)
+        return;
+    for (word = strtok_r(text, " \t\n", &rest); word; word = strtok_r(NULL, " \t\n", &rest)) {
+        if (!strcmp(word, "absent"))
+            faults->absent = 1;
+        else if (!strcmp(word, "no-driver"))
+            faults->no_driver = 1;
+        else if (!strcmp(word, "lie=uuid"))
+            faults->lie_uuid = 1;
+        else if (!strcmp(word, "lie=processes"))
+            faults->lie_processes = 1;
+        else if (!strcmp(word, "lost"))
+            faults->lost = 1;
+        else if (!strncmp(word, "lost=", 5))
+            snprintf(faults->lost_uuid, sizeof faults->lost_uuid, "%.95s", word + 5);
+        else if (!strncmp(word, "hang=", 5))
+            faults->hang_s = to_number(word + 5);
+    }
+}
+
+/* ---- GPUs -------------------------------------------------------------------------------- */
+
+int read_gpu(const char *node, int nvml_index, struct gpu *gpu)
+{
+    char path[PATH_MAX], text[FILE_BYTES], capability[16];
+    if (snprintf(path, sizeof path, "%s/gpus/%d", node, nvml_index) >= (int)sizeof path)
+        return 0;
+    if (read_text(path, text, sizeof text) < 0)
+        return 0;
+    memset(gpu, 0, sizeof *gpu);
+    gpu->nvml_index = nvml_index;
+    if (!find_value(text, "uuid", gpu->uuid, sizeof gpu->uuid) || !*gpu->uuid)
+        return 0;
+    find_value(text, "name", gpu->name, sizeof gpu->name);
+    find_value(text, "pci_bus_id", gpu->pci_bus_id, sizeof gpu->pci_bus_id);
+    find_value(text, "device", gpu->device, sizeof gpu->device);
+    gpu->minor = find_count(text, "minor");
+    gpu->gpu_memory_mb = find_count(text, "gpu_memory_mb");
+    gpu->reserved_mb = find_count(text, "reserved_gpu_memory_mb");
+    gpu->sm_count = find_count(text, "sm_count");
+    gpu->core_count = find_count(text, "core_count");
+    gpu->architecture = find_count(text, "architecture");
+    gpu->compute_mode = find_count(text, "compute_mode");
+    gpu->idle_power_mw = find_count(text, "idle_power_mw");
+    gpu->power_limit_mw = find_count(text, "power_limit_mw");
+    gpu->min_power_limit_mw = find_count(text, "min_power_limit_mw");
+    gpu->sm_clock_mhz = find_count(text, "sm_clock_mhz");
+    gpu->memory_clock_mhz = find_count(text, "memory_clock_mhz");
+    gpu->mig = find_count(text, "mig") != 0;
+    gpu->gpm = find_count(text, "gpm") != 0;
+    if (find_value(text, "capability", capability, sizeof capability))
+        sscanf(capability, "%d.%d", &gpu->capability_major, &gpu->capability_minor);
+    return 1;
+}
+
+int is_permitted(const struct gpu *gpu)
+{
+    int file;
+    if (!*gpu->device)
+        return 1;
+    file = open(gpu->device, O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0)
+        return errno != EACCES && errno != EPERM;
+    close(file);
+    return 1;
+}
+
+static int lock_node(const char *node, int operation)
+{
+    char path[PATH_MAX];
+    struct timespec pause = {0, 2000000};
+    int file, tries;
+    if (snprintf(path, sizeof path, "%s/lock", node) >= (int)sizeof path)
+        return -1;
+    file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    for (tries = 0; file >= 0 && flock(file, operation | LOCK_NB); tries++) {
+        if (tries >= LOCK_TRIES) {
+            close(file);
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return file;
+}
+
+int write_compute_mode(const char *node, const struct gpu *gpu, unsigned mode)
+{
+    char path[PATH_MAX], temporary[PATH_MAX + 8], text[FILE_BYTES], *line, *rest = NULL;
+    int lock = lock_node(node, LOCK_EX), file, done = 0;
+    FILE *out = NULL;
+    if (lock < 0)
+        return 0;
+    snprintf(path, sizeof path, "%s/gpus/%d", node, gpu->nvml_index);
+    snprintf(temporary, sizeof temporary, "%s.new", path);
+    if (read_text(path, text, sizeof text) >= 0) {
+        unlink(temporary);
+        file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+        out = file < 0 ? NULL : fdopen(file, "w");
+    }
+    if (out) {
+        fchmod(fileno(out), 0644);
+        for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+            if (!strncmp(line, "compute_mode=", 13))
+                fprintf(out, "compute_mode=%u\n", mode);
+            else
+                fprintf(out, "%s\n", line);
+        }
+        done = !fclose(out) && !rename(temporary, path);
+    }
+    close(lock);
+    return done;
+}
+
+/* ---- processes --------------------------------------------------------------------------- */
+
+/* Field 22 of /proc/PID/stat (proc(5)), and the owner; 0 for a process that is gone or a zombie. */
+static unsigned long long read_start(unsigned pid, uid_t *owner)
+{
+    char path[64], text[FILE_BYTES], *fields;
+    struct stat status;
+    unsigned long long start = 0;
+    char state = 'X';
+    ssize_t got;
+    int file;
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    got = fstat(file, &status) ? -1 : read(file, text, sizeof text - 1);
+    close(file);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    *owner = status.st_uid;
+    /* The command name stands in parentheses and may itself hold blanks and parentheses. */
+    fields = strrchr(text, ')');
+    if (!fields || sscanf(fields + 1,
+                          " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d "
+                          "%*d %*d %llu",
+                          &state, &start) != 2)
+        return 0;
+    return state == 'Z' || state == 'X' ? 0 : start;
+}
+
+static int has_word(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+    while (list && *list) {
+        if (!strncmp(list, word, length) && (list[length] == ',' || !list[length]))
+            return 1;
+        list = strchr(list, ',');
+        list = list ? list + 1 : NULL;
+    }
+    return 0;
+}
+
+static void add_use(struct use *total, const char *text, const char *suffix, const char *power,
+                    double times)
+{
+    char key[160];
+    const char *names[] = {"duty", "sm", "dram", "tensor", "occupancy"};
+    double *fields[] = {&total->duty, &total->sm, &total->dram, &total->tensor, &total->occupancy};
+    size_t number;
+    for (number = 0; number < 5; number++) {
+        const char *end = number == 0 && !strcmp(suffix, "_share") ? "" : suffix;
+        snprintf(key, sizeof key, "%s%s", names[number], end);
+        *fields[number] += times * find_number(text, key);
+    }
+    total->power += times * find_number(text, power);
+}
+
+/* The text of processes/PID. `own` is its file's owner. */
+static int read_process_text(const char *node, const char *name, char *text, uid_t *own)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    const char *digit;
+    for (digit = name; *digit; digit++)
+        if (!isdigit((unsigned char)*digit))
+            return 0;
+    if (strlen(name) > 9 || snprintf(path, sizeof path, "%s/processes/%s", node, name) >= PATH_MAX)
+        return 0;
+    if (lstat(path, &status) || read_text(path, text, FILE_BYTES) <= 0)
+        return 0;
+    *own = status.st_uid;
+    return 1;
+}
+
+static int is_alive(const char *name, const char *text, uid_t own)
+{
+    char value[32];
+    uid_t owner = (uid_t)-1;
+    unsigned long long start = read_start((unsigned)strtoul(name, NULL, 10), &owner);
+    return start && owner == own && find_value(text, "starttime", value, sizeof value) &&
+           strtoull(value, NULL, 10) == start;
+}
+
+static DIR *open_processes(const char *node)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/processes", node) < PATH_MAX ? opendir(path) : NULL;
+}
+
+static int compare_pids(const void *left, const void *right)
+{
+    unsigned a = ((const struct process *)left)->pid, b = ((const struct process *)right)->pid;
+    return a < b ? -1 : a > b;
+}
+
+int read_processes(const char *node, const char *uuid, struct process *found, int most)
+{
+    char text[FILE_BYTES], value[2048];
+    struct dirent *entry;
+    DIR *folder = open_processes(node);
+    double now = read_monotonic_s();
+    uid_t own;
+    int count = 0;
+    while (folder && count < most && (entry = readdir(folder))) {
+        struct process *process = &found[count];
+        if (!read_process_text(node, entry->d_name, text, &own))
+            continue;
+        if (!find_value(text, "gpu", value, sizeof value) || !has_word(value, uuid))
+            continue;
+        if (!is_alive(entry->d_name, text, own))
+            continue;
+        memset(process, 0, sizeof *process);
+        process->pid = (unsigned)strtoul(entry->d_name, NULL, 10);
+        process->gpu_memory_mb = find_count(text, "gpu_memory_mb");
+        process->mps_server = find_count(text, "mps_server");
+        process->is_client =
+            find_value(text, "type", value, sizeof value) && !strcmp(value, "M+C");
+        if (now - find_number(text, "updated_s") < STALE_S)
+            add_use(&process->now, text, "_share", "power_mw", 1.0);
+        count++;
+    }
+    if (folder)
+        closedir(folder);
+    qsort(found, (size_t)count, sizeof *found, compare_pids);
+    return count;
+}
+
+/* Lines `UUID.field` of the totals as lines `field`. */
+static void add_totals(const char *node, const char *uuid, struct use *sums)
+{
+    char path[PATH_MAX], text[TOTALS_BYTES], mine[FILE_BYTES], *line, *rest = NULL;
+    size_t length = strlen(uuid), used = 0;
+    snprintf(path, sizeof path, "%s/totals", node);
+    if (read_text(path, text, sizeof text) <= 0)
+        return;
+    for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (strncmp(line, uuid, length) || line[length] != '.')
+            continue;
+        if (used + strlen(line) >= sizeof mine)
+            break;
+        used += (size_t)snprintf(mine + used, sizeof mine - used, "%s\n", line + length + 1);
+    }
+    mine[used] = 0;
+    add_use(sums, mine, "_sum", "energy_mj", 1.0);
+}
+
+void read_sums(const char *node, const char *uuid, struct use *sums)
+{
+    char text[FILE_BYTES], value[2048];
+    struct dirent *entry;
+    DIR *folder = open_processes(node);
+    double now = read_monotonic_s();
+    uid_t own;
+    /* Else a process that ends meanwhile would count twice or not at all. */
+    int lock = lock_node(node, LOCK_SH);
+    memset(sums, 0, sizeof *sums);
+    add_totals(node, uuid, sums);
+    while (folder && (entry = readdir(folder))) {
+        double since;
+        struct use used;
+        if (!read_process_text(node, entry->d_name, text, &own))
+            continue;
+        if (!find_value(text, "gpu", value, sizeof value) ||
+            strncmp(value, uuid, strlen(uuid)) != 0)
+            continue;
+        add_use(sums, text, "_sum", "energy_mj", 1.0);
+        since = now - find_number(text, "updated_s");
+        if (since <= 0 || !is_alive(entry->d_name, text, own))
+            continue;
+        memset(&used, 0, sizeof used);
+        add_use(&used, text, "_share", "power_mw", since < CARRY_ON_S ? since : CARRY_ON_S);
+        /* Energy only grows, so what is not yet written down is left out of it. */
+        sums->duty += used.duty;
+        sums->sm += used.sm;
+        sums->dram += used.dram;
+        sums->tensor += used.tensor;
+        sums->occupancy += used.occupancy;
+    }
+    if (folder)
+        closedir(folder);
+    if (lock >= 0)
+        close(lock);
+}

@@ -1,0 +1,93 @@
+/* The state of simulated GPUs as nvml.c reads it; state.py and records.py describe the files. */
+#ifndef NVML_STATE_H
+#define NVML_STATE_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#define MOST_GPUS 64
+#define MOST_PROCESSES 512
+#define FILE_BYTES 4096
+#define TOTALS_BYTES 65536
+
+struct gpu {
+    int nvml_index;
+    char uuid[96];
+    char name[96];
+    char pci_bus_id[32];
+    char device[1024];
+    unsigned minor;
+    unsigned long long gpu_memory_mb;
+    unsigned long long reserved_mb;
+    unsigned sm_count;
+    unsigned core_count;
+    int capability_major;
+    int capability_minor;
+    unsigned architecture;
+    unsigned compute_mode;
+    unsigned idle_power_mw;
+    unsigned power_limit_mw;
+    unsigned min_power_limit_mw;
+    unsigned sm_clock_mhz;
+    unsigned memory_clock_mhz;
+    int mig;
+    int gpm;
+};
+
+/* What a process uses now, or what all of a GPU's processes have used. Per cent; mW; mJ. */
+struct use {
+    double duty;
+    double sm;
+    double dram;
+    double tensor;
+    double occupancy;
+    double power;
+};
+
+struct process {
+    unsigned pid;
+    int is_client;
+    unsigned mps_server;
+    unsigned long long gpu_memory_mb;
+    struct use now;
+};
+
+struct faults {
+    int absent;
+    int no_driver;
+    int lie_uuid;
+    int lie_processes;
+    int lost;
+    char lost_uuid[96];
+    double hang_s;
+};
+
+/* The directory of this process's node, with all that is below it; 0 where there is none. */
+int find_node(char *path, size_t size);
+
+/* The simulation's directory; 0 where there is none. */
+int find_root(char *path, size_t size);
+
+/* The value of a `key=value` line; 0 where there is no such line or it does not fit. */
+int find_value(const char *text, const char *key, char *value, size_t size);
+
+/* A small regular file as a string; the number of bytes, or -1. */
+ssize_t read_text(const char *path, char *text, size_t size);
+
+int read_gpu(const char *node, int nvml_index, struct gpu *gpu);
+int is_permitted(const struct gpu *gpu);
+int write_compute_mode(const char *node, const struct gpu *gpu, unsigned mode);
+
+/* The living processes with a context on the GPU, by pid; their number. */
+int read_processes(const char *node, const char *uuid, struct process *found, int most);
+
+/* All that was ever used on the GPU above idle: shares times seconds, and millijoules as power. */
+void read_sums(const char *node, const char *uuid, struct use *sums);
+
+void read_faults(struct faults *faults);
+
+/* Seconds since the machine's start, and since any fixed moment. */
+double read_boot_s(void);
+double read_monotonic_s(void);
+
+#endif

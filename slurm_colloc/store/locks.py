@@ -1,0 +1,68 @@
+"""Locks that processes of one user take in the state directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+POLL_S = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Lock:
+    """A lock that was asked for; true where it is held.
+
+    Attributes:
+        descriptors: What a child has to inherit, so that the lock lasts until it has ended too.
+    """
+
+    descriptors: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.descriptors)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
+    """Hold a lock file for the time of the body, if it can be had in time.
+
+    The lock ends with the process that holds it and with those that inherited it. On NFS the
+    kernel turns it into a byte-range lock of the server (flock(2)).
+
+    Args:
+        path: The file, made where it is missing.
+        wait_s: How long to wait for it; 0 looks once.
+
+    Yields:
+        The lock: true where it is held; false where somebody else kept it, or where the file
+        system has no locks. The body decides what it may do without.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield Lock()
+        return
+    try:
+        is_held = _lock(descriptor, time.monotonic() + wait_s)
+        yield Lock((descriptor,) if is_held else ())
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        except OSError:
+            return False
+        else:
+            return True

@@ -1,0 +1,277 @@
+"""Finds in a Python program what would collide when it shares a GPU; pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from slurm_colloc.submission.collisions import (
+    OWN_NAME_IN_PYTHON,
+    Finding,
+    clock_finding,
+    device_finding,
+    job_id_finding,
+    port_finding,
+    requeue_finding,
+    temporary_finding,
+)
+from slurm_colloc.submission.collisions_frameworks import check_hydra, check_lightning
+from slurm_colloc.submission.python_reading import (
+    PythonReader,
+    environment_name,
+    name_of,
+    render_part,
+    show_parts,
+)
+from slurm_colloc.submission.shell_words import (
+    TCP_ADDRESS,
+    Kind,
+    Part,
+    find_clock,
+    find_job_id,
+    tells_members_apart,
+)
+
+_NAMING = re.compile(
+    r"(dir|path|out|log|file|name|version|ckpt|checkpoint|prefix|root)", re.IGNORECASE
+)
+_TALKERS = re.compile(
+    r"(^|\.)(print|debug|info|warning|warn|error|exception|critical|log|join|format|write|append"
+    r"|get|getenv|add_argument|basicConfig|update|strftime|strptime|split|replace|set_description"
+    r"|init|seed|manual_seed|run|call|check_call|check_output|system|Popen|getLogger)$"
+)
+_PATHS = re.compile(r"(^|\.)(Path|PurePath|open|makedirs|mkdir|SummaryWriter|FileHandler)$")
+_WRITERS = re.compile(
+    r"(^|\.)(makedirs|mkdir|save|savez|savetxt|dump|to_csv|to_parquet|savefig|write_text"
+    r"|write_bytes|touch|FileHandler|SummaryWriter|FileLock|SoftFileLock|save_pretrained)$"
+)
+_SERVERS = re.compile(r"(connect|client|session|request|mysql|psycopg|redis)", re.IGNORECASE)
+# A base folder does not tell members apart; nearly everything else that varies may.
+_BASE = re.compile(
+    r"(dir|path|root|out|base|log|folder|home|work|user|project|ckpt)", re.IGNORECASE
+)
+_HERE = ("", "localhost", "127.0.0.1", "0.0.0.0", "::")
+_SHARED = re.compile(r"^(/tmp|/var/tmp|/dev/shm)/+[^/\0]")
+
+
+def find_python_collisions(
+    text: str, file: str, *, first_line: int = 1, arguments: tuple[str, ...] = ()
+) -> list[Finding]:
+    """What in a program would collide.
+
+    Args:
+        text: The program.
+        file: What the user calls it.
+        first_line: The line of `file` where it begins.
+        arguments: What it is called with, as far as it is known.
+
+    Raises:
+        SyntaxError: It is no Python of this interpreter's.
+    """
+    tree = ast.parse(text)
+    checker = _Checker(file, first_line - 1, arguments)
+    for node in ast.walk(tree):
+        checker.learn(node)
+    return [finding for node in ast.walk(tree) for finding in checker.check(node)]
+
+
+class _Checker(PythonReader):
+    """Looks at each node of a program of which everything is known."""
+
+    def check(self, node: ast.AST) -> Iterator[Finding]:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from self.check_environment(target, node.value)
+        elif isinstance(node, ast.Call):
+            yield from self.check_update(node)
+            yield from self.check_ports(node)
+            yield from self.check_names(node)
+            yield from self.check_commands(node)
+            yield from check_lightning(self, node)
+        elif isinstance(node, ast.FunctionDef):
+            yield from check_hydra(self, node)
+
+    def check_environment(self, target: ast.expr, value: ast.expr) -> Iterator[Finding]:
+        name = environment_name(target) if isinstance(target, ast.Subscript) else None
+        if name is not None:
+            yield from self.check_variable(name, value, self.line(target))
+
+    def check_update(self, node: ast.Call) -> Iterator[Finding]:
+        """`os.environ.update({...})` and `os.putenv(...)`."""
+        function = name_of(node.func)
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        if function in ("os.environ.update", "environ.update"):
+            pairs += [(ast.Constant(k.arg), k.value) for k in node.keywords if k.arg]
+            for argument in node.args:
+                if isinstance(argument, ast.Dict):
+                    pairs += zip(argument.keys, argument.values, strict=True)
+        elif function == "os.putenv" and len(node.args) == 2:
+            pairs.append((node.args[0], node.args[1]))
+        for key, value in pairs:
+            if isinstance(key, ast.Constant):
+                yield from self.check_variable(str(key.value), value, self.line(node))
+
+    def check_variable(self, name: str, value: ast.expr, line: int) -> Iterator[Finding]:
+        """A variable of the environment is set."""
+        parts = self.parts_of(value)
+        text = "".join(part.text for part in parts)
+        is_text = all(part.kind is Kind.TEXT for part in parts)
+        what = f'os.environ["{name}"] = {ast.unparse(value)}'
+        if name == "CUDA_VISIBLE_DEVICES":
+            refers = any(part.text == name for part in parts)
+            if not refers and not (is_text and text in ("", "-1")):
+                yield device_finding(self.file, line, what)
+        elif name in ("MASTER_PORT", "PET_MASTER_PORT"):
+            yield from self.port(parts, what, line)
+
+    def port(self, parts: tuple[Part, ...], what: str, line: int) -> Iterator[Finding]:
+        if tells_members_apart(parts):
+            return
+        if parts and all(part.kind is Kind.TEXT for part in parts):
+            text = "".join(part.text for part in parts)
+            if text.isdigit() and int(text):
+                yield port_finding(self.file, line, what, of_job=False)
+        elif find_job_id(parts) is not None:
+            yield port_finding(self.file, line, what, of_job=True)
+
+    def check_ports(self, node: ast.Call) -> Iterator[Finding]:
+        name = name_of(node.func)
+        line, what = self.line(node), ast.unparse(node)
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        if name.endswith((".bind", "HTTPServer", "TCPServer")):
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Tuple) and len(first.elts) == 2:
+                yield from self.port(self.parts_of(first.elts[1]), what, line)
+        elif name.endswith("add_argument"):
+            yield from self.check_argument(node, keywords)
+        elif not _SERVERS.search(name) and not self.is_elsewhere(keywords):
+            for keyword in ("port", "master_port", "server_port", "main_process_port"):
+                if keyword in keywords:
+                    yield from self.port(self.parts_of(keywords[keyword]), what, line)
+        method = keywords.get("init_method")
+        if method is not None:
+            text = "".join(p.text if p.kind is Kind.TEXT else "\0" for p in self.parts_of(method))
+            if TCP_ADDRESS.match(text):
+                yield port_finding(self.file, line, f"init_method={text}", of_job=False)
+
+    def check_argument(self, node: ast.Call, keywords: dict[str, ast.expr]) -> Iterator[Finding]:
+        """A port as an option's default, unless the command line gives another."""
+        flags = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        names = [str(flag) for flag in flags if re.fullmatch(r"-{0,2}(\w+[_-])*port", str(flag))]
+        if "default" not in keywords or not flags:
+            return
+        given = any(
+            argument.partition("=")[0] in [str(flag) for flag in flags]
+            for argument in self.arguments
+        )
+        parts = self.parts_of(keywords["default"])
+        if given:
+            return
+        if TCP_ADDRESS.match(show_parts(parts)):
+            what = f"{flags[0]!s} defaults to {show_parts(parts)}"
+            yield port_finding(self.file, self.line(node), what, of_job=False)
+        elif names:
+            yield from self.port(
+                parts, f"{names[0]} defaults to {show_parts(parts)}", self.line(node)
+            )
+
+    def is_elsewhere(self, keywords: dict[str, ast.expr]) -> bool:
+        """The call names another machine: it is a client's."""
+        for name in ("host", "hostname", "address", "server"):
+            value = keywords.get(name)
+            if value is not None:
+                parts = self.parts_of(value)
+                return not (
+                    all(part.kind is Kind.TEXT for part in parts)
+                    and "".join(part.text for part in parts) in _HERE
+                )
+        return False
+
+    def check_names(self, node: ast.Call) -> Iterator[Finding]:
+        name = name_of(node.func)
+        values: list[tuple[str, ast.expr]] = [("", argument) for argument in node.args]
+        values += [(keyword.arg or "", keyword.value) for keyword in node.keywords]
+        yield from self.check_temporary(node, name)
+        if _TALKERS.search(name) and not _PATHS.search(name):
+            return
+        for keyword, value in values:
+            parts = self.parts_of(value)
+            pattern = "".join(part.text if part.kind is Kind.TEXT else "\0" for part in parts)
+            is_name = (
+                "/" in pattern
+                or bool(_PATHS.search(name) or _WRITERS.search(name))
+                or bool(keyword and _NAMING.search(keyword))
+                or re.search(r"\.(pt|pth|ckpt|txt|log|csv|json|npz|npy|pkl|db)$", pattern)
+            )
+            if not is_name or "://" in pattern:
+                continue
+            yield from self.name(parts)
+
+    def name(self, parts: tuple[Part, ...]) -> Iterator[Finding]:
+        if tells_members_apart(parts):
+            return
+        top = [part for part in parts if part.kind is not Kind.TEXT]
+        job_id = find_job_id([part for part in top if part.kind is not Kind.SUM])
+        clock = find_clock(top)
+        if job_id is not None:
+            yield job_id_finding(self.file, job_id.line, show_parts(parts), OWN_NAME_IN_PYTHON)
+        elif clock is not None:
+            others = [p for p in top if p.kind is Kind.UNKNOWN and not find_clock([p])]
+            if all(_BASE.search(part.text) for part in others):
+                yield clock_finding(self.file, clock.line, show_parts(parts), OWN_NAME_IN_PYTHON)
+
+    def check_temporary(self, node: ast.Call, name: str) -> Iterator[Finding]:
+        target: ast.expr | None = None
+        if name in ("open", "io.open"):
+            mode = node.args[1] if len(node.args) > 1 else None
+            mode = next((k.value for k in node.keywords if k.arg == "mode"), mode)
+            if isinstance(mode, ast.Constant) and re.search("[wax+]", str(mode.value)):
+                target = node.args[0] if node.args else None
+        elif _WRITERS.search(name) and isinstance(node.func, ast.Attribute):
+            # The path is the owner (`Path(...).mkdir()`), or one of the arguments.
+            candidates = [node.func.value, *node.args, *(k.value for k in node.keywords)]
+            target = next((c for c in candidates if self.is_temporary(c)), None)
+        elif _WRITERS.search(name):
+            target = next((c for c in node.args if self.is_temporary(c)), None)
+        elif name == "sqlite3.connect" and node.args:
+            target = node.args[0]
+        if target is not None and self.is_temporary(target):
+            parts = self.parts_of(target)
+            yield temporary_finding(self.file, parts[0].line, show_parts(parts))
+
+    def is_temporary(self, node: ast.expr) -> bool:
+        parts = self.parts_of(node)
+        pattern = "".join(part.text if part.kind is Kind.TEXT else "\0" for part in parts)
+        return bool(_SHARED.match(pattern)) and all(part.kind is Kind.TEXT for part in parts)
+
+    def check_commands(self, node: ast.Call) -> Iterator[Finding]:
+        """`subprocess.run(["scontrol", "requeue", ...])`, `os.system("pkill python")`."""
+        name = name_of(node.func)
+        if not re.search(r"(^|\.)(run|call|check_call|check_output|Popen|system)$", name):
+            return
+        if not node.args:
+            return
+        first = node.args[0]
+        values = first.elts if isinstance(first, ast.List | ast.Tuple) else [first]
+        texts = [
+            "".join(render_part(part) for part in self.parts_of(value)) or "''" for value in values
+        ]
+        command = " ".join(texts)
+        if re.match(r"^scontrol requeue \S", command) and find_job_id(self.parts_of(first)):
+            yield requeue_finding(self.file, self.line(node), command)
+        elif texts[0] in ("bash", "sh") or " " not in command:
+            return
+        else:
+            yield from self.check_shell(command, self.line(node))
+
+    def check_shell(self, command: str, line: int) -> Iterator[Finding]:
+        from slurm_colloc.submission.collisions_shell import find_shell_collisions
+        from slurm_colloc.submission.shell_reading import parse_shell
+
+        kinds = ("kill-by-name", "gpu-settings", "mps-control", "slurm-command-by-path")
+        for finding in find_shell_collisions(parse_shell(command), self.file):
+            if finding.kind in kinds:
+                yield Finding(
+                    finding.kind, self.file, line, finding.what, finding.why, finding.advice
+                )

@@ -1,0 +1,232 @@
+"""Which open packs a job may join, and how it would stand in one of them; changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
+from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy
+from slurm_colloc.model.quantities import parse_time_limit_s
+from slurm_colloc.planning.joining import (
+    RunningPack,
+    merge_policies,
+    plan_pending_join,
+    plan_running_join,
+)
+from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.store import inbox
+from slurm_colloc.store.directory import list_claimed, list_members, read_ended, read_spec
+from slurm_colloc.store.holds import is_held
+from slurm_colloc.store.packs import State
+from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.states import read_attempt, read_state
+from slurm_colloc.submission.collect import Candidate
+from slurm_colloc.submission.output_files import list_output_files
+from slurm_colloc.submission.sweep import OpenPack, find_job
+
+
+@dataclasses.dataclass(frozen=True)
+class Joiner:
+    """The job that wants to join, and what it is measured by."""
+
+    candidate: Candidate
+    policy: Policy
+    capacity: Capacity
+
+
+@dataclasses.dataclass(frozen=True)
+class Present:
+    """A member that has not ended."""
+
+    number: int
+    spec: MemberSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A pack that has room, and how the job would stand in it."""
+
+    record: PackRecord
+    present: tuple[Present, ...]
+    planned: PackPlan | MemberPlan
+    attempt: int
+    places: int
+    reason: str
+
+    @property
+    def own_plan(self) -> MemberPlan:
+        """The plan of the job itself."""
+        return self.planned if isinstance(self.planned, MemberPlan) else self.planned.members[-1]
+
+
+def list_candidates(
+    candidate: Candidate,
+    state: State,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob],
+    *,
+    running: bool,
+) -> Iterator[tuple[str, SlurmJob]]:
+    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age."""
+    waiting: list[tuple[str, SlurmJob]] = []
+    # Their ids tell seconds only.
+    for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
+        record = pack.record
+        if record is None or record.closed or record.policy is None:
+            continue
+        job = find_job(record, pack.job_id, jobs)
+        if job is None:
+            continue
+        if record.group != candidate.job.group or record.gpu_type != candidate.job.gpu_type:
+            continue
+        path = state.pack_path(pack.pack_id)
+        if not (is_own_kind(path, record, candidate) or candidate.job.gpu_memory_mb):
+            continue
+        if job.state is SlurmJobState.RUNNING and running and record.request is not None:
+            yield pack.pack_id, job
+        elif job.state is SlurmJobState.PENDING:
+            waiting.append((pack.pack_id, job))
+    yield from waiting
+
+
+def is_own_kind(path: Path, record: PackRecord, candidate: Candidate) -> bool:
+    """Its members run the same script, whatever their arguments."""
+    if not record.one_script:
+        return False
+    script = path / "members" / inbox.format_number(record.members[0]) / "script"
+    with contextlib.suppress(OSError):
+        return script.read_bytes() == candidate.script
+    return False
+
+
+class Prospect:
+    """One pack, and the job that would join it.
+
+    Args:
+        state: The state directory.
+        joiner: The job, and what it is measured by.
+        pack_id: The pack.
+        job: Its Slurm job.
+    """
+
+    def __init__(self, state: State, joiner: Joiner, pack_id: str, job: SlurmJob) -> None:
+        self._candidate = joiner.candidate
+        self._policy = joiner.policy
+        self._capacity = joiner.capacity
+        self._state = state
+        self._pack_id = pack_id
+        self._path = state.pack_path(pack_id)
+        self._job = job
+
+    def choose(self) -> Chosen | str:
+        """How the job would stand in the pack, or why it cannot join it."""
+        record = self._state.read_pack(self._pack_id)
+        if record is None or self._is_over():
+            return "it is over"
+        if record.policy is None or record.closed:
+            return record.closed
+        if record.policy.share != self._policy.share:
+            return f"its --share is {record.policy.share}, not {self._policy.share}"
+        policy = merge_policies(record.policy, self._policy)
+        attempt = read_attempt(self._path)
+        present = self._read_present(attempt)
+        if not present:
+            return "its members have ended"
+        if all(is_held(self._path, member.number) for member in present):
+            return "it is held"
+        reason = self._compute_reason(record, present)
+        if not reason:
+            return "its jobs run another script, and --gpu-mem is not known of all"
+        planned = self._plan(record, policy, present)
+        if isinstance(planned, str):
+            return planned
+        places = record.degree if self.is_running else policy.degree
+        return Chosen(record, tuple(present), planned, attempt, places, reason)
+
+    @property
+    def is_running(self) -> bool:
+        """The pack runs, it does not wait any more."""
+        return self._job.state is SlurmJobState.RUNNING
+
+    def _plan(
+        self, record: PackRecord, policy: Policy, present: Sequence[Present]
+    ) -> PackPlan | MemberPlan | str:
+        other = self._find_shared_file(present)
+        if other is not None:
+            return f"its output would be that of {self._job.job_id}/{other}"
+        if self.is_running:
+            return self._plan_running(record, policy, present)
+        if self._job.reason.startswith("JobHeld"):
+            return "it is held"
+        jobs = [member.spec.job for member in present]
+        return plan_pending_join(jobs, self._candidate.job, self._capacity, policy)
+
+    def _is_over(self) -> bool:
+        """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
+        is_open = os.path.lexists(self._state.open / self._pack_id)
+        return not is_open or read_ended(self._path) is not None
+
+    def _read_present(self, attempt: int) -> list[Present]:
+        present = []
+        for number in list_members(self._path):
+            folder = self._path / "members" / inbox.format_number(number)
+            record = read_state(self._path, number, attempt)
+            if os.path.lexists(folder / "cancelled") or (record and record.state in FINAL_STATES):
+                continue
+            present.append(Present(number, read_spec(self._path, number)))
+        return present
+
+    def _find_shared_file(self, present: Sequence[Present]) -> int | None:
+        """The member in whose file the job would write, by whatever patterns they were given."""
+        if self._candidate.job.output is None and self._candidate.job.error is None:
+            return None
+        number = max(list_claimed(self._path), default=0) + 1
+        job = dataclasses.replace(self._candidate.job, number=number)
+        files = list_output_files(job, alone=False, job_id=self._job.job_id)
+        for member in present:
+            theirs = list_output_files(
+                member.spec.job, alone=member.spec.names_alone, job_id=self._job.job_id
+            )
+            if files & theirs:
+                return member.number
+        return None
+
+    def _compute_reason(self, record: PackRecord, present: Sequence[Present]) -> str:
+        if is_own_kind(self._path, record, self._candidate):
+            return "the same script"
+        sizes = [member.spec.job.gpu_memory_mb for member in present]
+        total, usable = self._candidate.job.gpu_memory_mb, self._capacity.gpu_memory_mb
+        if total is None or usable is None or None in sizes:
+            return ""
+        total += sum(size for size in sizes if size is not None)
+        return f"together they need {total} MB of the GPU's {usable} MB"
+
+    def _plan_running(
+        self, record: PackRecord, policy: Policy, present: Sequence[Present]
+    ) -> MemberPlan | str:
+        if record.request is None:
+            return "it runs alone"
+        cpus = [read_spec(self._path, number).plan.cpus for number in list_members(self._path)]
+        pack = RunningPack(
+            request=record.request,
+            degree=record.degree,
+            time_left_s=_parse_time_left_s(self._job.time_left),
+            plans=tuple(member.spec.plan for member in present),
+            jobs=tuple(member.spec.job for member in present),
+            place_cpus=min(cpus),
+        )
+        return plan_running_join(pack, self._candidate.job, self._capacity, policy)
+
+
+def _parse_time_left_s(text: str) -> int | None:
+    """Read squeue's %L; nothing is left where it cannot be read."""
+    if text == "UNLIMITED":
+        return None
+    try:
+        return parse_time_limit_s(text) or 0
+    except ValueError:
+        return 0

@@ -1,0 +1,155 @@
+"""What a call asks for, before anything is submitted: its policy, what a GPU brings, its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from slurm_colloc.errors import NoPackPossible, UsageProblem
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode
+from slurm_colloc.model.sharing import ShareRequest
+from slurm_colloc.planning.grouping import plan
+from slurm_colloc.settings import JOIN_CHOICES, Settings
+from slurm_colloc.slurm.access import SlurmAccess
+from slurm_colloc.submission.capacity import compute_capacity
+from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.output_files import refuse_shared_files
+
+
+def choose_policy(call: Call, settings: Settings) -> Policy:
+    """The policy of a call: what the user said, else the settings.
+
+    Raises:
+        UsageProblem: `--share` has another value, or contradicts another option.
+    """
+    most = settings.caps.members_per_pack or None
+    share = choose_share(call, settings)
+    degree = _at_most(call.degree or settings.degree, most)
+    if share.mode is SharingMode.EXCLUSIVE:
+        if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
+            raise UsageProblem(
+                "--share=exclusive gives each job a GPU of its own",
+                hint="leave --degree and --pack-size out, or choose another --share",
+            )
+        return Policy(
+            degree=1,
+            mode=SharingMode.EXCLUSIVE,
+            share=str(share),
+            running_limit=call.array.limit if call.array else None,
+            start_margin_s=settings.start_margin_s,
+            pack_time_max_s=settings.caps.pack_time_s,
+        )
+    size = call.pack_size or settings.pack_size or None
+    return Policy(
+        degree=degree,
+        pack_size=_at_most(max(size, degree), most) if size else None,
+        slowdown_bound=call.slowdown_bound or settings.slowdown_bound,
+        running_limit=call.array.limit if call.array else None,
+        mode=share.planned,
+        share=str(share),
+        start_margin_s=settings.start_margin_s,
+        pack_time_max_s=settings.caps.pack_time_s,
+    )
+
+
+def _at_most(value: int, most: int | None) -> int:
+    return value if most is None else min(value, most)
+
+
+def choose_share(call: Call, settings: Settings) -> ShareRequest:
+    """How the members of a call's packs share a GPU.
+
+    Raises:
+        UsageProblem: The value is none, or the scripts of the call ask for different ones.
+    """
+    if len(call.shares) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in call.shares[:2])
+        raise UsageProblem(
+            f"jobs of one call share in one way, not both {first} and {second}",
+            hint="give --share on the command line, or submit them apart",
+        )
+    for value, origin in call.shares:
+        return ShareRequest.parse(value, origin)
+    return ShareRequest.parse(settings.share, "setting share")
+
+
+def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
+    """Which packs a call may join: `auto`, `pending` or `never`.
+
+    Where somebody captures the id (no terminal, --parsable, --wait) a job joins only if it was
+    asked to.
+
+    Raises:
+        UsageProblem: `--join` has another value.
+    """
+    options = call.options
+    given = options.given("join")
+    choice = settings.join if given is None else given.value or "auto"
+    if given is None:
+        captured = any(options.flag(name) for name in ("parsable", "wait", "json"))
+        if captured or not on_terminal:
+            return "never"
+    if choice not in JOIN_CHOICES:
+        raise UsageProblem(
+            f"{options.origin('join')}: --join={choice} is neither auto, pending nor never"
+        )
+    order = ("never", "pending", "auto")
+    return min(choice, settings.caps.join, key=order.index)
+
+
+def read_capacity(job: Job, settings: Settings, slurm: SlurmAccess | None) -> Capacity:
+    """Ask Slurm what one GPU brings with it on the nodes where a job may land.
+
+    Args:
+        job: The job.
+        settings: The settings, for the GPU's memory and the site's cap on time.
+        slurm: Slurm; None where packs run without it.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+    """
+    gpu_memory_mb = settings.gpu_memory_mb(job.gpu_type)
+    if slurm is None:
+        return Capacity(gpu_memory_mb=gpu_memory_mb)
+    group = dict(job.group)
+    capacity = compute_capacity(
+        slurm.list_nodes(group.get("nodelist")), group.get("partition"), job.gpu_type, gpu_memory_mb
+    )
+    limits = [capacity.time_limit_max_s, settings.caps.pack_time_s]
+    return dataclasses.replace(
+        capacity, time_limit_max_s=min((s for s in limits if s is not None), default=None)
+    )
+
+
+def make_plan(call: Call, settings: Settings, slurm: SlurmAccess | None) -> Plan:
+    """Plan a call; asks Slurm about its nodes only if something may share.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+        NoPackPossible: A job asks for more GPU memory than the GPU has.
+        UsageProblem: Two members would write one file.
+    """
+    jobs = [candidate.job for candidate in call.candidates]
+    capacity = Capacity()
+    first = next((job for job in jobs if job.came_together and job.gpus == 1), None)
+    if first is not None:
+        capacity = read_capacity(first, settings, slurm)
+    for job in jobs:
+        if (
+            job.gpu_memory_mb
+            and capacity.gpu_memory_mb
+            and job.gpu_memory_mb > capacity.gpu_memory_mb
+        ):
+            raise NoPackPossible(
+                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
+                f"{capacity.gpu_memory_mb} MB",
+                hint="ask for another GPU type, or for less",
+            )
+    chosen = plan(jobs, {}, capacity, choose_policy(call, settings))
+    refuse_shared_files(
+        jobs[member.job_index]
+        for pack in chosen.packs
+        if pack.request is not None and (slurm is not None or len(pack.members) > 1)
+        for member in pack.members
+    )
+    return chosen

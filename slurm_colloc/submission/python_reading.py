@@ -1,0 +1,179 @@
+"""What the strings of a Python program are made of; pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from slurm_colloc.submission.shell_words import JOB_IDS, Kind, Part
+
+_OWN = re.compile(r"(^|\.)(getpid|uuid\d?|uuid4|token_hex|mkdtemp|mkstemp|TemporaryDirectory)$")
+_CLOCKS = re.compile(
+    r"(^|\.)(strftime|now|utcnow|today|time|time_ns|ctime|asctime|isoformat|localtime)$"
+)
+_TO_THE_SECOND = re.compile(r"%[-#]?[sSTMrRcX]")
+
+
+class PythonReader:
+    """What is known of a program while it is walked.
+
+    Args:
+        file: What the user calls it.
+        offset: How many lines of `file` stand before it.
+        arguments: What it is called with, as far as it is known.
+    """
+
+    def __init__(self, file: str, offset: int, arguments: tuple[str, ...]) -> None:
+        self.file = file
+        self.offset = offset
+        self.arguments = arguments
+        self.values: dict[str, tuple[Part, ...]] = {}
+        self.modules: set[str] = set()
+
+    def line(self, node: ast.AST) -> int:
+        """The line of a node, in the file."""
+        return int(getattr(node, "lineno", 0)) + self.offset
+
+    def learn(self, node: ast.AST) -> None:
+        """Note what a statement imports or assigns."""
+        if isinstance(node, ast.Import):
+            self.modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            self.modules.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                name = target.id
+                # Set twice: it is not known which one holds.
+                known = name in self.values
+                parts = self.parts_of(node.value)
+                self.values[name] = (
+                    (Part(Kind.UNKNOWN, name, self.line(node), self.values[name] + parts),)
+                    if known
+                    else parts
+                )
+
+    def parts_of(self, node: ast.AST) -> tuple[Part, ...]:  # noqa: C901, PLR0911, PLR0912 - a table
+        """What a string is made of."""
+        line = self.line(node)
+        if isinstance(node, ast.Constant):
+            return (Part(Kind.TEXT, str(node.value), line),)
+        if isinstance(node, ast.JoinedStr):
+            return tuple(part for value in node.values for part in self.parts_of(value))
+        if isinstance(node, ast.FormattedValue):
+            spec = ast.unparse(node.format_spec) if node.format_spec is not None else ""
+            if "%" in spec:
+                # A date in the form that is given: `{now:%H%M%S}`.
+                kind = Kind.CLOCK if _TO_THE_SECOND.search(spec) else Kind.UNKNOWN
+                return (Part(kind, ast.unparse(node.value), line),)
+            return self.parts_of(node.value)
+        if isinstance(node, ast.BinOp):
+            left, right = self.parts_of(node.left), self.parts_of(node.right)
+            if isinstance(node.op, ast.Div):
+                return (*left, Part(Kind.TEXT, "/", line), *right)
+            if isinstance(node.op, ast.Add):
+                return (*left, *right)
+            if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
+                text = re.sub(r"%[\d.]*[sdrif]", "\0", str(node.left.value))
+                return (Part(Kind.TEXT, text, line), *right)
+            return (Part(Kind.SUM, ast.unparse(node), line, (*left, *right)),)
+        if isinstance(node, ast.Tuple | ast.List):
+            return tuple(part for value in node.elts for part in self.parts_of(value))
+        if isinstance(node, ast.Name):
+            return self.values.get(node.id, (Part(Kind.UNKNOWN, node.id, line),))
+        if isinstance(node, ast.Subscript):
+            name = environment_name(node)
+            if name is not None:
+                return (Part(Kind.VARIABLE, name, line),)
+            return (Part(Kind.UNKNOWN, ast.unparse(node), line, self.parts_of(node.value)),)
+        if isinstance(node, ast.Call):
+            return self.parts_of_call(node)
+        return (Part(Kind.UNKNOWN, ast.unparse(node), line),)
+
+    def parts_of_call(self, node: ast.Call) -> tuple[Part, ...]:  # noqa: PLR0911 - a table
+        """What a call gives is made of."""
+        line, name = self.line(node), name_of(node.func)
+        variable = environment_name(node)
+        if variable is not None:
+            return (Part(Kind.VARIABLE, variable, line),)
+        if _OWN.search(name):
+            return (Part(Kind.VARIABLE, "$", line),)
+        if name.endswith(("path.join", "Path", "PurePath")) or name == "join":
+            parts: list[Part] = []
+            for argument in node.args:
+                parts += [Part(Kind.TEXT, "/", line)] if parts else []
+                parts += self.parts_of(argument)
+            return tuple(parts)
+        if name.endswith("strftime"):
+            formats = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            is_fine = any(_TO_THE_SECOND.search(str(text)) for text in formats)
+            kind = Kind.CLOCK if is_fine or not formats else Kind.UNKNOWN
+            if any("%f" in str(text) for text in formats):
+                return (Part(Kind.VARIABLE, "$", line),)
+            return (Part(kind, str(formats[0]) if formats else "time", line),)
+        if _CLOCKS.search(name) and self.is_clock(name):
+            return (Part(Kind.CLOCK, "time", line),)
+        if name in ("str", "int", "repr", "os.path.expanduser", "os.path.abspath") and node.args:
+            return self.parts_of(node.args[0])
+        inner = [part for argument in node.args for part in self.parts_of(argument)]
+        if isinstance(node.func, ast.Attribute):
+            owner = self.parts_of(node.func.value)
+            if node.func.attr == "format":
+                text = re.sub(r"\{[^{}]*\}", "\0", "".join(p.text for p in owner))
+                return (Part(Kind.TEXT, text, line), *inner)
+            if node.func.attr in ("resolve", "absolute", "expanduser", "strip", "replace"):
+                return owner
+            inner += owner
+        return (Part(Kind.UNKNOWN, ast.unparse(node), line, tuple(inner)),)
+
+    def is_clock(self, name: str) -> bool:
+        """A call of time or datetime, not of something else with such a name."""
+        head = name.partition(".")[0]
+        return head in ("time", "datetime", "dt", "date", "now", "strftime", "pd", "arrow")
+
+    def is_fixed(self, node: ast.expr | None) -> bool:
+        """Nothing, or a text."""
+        return node is None or all(part.kind is Kind.TEXT for part in self.parts_of(node))
+
+
+def name_of(node: ast.AST) -> str:
+    """The dotted name of a function; what is in front of a call or index is left out."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        head = name_of(node.value)
+        return f"{head}.{node.attr}" if head else f".{node.attr}"
+    if isinstance(node, ast.Call):
+        return name_of(node.func)
+    return ""
+
+
+def environment_name(node: ast.AST) -> str | None:
+    """`X` of os.environ["X"], os.environ.get("X") and os.getenv("X")."""
+    if isinstance(node, ast.Subscript):
+        if name_of(node.value) not in ("os.environ", "environ"):
+            return None
+        key: ast.AST = node.slice
+    elif isinstance(node, ast.Call) and node.args:
+        if name_of(node.func) not in ("os.environ.get", "environ.get", "os.getenv", "getenv"):
+            return None
+        key = node.args[0]
+    else:
+        return None
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        return key.value
+    return None
+
+
+def show_parts(parts: tuple[Part, ...]) -> str:
+    """A string as it is told to people."""
+    return "".join(render_part(part) for part in parts)
+
+
+def render_part(part: Part) -> str:
+    """A part of a string as it is told to people."""
+    if part.kind is Kind.TEXT:
+        return part.text.replace("\0", "{}")
+    if part.kind is Kind.VARIABLE:
+        return f"${part.text}" if part.text in JOB_IDS or part.text.isidentifier() else "{pid}"
+    return f"{{{part.text}}}"

@@ -1,0 +1,144 @@
+"""Packs under MPS whose server, daemon, keeper, runner or members are ended from outside."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from slurm_colloc.host.processes import identify, is_alive
+
+from .conftest import CsubUser, wait_until
+from .mps import (
+    HELLO,
+    OPTIONS,
+    TRAIN,
+    Untouched,
+    daemon_pid,
+    explained,
+    journal,
+    keeper_pid,
+    kill,
+    list_directories,
+    list_processes,
+    list_starts,
+    read_setup,
+    require_cgroups,
+    runner_pid,
+    server_pid,
+    submit_pack,
+    wait_for_clients,
+    wait_for_starts,
+)
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.mark.parametrize(
+    ("find", "reason", "restarts"),
+    [
+        (server_pid, "the MPS server has ended; it runs again", 0),
+        (daemon_pid, "the MPS daemon has died; it runs again", 1),
+        (keeper_pid, "the MPS daemon's keeper was killed; it runs again", 1),
+    ],
+    ids=["server", "daemon", "keeper"],
+)
+def test_members_run_again_under_mps_when_it_was_killed(
+    mps_user: CsubUser, find: Callable[[CsubUser, str], int], reason: str, restarts: int
+) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    user.script("train.sh", TRAIN)
+    job_id = submit_pack(user, "train.sh", "train.sh")
+    with explained(user, job_id):
+        wait_for_clients(user, job_id)
+        before = list_directories(user)
+        kill(find(user, job_id))
+        rows = wait_for_starts(user, job_id, 2)
+        again = journal(user, job_id, "requeue")
+        assert {event["reason"] for event in again} == {reason}
+        for number, row in rows.items():
+            first, second = list_starts(user, job_id, number)
+            assert first.startswith("start restart=0 pipe=/")
+            assert second.startswith("start restart=1 pipe=/")
+            # A new daemon has a new directory, and the old one is gone.
+            assert (first.split("pipe=")[1] == second.split("pipe=")[1]) is (restarts == 0)
+            assert row["evidence"][0] == f"MPS: {reason.partition(';')[0]}"
+        assert len(list_directories(user)) == 1
+        assert (list_directories(user) == before) is (restarts == 0)
+        assert read_setup(user, job_id)["restarts"] == restarts
+        (user.home / "end").touch()
+        rows = user.finish(job_id)
+        assert {(row["state"], row["cause"]) for row in rows.values()} == {("COMPLETED", "success")}
+        assert journal(user, job_id, "mps_culprit") == []
+        if restarts:
+            assert "started again once" in user.csub("show", job_id).stdout
+    untouched.check()
+
+
+def test_after_the_third_daemon_the_pack_goes_on_by_time_slices(mps_user: CsubUser) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    user.script("train.sh", TRAIN)
+    user.script("late.sh", HELLO)
+    job_id = user.submit(
+        "pack", "--degree=2", "--pack-size=3", *OPTIONS, "train.sh", "train.sh", "late.sh"
+    )
+    with explained(user, job_id):
+        for count in (1, 2, 3):
+            wait_for_starts(user, job_id, count, 1, 2)
+            kill(daemon_pid(user, job_id))
+        rows = user.finish(job_id)
+        for number in (1, 2):
+            assert (rows[number]["state"], rows[number]["starts"]) == ("FAILED", 3)
+            assert rows[number]["cause"] == "MPS daemon gone"
+            assert rows[number]["reason"].endswith(
+                "the MPS daemon has died; it was restarted 2 times before"
+            )
+        assert (rows[3]["state"], rows[3]["mode"]) == ("COMPLETED", "timeslice")
+        assert list_starts(user, job_id, 3) == ["start restart=0 pipe="]
+        setup = read_setup(user, job_id)
+        assert setup["reason"] == "the MPS daemon has died, 3 times"
+        shown = user.csub("show", job_id).stdout
+        assert "Sharing:  timeslice, 2 at the same time (the MPS daemon has died, 3 times)" in shown
+    untouched.check()
+
+
+def test_a_killed_runner_leaves_nothing_behind(mps_user: CsubUser) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    user.script("train.sh", TRAIN)
+    job_id = submit_pack(user, "train.sh", "train.sh")
+    wait_for_clients(user, job_id)
+    pids = (keeper_pid(user, job_id), daemon_pid(user, job_id), server_pid(user, job_id))
+    proven = [identify(pid) for pid in pids]
+    assert None not in proven
+    kill(runner_pid(user, job_id))
+    wait_until(
+        lambda: not any(process is not None and is_alive(process) for process in proven),
+        "keeper, daemon and server have ended",
+    )
+    untouched.check()
+
+
+def test_what_a_pack_could_not_remove_itself_the_next_one_does(mps_user: CsubUser) -> None:
+    user = mps_user
+    require_cgroups(user)
+    untouched = Untouched(user)
+    user.script("train.sh", TRAIN)
+    job_id = submit_pack(user, "train.sh", "train.sh")
+    wait_for_clients(user, job_id)
+    # The node takes both at the same moment.
+    keeper, runner = keeper_pid(user, job_id), runner_pid(user, job_id)
+    kill(keeper, signal.SIGSTOP)
+    kill(runner)
+    wait_until(lambda: not list_processes(user), "Slurm has ended all processes")
+    [left] = list_directories(user)
+    (user.home / "end").touch()
+    again = submit_pack(user, "train.sh", "train.sh")
+    with explained(user, again):
+        user.finish(again)
+        [swept] = journal(user, again, "mps_swept")
+        assert (swept["path"], swept["of"]) == (left, job_id)
+    untouched.check()

@@ -1,0 +1,229 @@
+"""Members that never had their turn: said, and submitted again where that is allowed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from .conftest import CsubUser, running_sandbox, user_of, wait_until
+
+pytestmark = pytest.mark.slurm
+
+OPTIONS = ("--gres=gpu:1", "-c1", "--mem=100M", "--degree=1", "--pack-size=4")
+NOTE = 'echo "$SLURM_COLLOC_MEMBER $1" >>ran.txt'
+
+
+@pytest.fixture(scope="module")
+def impatient_cluster() -> Iterator[Sandbox]:
+    """A cluster that keeps a job's time limit at once."""
+    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=8) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def impatient(impatient_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of that cluster."""
+    with user_of(impatient_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+def start_one_of_three(user: CsubUser, *options: str) -> str:
+    """A pack of three, one at a time, whose first member runs until it is ended."""
+    user.script("first.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done")
+    user.script("next.sh", NOTE)
+    pack = user.submit("pack", *OPTIONS, *options, "first.sh", "next.sh b", "next.sh c")
+    user.wait_for_states(pack, {1: "RUNNING"})
+    return pack
+
+
+def kill_runner(user: CsubUser) -> None:
+    """Kill the runner of the only pack that runs."""
+    (path,) = user.state.glob("packs/*/runner_pid")
+    os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def end_pack(user: CsubUser, pack: str) -> None:
+    """Kill the runner, so that Slurm ends the pack as FAILED, and wait for that."""
+    kill_runner(user)
+    wait_until(
+        lambda: (
+            user.run(["squeue", "-h", "-j", pack, "--states=all", "-o%T"]).stdout.strip()
+            == "FAILED"
+        ),
+        "Slurm has ended the pack",
+    )
+
+
+def test_members_that_never_started_are_submitted_again_once(impatient: CsubUser) -> None:
+    pack = start_one_of_three(impatient)
+    end_pack(impatient, pack)
+    told = impatient.csub("queue")
+    assert f"2 members never started ({pack}/2-3; the pack: FAILED); submitted again as job" in (
+        told.stderr
+    )
+    new = told.stderr.split()[-1]
+    # The same call shows them in their new pack.
+    shown = [line.split()[0] for line in told.stdout.splitlines()[1:]]
+    assert shown == [f"{new}/2", f"{new}/3"]
+    assert impatient.csub("queue").stderr == ""
+    rows = impatient.members(pack)
+    assert {number: row["state"] for number, row in rows.items()} == {
+        1: "LOST",
+        2: "REQUEUED",
+        3: "REQUEUED",
+    }
+    again = impatient.finish(new)
+    assert {number: row["state"] for number, row in again.items()} == {
+        2: "COMPLETED",
+        3: "COMPLETED",
+    }
+    assert sorted(impatient.output("ran.txt").splitlines()) == [
+        f"{pack}/1 ",
+        f"{new}/2 b",
+        f"{new}/3 c",
+    ]
+    assert impatient.output(f"slurm-{new}_2.out") == ""
+
+
+def test_the_captured_environment_goes_along_and_away(impatient: CsubUser) -> None:
+    impatient.extra["SECRET"] = "a b\n c"
+    pack = start_one_of_three(impatient)
+    impatient.script("next.sh", 'printf "%s" "$SECRET" >secret.txt')
+    end_pack(impatient, pack)
+    new = impatient.csub("queue").stderr.split()[-1]
+    impatient.finish(new)
+    assert impatient.output("ran.txt").count(f"{new}/") == 2
+    assert list(impatient.state.glob("packs/*/members/*/env")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        (("--no-requeue",), "--no-requeue was given"),
+    ],
+)
+def test_where_it_is_not_allowed_it_is_said_and_not_done(
+    impatient: CsubUser, options: tuple[str, ...], obstacle: str
+) -> None:
+    pack = start_one_of_three(impatient, *options)
+    end_pack(impatient, pack)
+    told = impatient.csub("queue").stderr
+    assert f"({pack}/2-3; the pack: FAILED); not submitted again: {obstacle}" in told
+    assert impatient.csub("queue").stderr == ""
+    assert impatient.members(pack)[2]["state"] == "LOST"
+
+
+def test_a_cancelled_pack_is_not_submitted_again(impatient: CsubUser) -> None:
+    pack = start_one_of_three(impatient)
+    later = impatient.submit("pack", *OPTIONS, "next.sh d", "next.sh e")
+    impatient.run(["scancel", later])
+    impatient.run(["scancel", pack])
+    impatient.wait_for_states(pack, "CANCELLED")
+    impatient.wait_for_states(later, "CANCELLED")
+    assert impatient.csub("queue").stderr == ""
+    assert impatient.run(["squeue", "-h", "--me"]).stdout == ""
+
+
+def test_who_waits_when_the_packs_time_is_up_gets_another_turn(impatient: CsubUser) -> None:
+    pack = start_one_of_three(impatient)
+    administrator = CsubUser("root", os.geteuid(), os.getegid(), impatient.home, impatient.sandbox)
+    administrator.run(["scontrol", "update", f"JobId={pack}", "EndTime=now+1"])
+    over = time.time() + 2
+    wait_until(lambda: time.time() > over, "its time is up")
+    # A place becomes free before Slurm ends the pack: nothing can be started any more.
+    impatient.script("end", "")
+    impatient.wait_for_states(pack, {1: "COMPLETED", 2: "REQUEUED", 3: "REQUEUED"}, patience_s=120)
+    (path,) = (entry.name for entry in (impatient.state / "open").iterdir())
+    new = (impatient.state / "packs" / path / "slurm_job_id").read_text().strip()
+    rows = impatient.finish(new)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED", "COMPLETED"]
+
+
+def test_it_is_tried_again_while_slurm_is_away(
+    impatient: CsubUser,
+) -> None:
+    pack = start_one_of_three(impatient)
+    end_pack(impatient, pack)
+    folder = impatient.home / "bin"
+    folder.mkdir()
+    sbatch = folder / "sbatch"
+    sbatch.write_text(
+        "#!/bin/sh\n"
+        "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2\n"
+        "exit 1\n"
+    )
+    sbatch.chmod(0o755)
+    path = impatient.environment["PATH"]
+    impatient.extra["PATH"] = f"{folder}:{path}"
+    told = impatient.csub("queue").stderr
+    assert "the next call of csub tries to submit again: Slurm's controller does not answer" in told
+    impatient.extra["PATH"] = path
+    new = impatient.csub("queue").stderr.split()[-1]
+    assert impatient.finish(new)[2]["state"] == "COMPLETED"
+
+
+def test_a_member_that_was_moved_is_followed(impatient: CsubUser) -> None:
+    pack = start_one_of_three(impatient)
+    end_pack(impatient, pack)
+    new = impatient.csub("queue").stderr.split()[-1]
+    ended = impatient.csub("wait", f"{pack}/2", check=False)
+    assert ended.returncode == 0
+    assert f"{new}/2" in ended.stderr
+
+
+def test_a_pack_that_was_over_and_is_requeued_starts_only_what_is_still_open(
+    impatient: CsubUser,
+) -> None:
+    pack = start_one_of_three(impatient)
+    impatient.csub("hold", f"{pack}/3")
+    end_pack(impatient, pack)
+    new = impatient.csub("queue").stderr.split()[-1]
+    impatient.finish(new)
+    (ended,) = (path for path in impatient.state.glob("packs/*/ended.json"))
+    assert impatient.members(pack)[3]["state"] == "PENDING"
+    # The first is not settled as long as the third is held: it is started again.
+    impatient.run(["scontrol", "requeue", pack])
+    wait_until(lambda: not ended.exists(), "the next attempt has taken the last word back")
+    impatient.wait_for_states(pack, {1: "RUNNING", 2: "REQUEUED", 3: "PENDING"})
+    impatient.csub("release", f"{pack}/3")
+    impatient.script("end", "")
+    rows = impatient.finish(pack)
+    assert {number: row["state"] for number, row in rows.items()} == {
+        1: "COMPLETED",
+        2: "REQUEUED",
+        3: "COMPLETED",
+    }
+    assert sorted(impatient.output("ran.txt").splitlines()) == sorted(
+        [f"{pack}/1 ", f"{new}/2 b", f"{pack}/1 ", f"{pack}/3 c"]
+    )
+
+
+def test_a_pack_whose_end_was_settled_starts_nothing_when_it_is_requeued(
+    impatient: CsubUser,
+) -> None:
+    """Its captured environments are gone: what was shown stays, instead of a failure."""
+    pack = start_one_of_three(impatient, "--degree=3")
+    states = {1: "RUNNING", 2: "COMPLETED", 3: "COMPLETED"}
+    impatient.wait_for_states(pack, states)
+    end_pack(impatient, pack)
+    assert impatient.csub("queue").stderr == ""
+    states[1] = "LOST"
+    impatient.wait_for_states(pack, states)
+    (path,) = impatient.state.glob("packs/*")
+    assert (path / "ended.json").exists()
+    impatient.run(["scontrol", "requeue", pack])
+    wait_until(lambda: not (path / "ended.json").exists(), "the next attempt has begun")
+    wait_until(
+        lambda: not impatient.run(["squeue", "-h", "--me"]).stdout.strip(), "it is over at once"
+    )
+    rows = impatient.members(pack)
+    assert {number: row["state"] for number, row in rows.items()} == states
+    assert rows[1]["reason"] == "its pack had ended (FAILED) before it was requeued"
+    assert len(impatient.output("ran.txt").splitlines()) == 3
+    assert list((impatient.state / "open").iterdir()) == []

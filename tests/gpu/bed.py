@@ -1,0 +1,306 @@
+"""The test bed of the MPS suite: one node with the real GPU, an ordinary user, and what is written.
+
+With CSUB_GPU_SIMULATED=1 the GPU is the sandbox's simulated one and programs are stand-ins: that
+tries the suite itself, and its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.host import nvml_child
+from slurm_colloc.host.directories import BASES, PREFIX
+from slurm_colloc.host.processes import list_processes, read_uid
+from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.store.files import write_atomic
+
+from ..cluster.conftest import CsubUser, can_reach_checkout, running_sandbox, user_of
+
+HERE = Path(__file__).parent
+GONE_WITHIN_S = 30.0
+# What must not change; each is asked for by itself, because drivers differ in what they know.
+SETTINGS = (
+    "compute_mode",
+    "mig.mode.current",
+    "mig.mode.pending",
+    "persistence_mode",
+    "power.limit",
+    "clocks.applications.graphics",
+    "clocks.applications.memory",
+    "clocks.max.graphics",
+    "ecc.mode.current",
+)
+
+
+def read_number(name: str, default: float) -> float:
+    """A size of the suite that the environment may change."""
+    return float(os.environ.get(name, default))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything; smaller where the suite itself is tried."""
+
+    members: int = int(read_number("CSUB_GPU_MEMBERS", 7))
+    cpus: int = int(read_number("CSUB_GPU_CPUS", 2))
+    window_s: float = read_number("CSUB_GPU_WINDOW_S", 60)
+    timeslice_window_s: float = read_number("CSUB_GPU_TIMESLICE_WINDOW_S", 30)
+    files_window_s: float = read_number("CSUB_GPU_FILES_WINDOW_S", 20)
+    # A little more than the fastest training does, so that the window fits into the work.
+    images_per_s: float = read_number("CSUB_GPU_IMAGES_PER_S", 17500)
+    files: int = int(read_number("CSUB_GPU_FILES", 8192))
+    innocent_s: float = read_number("CSUB_GPU_INNOCENT_S", 5)
+
+
+@dataclass
+class Bed:
+    """Where packs run, and what was found.
+
+    Args:
+        sandbox: The Slurm.
+        user: Who submits.
+        out: Where results go.
+        is_simulated: The GPU is not real.
+    """
+
+    sandbox: Sandbox
+    user: CsubUser
+    out: Path
+    is_simulated: bool
+    scale: Scale = field(default_factory=Scale)
+    jobs: dict[str, str] = field(default_factory=dict)
+    gpu_before: dict[str, Any] = field(default_factory=dict)
+    to_be_swept: list[str] = field(default_factory=list)
+    """Directories that a later pack has to remove."""
+
+    # -- packs ------------------------------------------------------------------------------------
+
+    def submit(self, name: str, *words: str) -> str:
+        """Submit with csub; the job id, under which the pack's files are kept as `name`."""
+        job_id = self.user.submit(*words)
+        self.jobs[name] = job_id
+        return job_id
+
+    def finish(self, job_id: str, *, patience_s: float) -> dict[int, dict[str, Any]]:
+        """Wait until a pack is over; its members."""
+        try:
+            return self.user.finish(job_id, patience_s=patience_s)
+        except subprocess.TimeoutExpired:
+            told = self.user.describe(job_id)
+            self.user.csub("cancel", "--yes", job_id, check=False)
+            pytest.fail(f"{job_id} was not over after {patience_s:g} s\n{told}")
+
+    def find_pack(self, job_id: str) -> Path:
+        """The directory of a pack."""
+        for path in (self.user.state / "packs").glob("*/slurm_job_id"):
+            if path.read_text().strip() == job_id:
+                return path.parent
+        raise LookupError(f"no pack has the Slurm job {job_id}")
+
+    def read_setup(self, job_id: str) -> dict[str, Any]:
+        """How the node was prepared for a pack; empty where nothing was."""
+        return _read_json(self.find_pack(job_id) / "setup.json")
+
+    def read_events(self, job_id: str) -> list[dict[str, Any]]:
+        """The runner's log of a pack."""
+        path = self.find_pack(job_id) / "events.jsonl"
+        with contextlib.suppress(FileNotFoundError):
+            lines = path.read_text(errors="replace").splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        return []
+
+    def wait_for_event(self, job_id: str, name: str, **wanted: Any) -> dict[str, Any]:
+        """Wait until a pack's log has such an event; the newest of them."""
+
+        def look() -> list[dict[str, Any]]:
+            return [
+                event
+                for event in self.read_events(job_id)
+                if event["event"] == name
+                and all(event.get(key) == value for key, value in wanted.items())
+            ]
+
+        found: list[dict[str, Any]] = self.wait(look, f"{name} {wanted} in the log of {job_id}")
+        return found[-1]
+
+    def wait(self, condition: Callable[[], Any], what: str, patience_s: float = 60.0) -> Any:
+        """Wait for something to become true and return it."""
+        deadline = time.monotonic() + patience_s
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {patience_s:g} s: {what}")
+            time.sleep(0.05)
+        return found
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def read_nvml(self) -> dict[str, Any]:
+        """What NVML says of the first GPU."""
+        # Slurm's variables would name a node of another simulation.
+        environment = {**os.environ, **self.sandbox.env()}
+        ended = subprocess.run(
+            [sys.executable, "-I", nvml_child.__file__],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        answer = json.loads(ended.stdout.splitlines()[-1])
+        assert not answer["problem"], answer["problem"]
+        gpu: dict[str, Any] = answer["gpus"][0]
+        return {**gpu, "driver_version": answer["driver_version"]}
+
+    def read_gpu_state(self) -> dict[str, Any]:
+        """What must be the same before and after."""
+        gpu = self.read_nvml()
+        names = (
+            "name",
+            "uuid",
+            "driver_version",
+            "compute_mode",
+            "mig_enabled",
+            "gpu_memory_used_mb",
+            "processes",
+            "mps_processes",
+        )
+        return {**{name: gpu[name] for name in names}, "settings": self._read_settings()}
+
+    def _read_settings(self) -> dict[str, str]:
+        if self.is_simulated:
+            return {}
+        found = {}
+        for name in SETTINGS:
+            ended = subprocess.run(
+                ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader", "--id=0"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            found[name] = ended.stdout.strip() if ended.returncode == 0 else "unknown"
+        return found
+
+    def find_leftovers(self) -> dict[str, Any]:
+        """What packs of the user have left on the machine; empty for nothing."""
+        uid = self.user.uid
+        found: dict[str, Any] = {}
+        processes = []
+        for process in list_processes():
+            is_mps = process.name.startswith("nvidia-cuda-mps")
+            # Of root, who stands in for a user where none can be made, only these are ours.
+            if not process.has_ended and read_uid(process.id.pid) == uid and (uid or is_mps):
+                processes.append(f"{process.id.pid} {process.name}")
+        entries = [
+            str(entry)
+            for base in dict.fromkeys((*BASES, "/dev/shm"))
+            for entry in Path(base).iterdir()
+            if entry.name.startswith(PREFIX) or (uid and base == "/dev/shm")
+            if _read_owner(entry) == uid
+        ]
+        gpu = self.read_nvml()
+        if processes:
+            found["processes"] = processes
+        if entries := [entry for entry in entries if entry not in self.to_be_swept]:
+            found["directories"] = entries
+        if gpu["processes"] != []:
+            found["nvml_processes"] = gpu["processes"]
+        # Not every driver tells these.
+        if gpu["mps_processes"]:
+            found["nvml_mps_processes"] = gpu["mps_processes"]
+        if gpu["compute_mode"] != self.gpu_before["compute_mode"]:
+            found["compute_mode"] = gpu["compute_mode"]
+        return found
+
+    def wait_until_nothing_is_left(self) -> dict[str, Any]:
+        """Give the end of a pack some time; what is left then, and how long it took."""
+        begin = time.monotonic()
+        while True:
+            left = self.find_leftovers()
+            waited_s = time.monotonic() - begin
+            if not left or waited_s > GONE_WITHIN_S:
+                return {"left": left, "gone_after_s": round(waited_s, 2)}
+            time.sleep(0.2)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a result; called whenever there is something new."""
+        write_atomic(self.out / name, f"{json.dumps(value, indent=1)}\n".encode())
+
+    def keep_files(self) -> None:
+        """Keep the logs of all packs and members in one archive."""
+        with tarfile.open(self.out / "kept.tar.gz", "w:gz") as archive:
+            for name, job_id in self.jobs.items():
+                with contextlib.suppress(LookupError, OSError):
+                    pack = self.find_pack(job_id)
+                    for path in sorted(pack.rglob("*")):
+                        if path.is_file() and path.name not in ("env", "script"):
+                            archive.add(path, f"{name}/{path.relative_to(pack)}")
+                for path in sorted(self.user.home.glob(f"slurm-{job_id}*")):
+                    archive.add(path, f"{name}/{path.name}")
+            for path in sorted(self.sandbox.layout.log.glob("*.log")):
+                archive.add(path, f"slurm/{path.name}")
+
+
+def _read_owner(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_uid
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        value: dict[str, Any] = json.loads(path.read_text())
+        return value
+    return {}
+
+
+@contextlib.contextmanager
+def running_bed() -> Iterator[Bed]:
+    """One node with the machine's GPUs and CPUs, and a user who was made for this."""
+    is_simulated = os.environ.get("CSUB_GPU_SIMULATED") == "1"
+    if os.geteuid() != 0:
+        pytest.skip("needs to be root")
+    if not is_simulated and not Path("/dev/nvidia0").exists():
+        pytest.skip("needs an NVIDIA GPU")
+    out = Path(os.environ.get("GPU_SUITE_OUT", "/tmp"))
+    settings = {
+        "nodes": 1,
+        "gpus_per_node": 1,
+        # Simulated work needs no CPUs to speak of.
+        "cpus_per_node": 16 if is_simulated else os.cpu_count(),
+        "host_memory_mb_per_node": 64000,
+        "fake_gpus": is_simulated,
+        "simgpu": is_simulated,
+    }
+    name = f"csubg{os.getpid()}"
+    subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
+    try:
+        if not can_reach_checkout(name):
+            pytest.fail(f"an ordinary user cannot use {sys.executable} with this checkout")
+        with running_sandbox(**settings) as sandbox, user_of(sandbox, name) as user:
+            bed = Bed(sandbox, user, out, is_simulated)
+            bed.gpu_before = bed.read_gpu_state()
+            try:
+                yield bed
+            finally:
+                bed.keep_files()
+                bed.to_be_swept.clear()
+                for entry in bed.find_leftovers().get("directories", []):
+                    shutil.rmtree(entry, ignore_errors=True)
+    finally:
+        subprocess.run(["userdel", name], check=False, capture_output=True)

@@ -1,0 +1,143 @@
+"""NVIDIA's real control daemon with a server that needs no GPU, and what tests of it share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.processes import (
+    ProcessId,
+    list_processes,
+    read_environment_value,
+    send_signal,
+)
+
+from ..mps.nvidia import find_control
+
+GPU = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
+
+# It stays, like a server that has clients. What it was told to survive stands in its environment.
+STUB_SERVER = """#!/usr/bin/python3 -IS
+import os, signal
+if os.environ.get("STUB_SERVER") == "stubborn":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+print("server", os.getpid(), "gid", os.getgid(), "groups", os.getgroups(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def find_control_program() -> Path | None:
+    """NVIDIA's control program 550, which runs without a GPU: fetched, or named."""
+    named = os.environ.get("CSUB_NVIDIA_MPS")
+    for part in ("", "bin", "usr/bin", "x/usr/bin") if named else ():
+        candidate = Path(named or "") / part / "nvidia-cuda-mps-control"
+        if candidate.is_file():
+            return candidate
+    return find_control()
+
+
+def find_older_python() -> Path | None:
+    """An interpreter older than the one csub itself needs, as nodes may have."""
+    for version in ("3.9", "3.10"):
+        own = Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")
+        for candidate in (Path(f"/usr/bin/python{version}"), *own):
+            if candidate.exists():
+                return candidate
+    return None
+
+
+@pytest.fixture
+def older_python() -> Path:
+    """The interpreter of an old node."""
+    found = find_older_python()
+    if found is None:
+        pytest.skip("this machine has no Python 3.9 or 3.10")
+    return found
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A directory with a short path that every user may enter."""
+    directory = Path(tempfile.mkdtemp(prefix="h", dir="/var/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def base(short_directory: Path) -> Iterator[Path]:
+    """Where private directories are made; whatever is still run from it is ended."""
+    made = short_directory / "base"
+    made.mkdir()
+    made.chmod(0o1777)
+    yield made
+    end_programs_below(made)
+
+
+@pytest.fixture
+def programs(short_directory: Path) -> Path:
+    """A directory with NVIDIA's real control program and a stub of its server."""
+    control = find_control_program()
+    if control is None:
+        pytest.skip(
+            "NVIDIA's control daemon is not there: python -m tests.mps.nvidia fetches it, "
+            "or CSUB_NVIDIA_MPS names its directory"
+        )
+    directory = short_directory / "bin"
+    directory.mkdir()
+    shutil.copy(control, directory / control.name)
+    write_program(directory / "nvidia-cuda-mps-server", STUB_SERVER)
+    return directory
+
+
+@pytest.fixture
+def options(programs: Path, base: Path) -> Callable[..., MpsOptions]:
+    """Makes options for a daemon; a stub server never becomes ACTIVE."""
+
+    def make(**changes: object) -> MpsOptions:
+        fields: dict[str, object] = {
+            "gpus": (GPU,),
+            "bases": (str(base),),
+            "path": str(programs),
+            "needs_active": False,
+            "control_cap_s": 60.0,
+            **changes,
+        }
+        return MpsOptions(**fields)  # type: ignore[arg-type]
+
+    return make
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def list_programs_below(base: Path) -> list[ProcessId]:
+    """Daemons and servers whose pipe directory lies below a base."""
+    return [
+        process.id
+        for process in list_processes()
+        if not process.has_ended
+        and process.name.startswith("nvidia-cuda-mps")
+        and (read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY") or "").startswith(
+            f"{base}/"
+        )
+    ]
+
+
+def end_programs_below(base: Path) -> None:
+    for identity in list_programs_below(base):
+        send_signal(identity, signal.SIGKILL)

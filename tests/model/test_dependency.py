@@ -1,0 +1,119 @@
+"""--dependency with members in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_colloc.model.dependency import (
+    Condition,
+    Dependency,
+    Outlook,
+    describe,
+    judge_member,
+    names_members,
+    parse_dependency,
+    reduce_dependency,
+    remove_job,
+    render_for_slurm,
+)
+from slurm_colloc.model.member import MemberState
+
+OK, ANY = "afterok", "afterany"
+
+
+@pytest.mark.parametrize(
+    ("text", "conditions", "is_any"),
+    [
+        ("afterok:7/3", [(OK, "7/3")], False),
+        ("afterok:7/3:8:9/1", [(OK, "7/3"), (OK, "8"), (OK, "9/1")], False),
+        ("afterok:7/3,afterany:8", [(OK, "7/3"), (ANY, "8")], False),
+        ("afterok:7/3?after:8+5", [(OK, "7/3"), ("after", "8+5")], True),
+        ("singleton,afterok:7/3", [("", "singleton"), (OK, "7/3")], False),
+    ],
+)
+def test_a_dependency_is_read(text: str, conditions: list[tuple[str, str]], is_any: bool) -> None:
+    assert names_members(text)
+    expected = Dependency(tuple(Condition(kind, target) for kind, target in conditions), is_any)
+    assert parse_dependency(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("afterok:7/3,afterok:8?afterok:9", "not by both"),
+        ("aftercorr:7/3", "cannot be said of a member"),
+        ("after:7/3+10", "a delay"),
+        ("afterok:7/", "no member id"),
+        ("afterok:7/3/4", "no member id"),
+        ("afterok:L7/3", "runs without Slurm"),
+        ("afterok:x/3", "no member id"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_dependency(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "started", "expected"),
+    [
+        ("after", MemberState.PENDING, False, Outlook.OPEN),
+        ("after", MemberState.RUNNING, True, Outlook.SATISFIED),
+        ("after", MemberState.PENDING, True, Outlook.SATISFIED),
+        ("after", MemberState.CANCELLED, False, Outlook.SATISFIED),
+        ("afterany", MemberState.RUNNING, True, Outlook.OPEN),
+        ("afterany", MemberState.FAILED, True, Outlook.SATISFIED),
+        ("afterok", MemberState.COMPLETED, True, Outlook.SATISFIED),
+        ("afterok", MemberState.LOST, True, Outlook.NEVER),
+        ("afterok", MemberState.RUNNING, True, Outlook.OPEN),
+        ("afternotok", MemberState.COMPLETED, True, Outlook.NEVER),
+        ("afternotok", MemberState.TIMEOUT, True, Outlook.SATISFIED),
+        ("afternotok", MemberState.CANCELLED, False, Outlook.SATISFIED),
+    ],
+)
+def test_a_condition_is_judged_by_its_member(
+    kind: str, state: MemberState, started: bool, expected: Outlook
+) -> None:
+    assert judge_member(kind, state, has_started=started) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "rest"),
+    [
+        ("afterok:1/1,afterok:2/1", Outlook.OPEN, "afterok:2/1"),
+        ("afterok:1/1,afterok:1/1", Outlook.SATISFIED, ""),
+        ("afterok:1/1,afterok:3/1,afterok:2/1", Outlook.NEVER, ""),
+        ("afterok:3/1?afterok:2/1", Outlook.OPEN, "afterok:2/1"),
+        ("afterok:2/1?afterok:1/1", Outlook.SATISFIED, ""),
+        ("afterok:3/1?afterok:3/1", Outlook.NEVER, ""),
+    ],
+)
+def test_what_is_decided_is_left_out(text: str, expected: Outlook, rest: str) -> None:
+    known = {"1/1": Outlook.SATISFIED, "2/1": Outlook.OPEN, "3/1": Outlook.NEVER}
+    outlook, left = reduce_dependency(parse_dependency(text), lambda c: known[c.target])
+    assert outlook is expected
+    pairs = [(condition.kind, condition.target) for condition in left.conditions]
+    assert describe(pairs, is_any=left.is_any) == rest
+
+
+def test_slurm_is_told_to_wait_for_the_packs() -> None:
+    dependency = parse_dependency("afterok:7/3:7/4,after:9+2,singleton,afternotok:8/1")
+    assert render_for_slurm(dependency, lambda member: f"{member.job}_0") == (
+        "afterany:7_0,after:9+2,singleton,afterany:8_0"
+    )
+    either = parse_dependency("afterok:7/3?afterok:9")
+    assert render_for_slurm(either, lambda member: member.job) == "afterany:7?afterok:9"
+
+
+@pytest.mark.parametrize(
+    ("current", "rest"),
+    [
+        ("afterany:7(unfulfilled)", ""),
+        ("afterany:7(unfulfilled),afterok:9(unfulfilled)", "afterok:9"),
+        ("afterany:7_1(unfulfilled)?afterany:77(failed)", "afterany:7_1?afterany:77"),
+        ("(null)", ""),
+        ("", ""),
+    ],
+)
+def test_a_pack_is_taken_out_of_what_slurm_shows(current: str, rest: str) -> None:
+    assert remove_job(current, "7") == rest

@@ -1,0 +1,284 @@
+"""The line of `csub why` in situations that are hard to bring about on a real cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.report.explain import explain_member
+from slurm_colloc.report.survey import PackView, survey_packs
+from slurm_colloc.report.why import Facts, explain_why
+from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.store.directory import read_spec, write_ended, write_spec
+from slurm_colloc.store.holds import write_held
+from slurm_colloc.store.packs import State
+from slurm_colloc.store.states import Retries, StateRecord, begin_attempt, write_state
+
+from ..store.builders import build_pack
+
+NOW = time.mktime((2026, 11, 21, 10, 30, 0, 0, 0, -1))
+HOUR_AGO = NOW - 3600
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    """A state directory with one pack of three members, job 4711 of cluster `here`."""
+    state = State(tmp_path / "state", "here")
+    state.prepare()
+    with state.writing([build_pack("s", members=3, cluster="here")]) as _:
+        pass
+    state.record_job([build_pack("s", cluster="here").record], "4711")
+    return state
+
+
+def look(state: State, slurm: str | None, reason: str = "", **changes: Any) -> PackView:
+    """The pack as it is while its Slurm job is in a state."""
+    jobs = None
+    if slurm is not None:
+        job = SlurmJob("4711", SlurmJobState(slurm), "1:00", "9:00", "n1", reason, "")
+        jobs = {"4711": job} if slurm != "ABSENT" else {}
+    [view] = survey_packs(state, ["s.0"], jobs)
+    return dataclasses.replace(view, record=dataclasses.replace(view.record, **changes))
+
+
+def write(state: State, number: int, member_state: MemberState, **fields: Any) -> None:
+    path = state.pack_path("s.0")
+    record = StateRecord(member_state, 1, node="n1", gpus=("0",), **fields)
+    write_state(path, number, record)
+
+
+def run(state: State, *numbers: int, limit_s: int | None = 7200) -> None:
+    begin_attempt(state.pack_path("s.0"), 1)
+    for number in numbers:
+        write(state, number, MemberState.RUNNING, starts=1, started_at=HOUR_AGO,
+              wall_limit_s=limit_s)  # fmt: skip
+
+
+def line(view: PackView, number: int, **facts: Any) -> str:
+    return explain_why(view, view.members[number - 1], Facts(NOW, **facts))
+
+
+def test_waiting_for_slurm(state: State) -> None:
+    fields = {"NumCPUs": "4", "Partition": "gpu", "StartTime": "2026-11-21T12:00:00"}
+    assert line(look(state, "PENDING", "Resources"), 1, fields=fields) == (
+        "4711/1 PENDING: waits for 4 CPUs on a node of partition gpu to become free (Resources); "
+        "Slurm expects to start it at 2026-11-21 12:00:00"
+    )
+    assert line(look(state, "PENDING", "Priority"), 1) == (
+        "4711/1 PENDING: jobs with a higher priority are before it (Priority); "
+        "Slurm has not planned its start yet"
+    )
+    fields = {"Dependency": "afterok:12(unfulfilled)"}
+    assert line(look(state, "PENDING", "Dependency"), 1, fields=fields) == (
+        "4711/1 PENDING: waits for afterok:12(unfulfilled) (Dependency)"
+    )
+
+
+def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) -> None:
+    path = state.pack_path("s.0") / "members" / "0001"
+    spec = read_spec(state.pack_path("s.0"), 1)
+    depends = (("afterok", "12/3"), ("afterany", "14"))
+    write_spec(path, dataclasses.replace(spec, job=dataclasses.replace(spec.job, depends=depends)))
+    fields = {"Dependency": "afterany:12(unfulfilled),afterany:14(unfulfilled)"}
+    assert line(look(state, "PENDING", "Dependency"), 1, fields=fields) == (
+        "4711/1 PENDING: waits for afterok:12/3,afterany:14 (Dependency)"
+    )
+    # Its pack has begun too early, and its runner holds it.
+    begin_attempt(state.pack_path("s.0"), 1)
+    write(state, 1, MemberState.PENDING, reason="Dependency afterok:12/3")
+    write_held(state.pack_path("s.0"), 1)
+    view = look(state, "RUNNING")
+    assert line(view, 1) == (
+        "4711/1 PENDING: held, waits for afterok:12/3 (Dependency); csub release 4711/1 lets it "
+        "go on"
+    )
+    assert "It is held" in explain_member(view, view.members[0], Facts(NOW))
+
+
+def test_waiting_in_a_pack(state: State) -> None:
+    assert "the pack is starting" in line(look(state, "RUNNING"), 1)
+    run(state, 1, 2)
+    view = look(state, "RUNNING", degree=2)
+    assert line(view, 3) == (
+        "4711/3 PENDING: starts when one of 4711/1, 4711/2 (left 1:00:00 at most) ends (Degree 2)"
+    )
+    run(state, 1, limit_s=None)
+    assert "starts when one of 4711/1, 4711/2 (left" in line(look(state, "RUNNING", degree=2), 3)
+    view = look(state, "RUNNING", degree=3)
+    assert "it is about to start" in line(view, 3)
+
+
+def test_running_with_partners_says_that_the_rate_is_not_measured(state: State) -> None:
+    run(state, 1, 2)
+    assert line(look(state, "RUNNING"), 1) == (
+        "4711/1 RUNNING: on n1:0 since 09:30:00, sharing with 4711/2 (since 09:30:00) by time "
+        "slices; how much slower than alone is not measured; at most 1:00:00 left"
+    )
+    assert "suspended by Slurm" in line(look(state, "SUSPENDED"), 1)
+    assert "its Slurm job is suspended" in line(look(state, "SUSPENDED"), 3)
+
+
+def test_refused_partners_are_named(state: State) -> None:
+    view = look(
+        state, "PENDING", "Priority",
+        reasons=("3 members, 3 at once", "no further member: 12 CPUs would exceed 8"),
+        refusals=("pack 12: 5 members would exceed 4",),
+    )  # fmt: skip
+    told = line(view, 1)
+    assert "; no further member: 12 CPUs would exceed 8; " in told
+    assert told.endswith("it did not join pack 12: 5 members would exceed 4")
+    closed = look(state, "PENDING", "Priority", closed="it asks for 2 GPUs", request=None)
+    assert "it runs alone: it asks for 2 GPUs" in line(closed, 1)
+
+
+def test_what_is_only_known_from_the_files(state: State) -> None:
+    run(state, 1)
+    view = look(state, None)
+    told = line(view, 1, unreachable="Slurm's controller does not answer")
+    assert told.startswith("4711/1 RUNNING: on n1:0 since 09:30:00, alone in its pack")
+    assert told.endswith("; as last written: Slurm's controller does not answer")
+    assert "it had not started" in line(view, 2, unreachable="no answer")
+    away = State(state.root, "there")
+    [view] = survey_packs(away, ["s.0"], {})
+    assert line(view, 1).endswith("as last written: ask csub on the cluster here")
+
+
+@pytest.mark.parametrize(
+    ("member_state", "fields", "told"),
+    [
+        ("COMPLETED", {}, "ran on n1:0 for 59:00; ended 10:29:00"),
+        ("FAILED", {"exit_code": ExitCode(3)}, "exit code 3; ran on n1:0 for 59:00; ended"),
+        (
+            "TIMEOUT",
+            {"exit_code": ExitCode(0, 15), "reason": "its time limit was reached"},
+            "its time limit was reached, signal 15; ran on",
+        ),
+        (
+            "OUT_OF_MEMORY",
+            {"exit_code": ExitCode(0, 9), "reason": "it used more host memory than its limit"},
+            "it used more host memory than its limit, signal 9; ran on",
+        ),
+    ],
+)
+def test_how_it_ended(state: State, member_state: str, fields: dict[str, Any], told: str) -> None:
+    run(state, 1)
+    write(state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO, ended_at=NOW - 60,
+          **fields)  # fmt: skip
+    assert line(look(state, "COMPLETED"), 1).startswith(f"4711/1 {member_state}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "member_state", "told"),
+    [
+        ("PREEMPTED", "PREEMPTED", "its Slurm job: PREEMPTED; ran on n1:0"),
+        ("NODE_FAIL", "NODE_FAIL", "its Slurm job: NODE_FAIL; ran on n1:0"),
+        ("ABSENT", "LOST", "its Slurm job is gone, and nobody saw how it ended; ran on n1:0"),
+    ],
+)
+def test_an_end_that_nobody_saw_has_no_time(
+    state: State, slurm: str, member_state: str, told: str
+) -> None:
+    run(state, 1)
+    write_ended(state.pack_path("s.0"), SlurmJobState(slurm))
+    assert line(look(state, slurm), 1) == f"4711/1 {member_state}: {told}"
+    assert line(look(state, slurm), 2).endswith("; it never started")
+
+
+def test_a_member_that_was_submitted_again(state: State) -> None:
+    with state.writing([build_pack("t", cluster="here")]) as _:
+        pass
+    note = '{"schema": 1, "pack_id": "t.0", "number": 2}'
+    (state.pack_path("s.0") / "members" / "0002" / "moved.json").write_text(note)
+    view = look(state, "NODE_FAIL")
+    assert line(view, 2, moved="4720/2") == (
+        "4711/2 REQUEUED: it never started and was submitted again as 4720/2"
+    )
+
+
+def test_a_held_member(state: State) -> None:
+    (state.pack_path("s.0") / "members" / "0002" / "held").touch()
+    view = look(state, "PENDING", "Priority")
+    assert line(view, 2) == "4711/2 PENDING: held by csub hold; csub release 4711/2 lets it go on"
+    assert "jobs with a higher priority" in line(view, 1)
+    assert "It is held" in explain_member(view, view.members[1], Facts(NOW))
+
+
+def test_every_state_of_a_member_has_its_line_and_explanation(state: State) -> None:
+    run(state, 1)
+    for member_state in MemberState:
+        view = look(state, "RUNNING")
+        member = dataclasses.replace(view.members[0], state=member_state, reason="")
+        assert explain_why(view, member, Facts(NOW)).startswith(f"4711/1 {member_state.value}: ")
+        text = explain_member(view, member, Facts(NOW))
+        assert text.splitlines()[0] == explain_why(view, member, Facts(NOW))
+        assert all(label in text for label in ("Means:", "Next:", "You can:"))
+        assert "{" not in text
+
+
+FAULT = "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it was"
+
+
+@pytest.mark.parametrize(
+    ("running", "places", "words"),
+    [
+        ((1, 2), 1, "it starts as soon as its pack has a place for it"),
+        ((1, 2), 2, "it starts as soon as 2 of 3 places are free"),
+        ((1,), 3, "it starts as soon as it has the GPU to itself"),
+        ((), 3, "it starts as soon as its pack has a place for it"),
+    ],
+)
+def test_a_member_that_is_to_run_again_says_why_and_what_it_waits_for(
+    state: State, running: tuple[int, ...], places: int, words: str
+) -> None:
+    run(state, *running)
+    write(
+        state,
+        3,
+        MemberState.PENDING,
+        starts=1,
+        reason=f"{FAULT}; it runs again apart from MPS",
+        cause="MPS fault: culprit or victim",
+        evidence=("MPS server: [...] Client {PID: 7, Context: 1} encountered a fatal GPU error.",),
+        retries=Retries(faults=1, apart=True, places=places),
+    )
+    view = look(state, "RUNNING", degree=3)
+    assert line(view, 3) == (
+        f"4711/3 PENDING: to be started again ({FAULT}; it runs again apart from MPS): {words}"
+    )
+    explained = explain_member(view, view.members[2], Facts(NOW)).splitlines()
+    assert explained[1] == "  Before:    MPS fault: culprit or victim"
+    assert explained[2].startswith("  Shown by:  MPS server: ")
+    assert explained[3].startswith("  Means:     A fault on the GPU ended all clients of MPS")
+
+
+def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
+    begin_attempt(state.pack_path("s.0"), 1)
+    common: dict[str, Any] = {"started_at": HOUR_AGO, "ended_at": NOW - 60}
+    write(state, 1, MemberState.FAILED, starts=2, exit_code=ExitCode(1),
+          cause="MPS fault: culprit",
+          reason="exit code 1: its fault on the GPU came again when it ran apart",
+          **common)  # fmt: skip
+    write(state, 2, MemberState.FAILED, starts=1, exit_code=ExitCode(3), cause="exit code",
+          reason="exit code 3", **common)  # fmt: skip
+    write(state, 3, MemberState.COMPLETED, starts=2, exit_code=ExitCode(0), cause="success",
+          evidence=("the fault was that of member 4711/1",), **common)  # fmt: skip
+    view = look(state, "ABSENT")
+    assert line(view, 1) == (
+        "4711/1 FAILED: MPS fault: culprit: exit code 1: its fault on the GPU came again when it "
+        "ran apart; ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+    )
+    assert line(view, 2) == ("4711/2 FAILED: exit code 3; ran on n1:0 for 59:00; ended 10:29:00")
+    assert line(view, 3) == (
+        "4711/3 COMPLETED: ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+    )
+    explained = explain_member(view, view.members[0], Facts(NOW))
+    assert "  End:       MPS fault: culprit\n" in explained
+    assert "until it has succeeded alone once" in explained
+    explained = explain_member(view, view.members[2], Facts(NOW))
+    assert "  Shown by:  the fault was that of member 4711/1\n" in explained
+    assert "  Means:     Its script ended with exit code 0.\n" in explained

@@ -1,0 +1,292 @@
+"""What the end of a member that shares a GPU means: every row of the table of causes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.model.ends import EndCause
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.aftermath import (
+    FAULT_RESTARTS_MAX,
+    Aftermath,
+    Circumstances,
+    judge_aftermath,
+)
+from slurm_colloc.runtime.evidence import Finding, Sign
+from slurm_colloc.runtime.verdict import Verdict
+from slurm_colloc.store.states import Retries
+
+FAILED = Verdict(MemberState.FAILED, ExitCode(1), "exit code 1")
+KILLED = Verdict(MemberState.FAILED, ExitCode(0, 9), "ended by signal 9")
+SERVER = "Client {PID: 7, Context: 1} encountered a fatal GPU error."
+
+
+def signs(*found: Sign) -> tuple[Finding, ...]:
+    return tuple(Finding(sign, sign.value) for sign in found)
+
+
+def is_again(aftermath: Aftermath) -> bool:
+    return aftermath.verdict.state is MemberState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause"),
+    [
+        (Verdict(MemberState.COMPLETED, ExitCode()), EndCause.SUCCESS),
+        (Verdict(MemberState.TIMEOUT, ExitCode(0, 15)), EndCause.TIME_LIMIT),
+        (Verdict(MemberState.CANCELLED, ExitCode(0, 15)), EndCause.CANCELLED),
+        (Verdict(MemberState.OUT_OF_MEMORY, ExitCode(0, 9)), EndCause.HOST_OUT_OF_MEMORY),
+        (Verdict(MemberState.PENDING, ExitCode(0, 15), "requeued"), None),
+    ],
+)
+def test_an_end_that_is_no_failure_stays_what_it_is_whatever_went_on_around(
+    verdict: Verdict, cause: EndCause | None
+) -> None:
+    around = Circumstances(suspects=(1, 2), fault=SERVER, findings=signs(*Sign), mps_lost="gone")
+    assert judge_aftermath(verdict, around) == Aftermath(verdict, cause, (), Retries())
+
+
+# Without anybody else involved: findings, verdict, cause, words of the reason.
+PLAIN: list[tuple[tuple[Sign, ...], Verdict, EndCause, str]] = [
+    ((), FAILED, EndCause.EXIT_CODE, "exit code 1"),
+    ((), KILLED, EndCause.SIGNAL, "ended by signal 9"),
+    (
+        (),
+        Verdict(MemberState.FAILED, None, "it could not be started", never_started=True),
+        EndCause.NOT_STARTED,
+        "it could not be started",
+    ),
+    ((Sign.ASSERT,), FAILED, EndCause.CUDA_FAULT, "exit code 1"),
+    ((Sign.FAULT,), FAILED, EndCause.CUDA_FAULT, "exit code 1"),
+    (
+        (Sign.OUT_OF_GPU_MEMORY,),
+        FAILED,
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "exit code 1: the GPU's memory was not enough for it",
+    ),
+    # A dead context gives all kinds of errors afterwards.
+    ((Sign.OUT_OF_GPU_MEMORY, Sign.FAULT), FAILED, EndCause.CUDA_FAULT, "exit code 1"),
+]
+
+
+@pytest.mark.parametrize(("found", "verdict", "cause", "reason"), PLAIN)
+def test_a_failure_that_is_nobody_else_s_matter(
+    found: tuple[Sign, ...], verdict: Verdict, cause: EndCause, reason: str
+) -> None:
+    aftermath = judge_aftermath(verdict, Circumstances(findings=signs(*found)))
+    assert aftermath.verdict.state is MemberState.FAILED
+    assert aftermath.verdict.reason == reason
+    assert (aftermath.cause, aftermath.is_culprit) == (cause, False)
+    assert aftermath.retries == Retries()
+    assert aftermath.evidence == tuple(f"its output: {sign.value}" for sign in found)
+
+
+HIT = Circumstances(suspects=(1, 2, 3), fault=SERVER, findings=signs(Sign.FAULT), places=3)
+
+# What was the case, then cause, how it goes on, and what was learnt. None: it ends.
+SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
+    (
+        HIT,
+        EndCause.MPS_SUSPECT,
+        (
+            "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it was; "
+            "it runs again apart from MPS"
+        ),
+        Retries(faults=1, apart=True, suspected=True),
+    ),
+    # Beside the MPS server nobody has the GPU: apart is alone.
+    (
+        dataclasses.replace(HIT, needs_mps=True),
+        EndCause.MPS_SUSPECT,
+        (
+            "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it was; "
+            "it runs again alone"
+        ),
+        Retries(faults=1, apart=True, suspected=True, places=3),
+    ),
+    (
+        dataclasses.replace(HIT, may_restart=False),
+        EndCause.MPS_SUSPECT,
+        (
+            "exit code 1: a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it "
+            "was; it may not be requeued"
+        ),
+        None,
+    ),
+    (
+        dataclasses.replace(HIT, retries=Retries(faults=2)),
+        EndCause.MPS_SUSPECT,
+        (
+            "exit code 1: a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it "
+            "was; it was restarted 2 times before"
+        ),
+        None,
+    ),
+    # Nobody heard the server: that proves nothing.
+    (
+        Circumstances(suspects=(2,), findings=signs(Sign.FAULT)),
+        EndCause.MPS_SUSPECT,
+        "a fault on the GPU, of which the MPS server says nothing; it runs again apart from MPS",
+        Retries(faults=1, apart=True, suspected=True),
+    ),
+    (
+        Circumstances(mps_lost="the MPS daemon has died", findings=signs(Sign.MPS_GONE)),
+        EndCause.MPS_GONE,
+        "the MPS daemon has died; it runs again",
+        Retries(faults=1),
+    ),
+    # The contexts died with the server: a fault of before is no matter any more.
+    (
+        dataclasses.replace(HIT, mps_lost="the MPS server has ended"),
+        EndCause.MPS_GONE,
+        "the MPS server has ended; it runs again",
+        Retries(faults=1),
+    ),
+    (
+        Circumstances(mps_lost="the MPS daemon has died", retries=Retries(faults=2)),
+        EndCause.MPS_GONE,
+        "exit code 1: the MPS daemon has died; it was restarted 2 times before",
+        None,
+    ),
+    (
+        Circumstances(findings=signs(Sign.MPS_REFUSED)),
+        EndCause.MPS_VICTIM,
+        "the MPS server took no new client, as after a fault of another; it runs again",
+        Retries(faults=1),
+    ),
+    (
+        Circumstances(findings=signs(Sign.MPS_FULL)),
+        EndCause.MPS_FULL,
+        "the MPS server had as many clients as it takes; it runs again apart from MPS",
+        Retries(faults=1, apart=True),
+    ),
+    (
+        Circumstances(findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "its share of the GPU's memory was not enough; it runs again with 2 of 4 shares",
+        Retries(places=2, out_of_gpu_memory=1),
+    ),
+    (
+        Circumstances(
+            findings=signs(Sign.OUT_OF_GPU_MEMORY),
+            shared=True,
+            places=3,
+            retries=Retries(places=2, out_of_gpu_memory=1),
+        ),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "its share of the GPU's memory was not enough; it runs again alone",
+        Retries(places=3, out_of_gpu_memory=2),
+    ),
+    (
+        Circumstances(
+            findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4, retries=Retries(places=4)
+        ),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "exit code 1: the GPU's memory was not enough for it",
+        None,
+    ),
+    (
+        Circumstances(
+            findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4, may_restart=False
+        ),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "exit code 1: its share of the GPU's memory was not enough, and it may not be requeued",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("around", "cause", "reason", "learnt"), SHARED)
+def test_a_failure_in_which_others_may_have_a_part(
+    around: Circumstances, cause: EndCause, reason: str, learnt: Retries | None
+) -> None:
+    aftermath = judge_aftermath(FAILED, around)
+    assert aftermath.verdict.reason == reason
+    assert (aftermath.cause, aftermath.is_culprit) == (cause, False)
+    assert is_again(aftermath) is (learnt is not None)
+    assert aftermath.retries == (around.retries if learnt is None else learnt)
+    # What the output says is always kept, behind what the server says.
+    assert (
+        aftermath.evidence[-len(around.findings) :]
+        == tuple(f"its output: {finding.line}" for finding in around.findings)
+        or not around.findings
+    )
+
+
+# The two proofs.
+CULPRITS = [
+    (
+        Circumstances(suspects=(2,), fault=SERVER, findings=signs(Sign.FAULT)),
+        "exit code 1: its fault on the GPU, as the only client of the MPS server",
+        f"MPS server: {SERVER}",
+    ),
+    (
+        Circumstances(
+            findings=signs(Sign.FAULT), retries=Retries(faults=1, apart=True, suspected=True)
+        ),
+        "exit code 1: its fault on the GPU came again when it ran apart from its neighbours",
+        "its output: fatal fault on the GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize("may_restart", [True, False])
+@pytest.mark.parametrize(("around", "reason", "evidence"), CULPRITS)
+def test_a_culprit_is_proven_and_does_not_run_again(
+    around: Circumstances, reason: str, evidence: str, may_restart: bool
+) -> None:
+    aftermath = judge_aftermath(FAILED, dataclasses.replace(around, may_restart=may_restart))
+    assert aftermath.is_culprit
+    assert aftermath.cause is EndCause.MPS_CULPRIT
+    assert aftermath.verdict == dataclasses.replace(FAILED, reason=reason)
+    assert aftermath.evidence[0] == evidence
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        # Apart for another reason: nobody has suspected it before.
+        Circumstances(findings=signs(Sign.FAULT), retries=Retries(faults=1, apart=True)),
+        # An assert stays with its process: it may have been a victim all the same.
+        Circumstances(findings=signs(Sign.ASSERT), retries=Retries(faults=1, suspected=True)),
+        Circumstances(findings=signs(), retries=Retries(faults=1, apart=True, suspected=True)),
+    ],
+)
+def test_without_proof_nobody_is_the_culprit(around: Circumstances) -> None:
+    assert not judge_aftermath(FAILED, around).is_culprit
+
+
+CIRCUMSTANCES = st.builds(
+    Circumstances,
+    suspects=st.sampled_from([(), (1,), (1, 2)]),
+    fault=st.sampled_from(["", SERVER]),
+    mps_lost=st.sampled_from(["", "the MPS daemon has died"]),
+    findings=st.lists(st.sampled_from(Sign), max_size=3, unique=True).map(lambda s: signs(*s)),
+    may_restart=st.booleans(),
+    places=st.integers(1, 5),
+    shared=st.booleans(),
+    needs_mps=st.booleans(),
+)
+
+
+@given(around=CIRCUMSTANCES)
+def test_no_member_runs_again_for_ever_or_where_it_must_not(around: Circumstances) -> None:
+    """However often it fails in the same way, and whatever it has learnt from it."""
+    restarts = 0
+    while True:
+        aftermath = judge_aftermath(FAILED, around)
+        learnt = aftermath.retries
+        assert learnt.faults <= FAULT_RESTARTS_MAX
+        assert 1 <= learnt.places <= max(around.places, around.retries.places)
+        if not is_again(aftermath):
+            break
+        assert around.may_restart
+        restarts += 1
+        assert restarts <= FAULT_RESTARTS_MAX + around.places
+        around = dataclasses.replace(around, retries=learnt)
+    assert aftermath.verdict.state is MemberState.FAILED
+    assert aftermath.cause is not None

@@ -1,0 +1,96 @@
+"""What the MPS server has to do with a member's end, and what its output says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.aftermath import Circumstances
+from slurm_colloc.runtime.assessor import OUTPUT_LIMIT, add_seen, read_end_of_output
+from slurm_colloc.runtime.clients import Seen
+from slurm_colloc.runtime.evidence import Finding, Sign
+from slurm_colloc.runtime.roster import Member
+from slurm_colloc.store.states import StateRecord
+
+from .test_roster import SPEC
+
+TEXT = "Client {PID: 7, Context: 1} encountered a fatal GPU error."
+ENDED = "the MPS server has ended"
+DIED = "the MPS daemon has died"
+
+
+def build_seen(**fields: object) -> Seen:
+    return Seen(100, 0.0, **fields)  # type: ignore[arg-type]
+
+
+# What was seen, what the output says, then suspects and why the server went.
+@pytest.mark.parametrize(
+    ("seen", "signs", "suspects", "lost"),
+    [
+        (build_seen(), (), (), ""),
+        (build_seen(is_client=True), (Sign.OUT_OF_GPU_MEMORY, Sign.ASSERT), (), ""),
+        # Gone while it was a client, or as its own output says.
+        (build_seen(is_client=True, lost=DIED), (), (), DIED),
+        (build_seen(is_client=False, lost=DIED), (), (), ""),
+        (build_seen(is_client=False, lost=DIED), (Sign.MPS_GONE,), (), DIED),
+        (build_seen(is_client=True), (Sign.MPS_GONE,), (), ENDED),
+        # Hit, as the server's log says.
+        (build_seen(is_client=True, suspects=(1, 2), fault=TEXT), (), (1, 2), ""),
+        (build_seen(is_client=True, suspects=(2,), fault=TEXT), (Sign.FAULT,), (2,), ""),
+        # Not known to be a client: only where its output says so as well.
+        (build_seen(suspects=(1, 2), fault=TEXT), (), (), ""),
+        (build_seen(suspects=(1, 2), fault=TEXT), (Sign.FAULT,), (1, 2), ""),
+        # Hit, as only its output says.
+        (build_seen(is_client=True), (Sign.FAULT,), (2,), ""),
+        (build_seen(is_outside=True), (Sign.FAULT,), (), ""),
+        # The end of the server explains all.
+        (build_seen(is_client=True, suspects=(1, 2), fault=TEXT, lost=ENDED), (), (), ENDED),
+    ],
+)
+def test_what_the_server_has_to_do_with_an_end(
+    seen: Seen, signs: tuple[Sign, ...], suspects: tuple[int, ...], lost: str
+) -> None:
+    findings = tuple(Finding(sign, sign.value) for sign in signs)
+    around = add_seen(Circumstances(findings=findings), 2, seen)
+    assert (around.suspects, around.mps_lost) == (suspects, lost)
+    assert around.fault == (seen.fault if suspects else "")
+
+
+def build_member(*outputs: tuple[Path, int]) -> Member:
+    member = Member(1, SPEC, StateRecord(MemberState.RUNNING, 1))
+    member.outputs = tuple((str(path), size) for path, size in outputs)
+    return member
+
+
+def test_only_what_was_written_since_the_last_start_is_read(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_text("CUDA out of memory\n")
+    size = out.stat().st_size
+    with out.open("a") as file:
+        file.write("second start\n")
+    err.write_bytes(b"\xff traceback\n")
+    assert read_end_of_output(build_member((out, size), (err, 0))) == (
+        "second start\n\n\ufffd traceback\n"
+    )
+
+
+def test_of_a_long_output_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("x" * OUTPUT_LIMIT + "the end")
+    assert read_end_of_output(build_member((path, 0))) == "x" * (OUTPUT_LIMIT - 7) + "the end"
+
+
+def test_an_output_that_was_truncated_meanwhile_is_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("short")
+    assert read_end_of_output(build_member((path, 1000))) == ""
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    member = build_member((pipe, 0), (Path("/dev/zero"), 0), (tmp_path / "gone", 0), (tmp_path, 0))
+    assert read_end_of_output(member) == ""

@@ -1,0 +1,267 @@
+"""Who is a client of the pack's MPS server, who goes without, and whom a fault has hit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from slurm_colloc.host.keeper_messages import Fault, Server, Status
+from slurm_colloc.host.mps_control import Client
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime import clients as module
+from slurm_colloc.runtime.clients import Clients
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.kinship import find_owner, read_parent
+from slurm_colloc.runtime.roster import Member
+from slurm_colloc.runtime.waits import Waits
+from slurm_colloc.store.states import StateRecord
+
+from .test_roster import SPEC
+
+TEXT = (
+    "[2026-11-21 14:37:41.352 Server 9] Client {PID: 11, Context: 1} encountered a fatal GPU error."
+)
+
+
+class Now:
+    """The monotonic clock, as tests set it."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    clock = Now()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Whose process is which; a pid that is not in it has ended."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(module, "find_owner", lambda pid, _: found.get(pid))
+    return found
+
+
+def build_clients(tmp_path: Path, *numbers: int, waits: Waits | None = None) -> Clients:
+    clients = Clients(Journal(tmp_path), waits)
+    for number in numbers:
+        member = Member(number, SPEC, StateRecord(MemberState.RUNNING, 1))
+        member.wrapper_pid = 100 * number
+        clients.watch(member)
+    return clients
+
+
+def build_status(*pids: int) -> Status:
+    return Status((Server(9, 1000, "ACTIVE", tuple(Client(pid, 9) for pid in pids)),))
+
+
+def suspects_of(clients: Clients, *numbers: int) -> list[tuple[int, ...]]:
+    return [seen.suspects for seen in map(clients.get, numbers) if seen is not None]
+
+
+def test_clients_are_found_by_the_log_and_by_the_daemon_s_list(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2, 3)
+    owners.update({11: 1, 21: 2})
+    clients.join(11)
+    clients.join(99)
+    assert clients.news == {1: True}
+    clients.note_status(build_status(11, 21))
+    assert clients.news == {1: True, 2: True}
+    assert clients.statuses == 1
+    assert [cast("Any", clients.get(n)).is_client for n in (1, 2, 3)] == [True, True, False]
+    assert clients.get(4) is None
+
+
+def test_a_pid_that_is_given_out_again_is_somebody_else_s(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2)
+    owners[11] = 1
+    clients.join(11)
+    clients.forget(1)
+    owners[11] = 2
+    clients.note_status(build_status(11))
+    assert clients.news == {2: True}
+
+
+def test_the_daemon_is_asked_often_at_first_then_less_and_less_and_at_last_not_at_all(
+    tmp_path: Path, now: Now
+) -> None:
+    clients = build_clients(tmp_path, 1)
+    asked = []
+    start = now.s
+    for _ in range(7000):
+        if clients.wants_status():
+            asked.append(now.s - start)
+        now.s += 0.1
+    gaps = [round(later - earlier, 1) for earlier, later in itertools.pairwise(asked)]
+    assert min(gaps) == pytest.approx(module.LOOK_INTERVAL_S, abs=0.2)
+    assert gaps == sorted(gaps)
+    assert max(asked) <= module.LOOK_FOR_S
+    assert len(asked) < 60
+
+
+def test_nobody_is_asked_about_who_is_known(
+    tmp_path: Path, now: Now, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2, waits=Waits(gpu_looks_s=(1.0,), gpu_look_every_s=1.0))
+    owners.update({11: 1, 21: 2})
+    clients.join(11)
+    clients.note_outside([21])
+    now.s += 100
+    assert not clients.wants_status()
+    assert not clients.wants_gpu_look()
+    assert not build_clients(tmp_path).wants_status()
+
+
+def test_nvml_is_asked_twice_for_a_member_and_once_a_minute_for_the_pack(
+    tmp_path: Path, now: Now
+) -> None:
+    clients = build_clients(tmp_path, 1)
+    start = now.s
+    asked = []
+    for second in range(300):
+        now.s = start + second
+        if second == 40:
+            late = Member(2, SPEC, StateRecord(MemberState.RUNNING, 1))
+            late.wrapper_pid = 200
+            clients.watch(late)
+        if clients.wants_gpu_look():
+            asked.append(second)
+    # At 15 s and 60 s for the first, at 55 s and 100 s for the second, put together.
+    assert asked == [15, 75, 135]
+
+
+def test_who_uses_the_gpu_without_mps_is_told_until_he_is_a_client(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2)
+    owners.update({11: 1, 21: 2, 22: 2})
+    clients.join(11)
+    # A client's own process, the other's, one of nobody's, and a client again.
+    clients.note_outside([11, 21, 99])
+    assert clients.news == {1: True, 2: False}
+    clients.note_outside([22])
+    clients.join(22)
+    assert clients.news == {1: True, 2: True}
+    seen = clients.get(2)
+    assert seen is not None
+    assert (seen.is_client, seen.is_outside) == (True, False)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["member"]) for event in told] == [("mps_outside", 2)]
+
+
+def test_a_fault_has_hit_the_clients_that_the_server_lists(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2, 3)
+    owners.update({11: 1, 21: 2, 31: 3})
+    for pid in (11, 21, 31):
+        clients.join(pid)
+    clients.note_fault(Fault(9, (11, 21), 11, f"\n{TEXT}\nmore"))
+    assert suspects_of(clients, 1, 2, 3) == [(1, 2), (1, 2), ()]
+    assert clients.list_hit() == [1, 2]
+    assert [seen.fault for seen in map(clients.get, (1, 3)) if seen] == [TEXT, ""]
+    clients.forget(1)
+    assert clients.list_hit() == [2]
+
+
+@pytest.mark.parametrize("pids", [(11, 77), (77,), ()])
+def test_a_suspect_whom_nobody_knows_may_be_anybody_s(
+    tmp_path: Path, owners: dict[int, int], pids: tuple[int, ...]
+) -> None:
+    """It was too quick. Left out, it would make a culprit of the only one who is known."""
+    clients = build_clients(tmp_path, 1, 2)
+    owners[11] = 1
+    clients.join(11)
+    clients.note_fault(Fault(9, pids, None, TEXT))
+    assert suspects_of(clients, 1, 2) == [(1, 2), (1, 2)]
+    # Only who is known to be a client keeps the server from mending.
+    assert clients.list_hit() == [1]
+    # The daemon's list still has it: it was hit all the same.
+    owners[77] = 2
+    clients.note_status(build_status(11, 77))
+    assert suspects_of(clients, 1, 2) == [(1, 2), (1, 2)] if 77 in pids else [(1, 2), ()]
+
+
+def test_who_has_a_new_context_has_survived_what_came_before(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2)
+    owners.update({11: 1, 21: 2, 12: 1})
+    for pid in (11, 21):
+        clients.join(pid)
+    clients.note_fault(Fault(9, (11, 21), 11, TEXT))
+    clients.lose("the MPS server has ended")
+    assert [cast("Any", clients.get(n)).lost for n in (1, 2)] == ["the MPS server has ended"] * 2
+    # A script's next program.
+    clients.join(12)
+    first, second = clients.get(1), clients.get(2)
+    assert first is not None
+    assert second is not None
+    assert (first.suspects, first.fault, first.lost) == ((), "", "")
+    assert second.suspects == (1, 2)
+    assert second.lost
+    # The old one, late in the daemon's list, is none.
+    clients.note_status(build_status(21))
+    assert second.lost
+
+
+# -- whose process it is -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int, int]]:
+    """A process, its child, and an orphan of it that only its environment knows."""
+    code = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "environment = {**os.environ, 'SLURM_COLLOC_MEMBER': '4711/3'}\n"
+        "orphan = subprocess.Popen(['sleep', '60'], env=environment, start_new_session=True)\n"
+        "print(child.pid, orphan.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+        "child.kill(); orphan.kill(); child.wait(); orphan.wait()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-IS", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    child, orphan = map(int, process.stdout.readline().split())
+    yield process.pid, child, orphan
+    process.communicate(timeout=60)
+
+
+def test_a_process_belongs_to_the_member_above_it_or_to_the_one_in_its_environment(
+    family: tuple[int, int, int],
+) -> None:
+    wrapper, child, orphan = family
+    deadline = time.monotonic() + 60
+    # Its environment is that of its parent until it has called exec.
+    while b"4711/3" not in Path(f"/proc/{orphan}/environ").read_bytes():
+        assert time.monotonic() < deadline
+    assert read_parent(child) == wrapper
+    assert find_owner(child, {wrapper: 2, 1: 9}) == 2
+    assert find_owner(wrapper, {wrapper: 2}) == 2
+    assert find_owner(orphan, {999_999_999: 3}) == 3
+    assert find_owner(orphan, {999_999_999: 4}) is None
+    assert find_owner(child, {999_999_999: 3}) is None
+    assert find_owner(os.getpid(), {wrapper: 2}) is None
+    assert find_owner(999_999_999, {wrapper: 2}) is None
+    assert read_parent(999_999_999) is None

@@ -1,0 +1,279 @@
+"""What a pack makes of the events of its MPS daemon."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.host import keeper_messages as keepers
+from slurm_colloc.host.mps_options import StopReport
+from slurm_colloc.runtime import daemon as module
+from slurm_colloc.runtime.clients import Clients
+from slurm_colloc.runtime.daemon import DAEMONS_MAX, Daemon
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.waits import Waits
+
+UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
+CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))
+READY = keepers.Ready("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 9, "13.0", 19.0, 280.0, 350.0)
+STOPPED = keepers.Stopped(StopReport(105.0, directory_removed=True))
+RECOVERED = StopReport(20.0, forced=True, directory_removed=True)
+
+
+class FakeKeeper:
+    """Says what a test gives it to say, and notes what it is asked for."""
+
+    made: list[FakeKeeper]
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.asked: list[str] = []
+        self.last: list[Any] = [STOPPED]
+        self.is_alive = True
+        self.ends = True
+
+    @classmethod
+    def start(cls, options: Any, *, log: int) -> FakeKeeper:
+        assert options.gpus == (UUID,)
+        assert log == 2
+        cls.made.append(cls())
+        return cls.made[-1]
+
+    def fileno(self) -> int:
+        return 0
+
+    def poll(self) -> list[Any]:
+        events, self.events = self.events, []
+        return events
+
+    def wait(self, _deadline: float) -> list[Any]:
+        self.is_alive = not self.ends
+        return self.last if self.ends else []
+
+    def recover(self) -> StopReport:
+        self.asked.append("recover")
+        return RECOVERED
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("restart", "stop", "abandon", "ask_status", "kill"):
+            return lambda: self.asked.append(name)
+        raise AttributeError(name)
+
+
+class Told:
+    """Notes what the daemon's listener is told."""
+
+    def __init__(self) -> None:
+        self.words: list[Any] = []
+
+    def note_control(
+        self, pipe_directory: str, control_ms: float, restarts: int, notes: tuple[str, ...]
+    ) -> None:
+        self.words.append(("control", pipe_directory, control_ms, restarts, notes))
+
+    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
+        self.words.append(("ready", active_ms, notes))
+
+    def note_lost(self) -> None:
+        self.words.append("lost")
+
+    def note_given_up(self, reason: str) -> None:
+        self.words.append(("given up", reason))
+
+    def note_stopped(self, report: StopReport) -> None:
+        self.words.append(("stopped", report.elapsed_ms))
+
+    def take(self) -> list[Any]:
+        words, self.words = self.words, []
+        return words
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    FakeKeeper.made = []
+    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    journal = Journal(tmp_path)
+    waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    return Daemon(
+        tmp_path,
+        (UUID,),
+        {"PATH": "/usr/bin"},
+        "4711",
+        clients=Clients(journal, waits),
+        journal=journal,
+        listener=told,
+        waits=waits,
+    )
+
+
+def say(daemon: Daemon, *events: Any) -> FakeKeeper:
+    """Let the newest keeper say something, and the daemon hear it."""
+    keeper = FakeKeeper.made[-1]
+    keeper.events += events
+    daemon.work()
+    return keeper
+
+
+def test_a_daemon_comes_up_and_is_ended(daemon: Daemon, told: Told) -> None:
+    daemon.start()
+    keeper = say(daemon, CONTROL, READY)
+    assert told.take() == [
+        ("control", "/tmp/csubm-1/p", 19.0, 0, ("not used: /dev/shm: no room",)),
+        ("ready", 280.0, ()),
+    ]
+    daemon.close()
+    assert keeper.asked == ["stop"]
+    assert told.take() == [("stopped", 105.0)]
+    daemon.close()
+    assert told.take() == []
+
+
+def test_a_daemon_that_does_not_come_up_is_given_up(daemon: Daemon, told: Told) -> None:
+    daemon.start()
+    say(daemon, CONTROL, keepers.Failed("the MPS server cannot start"))
+    assert told.take()[1:] == [("given up", "the MPS server cannot start")]
+    assert daemon.filenos() == []
+    daemon.close()
+
+
+def test_a_keeper_that_cannot_be_started_is_no_more_than_that(
+    daemon: Daemon, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> FakeKeeper:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(FakeKeeper, "start", refuse)
+    daemon.start()
+    assert told.take() == [
+        ("given up", "the MPS keeper cannot be started: Resource temporarily unavailable")
+    ]
+
+
+def test_a_daemon_that_dies_is_started_again_until_it_is_enough(daemon: Daemon, told: Told) -> None:
+    daemon.start()
+    for restarts in range(DAEMONS_MAX):
+        keeper = say(daemon, CONTROL, READY)
+        assert told.take()[0][3] == restarts
+        say(daemon, keepers.DaemonDied(-9))
+        assert told.take()[0] == "lost"
+    assert keeper.asked == ["restart"] * (DAEMONS_MAX - 1) + ["stop"]
+    assert daemon.filenos() == []
+
+
+def test_the_last_death_is_told_with_all_of_them(daemon: Daemon, told: Told) -> None:
+    daemon.start()
+    for _ in range(DAEMONS_MAX):
+        say(daemon, keepers.DaemonDied(-9))
+    assert told.take()[-2:] == [
+        ("stopped", 105.0),
+        ("given up", f"the MPS daemon has died, {DAEMONS_MAX} times"),
+    ]
+
+
+def test_for_a_killed_keeper_its_daemon_is_ended_and_another_started(
+    daemon: Daemon, told: Told
+) -> None:
+    daemon.start()
+    first = say(daemon, CONTROL, READY)
+    told.take()
+    say(daemon, keepers.KeeperDied(-9))
+    assert first.asked == ["recover"]
+    assert told.take() == ["lost", ("stopped", RECOVERED.elapsed_ms)]
+    assert len(FakeKeeper.made) == 2
+    say(daemon, CONTROL)
+    assert told.take()[0][:4] == ("control", "/tmp/csubm-1/p", 19.0, 1)
+    for _ in range(DAEMONS_MAX - 1):
+        say(daemon, keepers.KeeperDied(-9))
+    assert len(FakeKeeper.made) == DAEMONS_MAX
+    assert told.take()[-1] == (
+        "given up",
+        f"the MPS daemon's keeper was killed, {DAEMONS_MAX} times",
+    )
+
+
+@pytest.mark.parametrize(
+    "last",
+    [STOPPED, keepers.DaemonDied(-9), keepers.KeeperDied(-9)],
+    ids=lambda e: type(e).__name__,
+)
+def test_what_was_let_go_is_not_started_again(daemon: Daemon, told: Told, last: Any) -> None:
+    daemon.start()
+    keeper = say(daemon, CONTROL, READY)
+    told.take()
+    daemon.let_go()
+    daemon.let_go()
+    assert keeper.asked == ["abandon"]
+    say(daemon, last)
+    assert len(FakeKeeper.made) == 1
+    assert "restart" not in keeper.asked
+    assert not any(isinstance(word, tuple) and word[0] == "given up" for word in told.take())
+    daemon.close()
+    assert "stop" not in keeper.asked
+
+
+def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(daemon: Daemon, told: Told) -> None:
+    daemon.start()
+    keeper = say(daemon, CONTROL, READY)
+    told.take()
+    keeper.ends = False
+    daemon.close()
+    assert keeper.asked == ["stop", "kill", "recover"]
+    assert told.take() == [("stopped", RECOVERED.elapsed_ms)]
+
+
+def is_mending(daemon: Daemon) -> bool:
+    return daemon.is_mending
+
+
+def test_after_a_fault_the_server_takes_nobody_until_it_is_mended(daemon: Daemon) -> None:
+    daemon.start()
+    say(daemon, CONTROL, READY)
+    assert not is_mending(daemon)
+    say(daemon, keepers.ServerStatus(9, "FAULT"))
+    assert is_mending(daemon)
+    say(daemon, keepers.ServerStatus(9, "ACTIVE"))
+    assert not is_mending(daemon)
+    # A log without that line: nobody is left of those whom it hit.
+    say(daemon, keepers.ServerStatus(9, "FAULT"))
+    deadline = time.monotonic() + 60
+    while is_mending(daemon):
+        assert time.monotonic() < deadline
+    assert daemon.list_stuck() == []
+    say(daemon, keepers.ServerStatus(9, "FAULT"), keepers.ServerStatus(9, "EXITED"))
+    assert not is_mending(daemon)
+
+
+def test_catching_up_does_not_wait_for_a_daemon_that_says_nothing(daemon: Daemon) -> None:
+    daemon.catch_up()
+    daemon.start()
+    keeper = say(daemon, CONTROL, READY)
+    daemon.catch_up()
+    assert keeper.asked == ["ask_status"]
+    keeper.events.append(keepers.Status(()))
+    daemon.catch_up()
+    assert keeper.asked == ["ask_status"] * 2
+
+
+def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    daemon.start()
+    say(
+        daemon,
+        keepers.Trouble(7, "x" * 1000),
+        keepers.Sweeping("/tmp/csubm-2", "4710", None, "its daemon still serves clients"),
+        keepers.Terminated(3, done=True),
+    )
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    trouble, swept = (json.loads(line) for line in lines)
+    assert (trouble["event"], trouble["text"]) == ("mps_trouble", "x" * 500)
+    assert (swept["event"], swept["path"], swept["of"]) == ("mps_swept", "/tmp/csubm-2", "4710")

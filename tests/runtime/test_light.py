@@ -1,0 +1,56 @@
+"""A runner loads what a GPU needs only where MPS is wanted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_LOOK = """
+import sys
+from pathlib import Path
+import slurm_colloc.runtime.__main__
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.sharing import Sharing
+from slurm_colloc.store.records import PackRecord
+import dataclasses
+mode, share, lone, folder = sys.argv[1:]
+fields = {field.name: None for field in dataclasses.fields(PackRecord)}
+fields.update(mode=SharingMode(mode), share=share, degree=2, local=False)
+allocation = Allocation("1", "1", "n", 0, 1, (), ("0",), {"PATH": "/nonexistent"})
+pack = Path(folder)
+sharing = Sharing(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
+sharing.open()
+print(sharing.mode)
+print(sorted(n for n in sys.modules if n.startswith("slurm_colloc.host") or n == "hashlib"))
+sharing.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "share", "lone", "settled"),
+    [
+        ("exclusive", "auto", "1", "exclusive"),
+        ("exclusive", "exclusive", "", "exclusive"),
+        ("timeslice", "timeslice", "", "timeslice"),
+        ("mps", "auto", "1", "exclusive"),
+        ("mps", "auto", "", "None"),
+    ],
+)
+def test_packs_that_need_no_mps_load_nothing_of_it(
+    mode: str, share: str, lone: str, settled: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = str(tmp_path_factory.mktemp("pack"))
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", _LOOK, mode, share, lone, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr == ""
+    told, loaded = ended.stdout.splitlines()
+    assert told == settled
+    assert (loaded == "[]") is (settled != "None")

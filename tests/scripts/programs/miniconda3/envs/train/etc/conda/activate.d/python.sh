@@ -1,0 +1,1 @@
+export PYTHON_OF_TRAIN="$CONDA_PREFIX/bin/python"

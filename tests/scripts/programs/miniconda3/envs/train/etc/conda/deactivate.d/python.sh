@@ -1,0 +1,1 @@
+unset PYTHON_OF_TRAIN

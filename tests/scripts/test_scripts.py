@@ -1,0 +1,53 @@
+"""Thirty scripts as people write them give the same by sbatch and by csub, four on one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+from . import bed
+from .catalogue import CASES, Case
+from .comparison import Run, find_differences, find_unused, mask_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch]
+
+
+@dataclass
+class Results:
+    """What every script left behind."""
+
+    expected: dict[str, Run]
+    actual: dict[str, list[Run]]
+
+
+@pytest.fixture(scope="module")
+def results(scripts_user: CsubUser) -> Results:
+    """All scripts, submitted at once."""
+    submitted = [bed.submit(case, scripts_user) for case in CASES if not bed.find_missing(case)]
+    bed.wait_for_all(scripts_user, submitted)
+    return Results(
+        {entry.case.name: bed.read_expected(entry, scripts_user) for entry in submitted},
+        {entry.case.name: bed.read_actual(entry, scripts_user) for entry in submitted},
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_script_gives_the_same_by_sbatch_and_by_csub_four_at_a_time(
+    results: Results, case: Case
+) -> None:
+    if missing := bed.find_missing(case):
+        pytest.skip(f"{case.name} needs {missing}")
+    expected, actual = results.expected[case.name], results.actual[case.name]
+    assert (expected.exit_code, expected.signal) == (case.exit_code, case.signal), bed.describe(
+        expected
+    )
+    output = b"\n".join(entry.content for entry in expected.tree.values())
+    assert case.says.encode() in output, bed.describe(expected)
+    assert len(actual) == (1 if case.is_array else bed.MEMBERS)
+    masked = mask_run(expected, case.allowances)
+    for number, run in enumerate(actual, start=1):
+        differences = find_differences(masked, mask_run(run, case.allowances))
+        assert not differences, f"member {number}:\n" + "\n".join(differences)
+    assert find_unused(case.allowances, [expected, *actual]) == []
