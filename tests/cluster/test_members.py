@@ -32,9 +32,17 @@ def count_together(spans: list[tuple[float, float]]) -> int:
 
 
 def slurm_exit_code(user: CsubUser, job_id: str) -> str:
-    shown = user.run(["scontrol", "-o", "show", "job", job_id]).stdout
-    match = re.search(r"ExitCode=(\S+)", shown)
-    assert match
+    """As Slurm keeps it, once the job is over for Slurm too: its members end a moment earlier."""
+    shown = ""
+
+    def ended() -> bool:
+        nonlocal shown
+        shown = user.run(["scontrol", "-o", "show", "job", job_id]).stdout
+        return re.search(r" JobState=(RUNNING|COMPLETING) ", shown) is None
+
+    wait_until(ended, "the job ends")
+    match = re.search(r" ExitCode=(\S+)", shown)
+    assert match, shown
     return match[1]
 
 
