@@ -107,8 +107,11 @@ class PackView:
         """How a member shares the GPU; before its first start, how it will."""
         if member.record is not None and member.record.gpu is not None:
             return member.record.gpu.mode
-        is_open = self.record.mode is SharingMode.MPS and self.record.share == AUTO
-        return AUTO if is_open else self.record.mode.value
+        if self.record.mode is not SharingMode.MPS or self.record.share != AUTO:
+            return self.record.mode.value
+        # Who has started without a GPU that could be named has had no MPS.
+        has_started = member.record is not None and member.record.starts > 0
+        return SharingMode.TIMESLICE.value if has_started else AUTO
 
     @staticmethod
     def cause_of(member: MemberView) -> str:
