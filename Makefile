@@ -1,13 +1,13 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test test-matrix check bench clean
+.PHONY: help demo test test-matrix check bench clean node-tree node-deb node-rpm
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gpu/*.sh tests/matrix/*.sh)
+SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gpu/*.sh tests/matrix/*.sh packaging/*.sh)
 
 help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
@@ -15,6 +15,7 @@ help:
 	@echo 'make test-matrix  the tests that say something about a release, on other Slurms and Pythons'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
 	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
+	@echo 'make node-tree, node-deb, node-rpm  what nodes need for the hooks, in dist/ (docs/admin.md)'
 	@echo 'make clean   remove what these targets made, .venv included'
 
 demo:
@@ -52,6 +53,22 @@ run-checks:
 bench:
 	@sh .ci/setup bench
 	@python -m tests.bench $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
+
+# What nodes get, built with the Python that comes first: .venv's, or any from 3.11 on that has
+# nvidia-ml-py. packaging/README.md tells how to build it for other machines.
+.PHONY: build/node
+build/node:
+	@mkdir -p build
+	@python3 -B packaging/node_tree.py build/node
+
+node-tree: build/node
+	@python3 -B packaging/node_package.py tar build/node dist
+
+node-deb: build/node
+	@python3 -B packaging/node_package.py deb build/node dist
+
+node-rpm: build/node
+	@python3 -B packaging/node_package.py rpm build/node dist
 
 clean:
 	rm -rf .venv build dist .coverage.d htmlcov .mps

@@ -15,7 +15,7 @@ from slurm_colloc.errors import CollocError
 
 SUBCOMMANDS = frozenset(
     {
-        "cancel", "clean", "config", "explain", "history", "hold", "logs", "queue",
+        "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs", "queue",
         "release", "requeue", "shell", "show", "wait", "why",
     }
 )  # fmt: skip
@@ -29,6 +29,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         from slurm_colloc.sandbox.app import main as run_sandbox
 
         return lambda: run_sandbox(argv[1:])
+    if first == "admin":
+        from slurm_colloc.cli.admin import run_admin
+
+        return lambda: run_admin(argv[1:])
     if not argv and sys.stdin is not None and sys.stdin.isatty():
         return lambda: _run_typer(["--help"])
     if len(argv) == 1 and first in ("--version", "-V"):

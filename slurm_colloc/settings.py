@@ -17,6 +17,7 @@ SITE_FILE = "/etc/slurm_colloc/settings.toml"
 
 
 JOIN_CHOICES = ("auto", "pending", "never")
+HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
 
 
@@ -62,6 +63,10 @@ class Settings:
         gpu_memory: Memory of one GPU by its Slurm type, `any` where the site has one type.
         join: Which packs a single script may join: `auto` (pending and running ones), `pending`
             or `never`.
+        hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
+            node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
+            alone) or `never`.
+        hook_feature: The node feature by which Slurm knows nodes with hooks; empty for none.
         slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
             matches the running Slurm, else the commands).
         caps: What the site allows at most.
@@ -80,6 +85,8 @@ class Settings:
     launcher: str = "auto"
     gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join: str = "auto"
+    hooks: str = "auto"
+    hook_feature: str = ""
     slurm_access: str = "auto"
     caps: Caps = Caps()
 
@@ -264,6 +271,7 @@ _MINIMUM = {
 _CHOICES = {
     "launcher": ("auto", "srun", "process"),
     "join": JOIN_CHOICES,
+    "hooks": HOOK_CHOICES,
     "slurm_access": ACCESS_CHOICES,
     "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
 }
@@ -278,6 +286,9 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     caps = values.get("caps", {})
     _check_ranges(path, values, "")
     _check_ranges(path, caps, "caps.")
+    feature = values.get("hook_feature", "")
+    if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
+        raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")
     for gpu_type, text in values.get("gpu_memory", {}).items():
         try:
             parse_gpu_memory_mb(str(text))

@@ -8,6 +8,7 @@ import typer
 
 from slurm_colloc import __version__
 from slurm_colloc.cli import acting, looking
+from slurm_colloc.cli.doctor import doctor
 from slurm_colloc.cli.session import say
 
 app = typer.Typer(
@@ -66,8 +67,14 @@ app.command()(acting.requeue)
 app.command()(acting.wait)
 app.command()(acting.config)
 app.command()(acting.clean)
+app.command()(doctor)
 
 
 @app.command(context_settings=_RAW)
 def sandbox() -> None:
     """Run a private Slurm cluster on this machine: up, status, env, down."""
+
+
+@app.command(context_settings=_RAW)
+def admin() -> None:
+    """For administrators: hooks on the nodes, put in place, tried, shown, removed."""

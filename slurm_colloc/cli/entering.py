@@ -29,7 +29,7 @@ def enter(session: Session, target: str, command: Sequence[str]) -> int:
     prefix = f"{folder}/run.{record.attempt}.{record.starts}"
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     python = session.settings.python
-    argv = [python, "-I", "-m", "slurm_colloc.runtime.enter"]
+    argv = [python, "-IB", "-m", "slurm_colloc.runtime.enter"]
     if on_terminal and os.environ.get("TERM"):
         argv.append(f"--term={os.environ['TERM']}")
     argv += [str(member.member), prefix, *command]

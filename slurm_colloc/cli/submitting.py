@@ -246,6 +246,8 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
     """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
     import tempfile
 
+    from slurm_colloc.store.packs import make_submission_id
+    from slurm_colloc.submission.hooks import HookChoice, build_hook_request
     from slurm_colloc.submission.request import build_options, group_into_batches
     from slurm_colloc.submission.submit import build_batch_environment
 
@@ -271,7 +273,13 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
                 say(f"  {text}")
         if local:
             continue
-        options = build_options(batch, jobs, plan.packs_at_once, "test", "/dev/null")
+        submission, hooks = make_submission_id(), HookChoice.of(session.settings)
+        options = build_options(
+            batch, jobs, plan.packs_at_once, submission, "/dev/null", hooks=hooks
+        )
+        group = dict(batch.packs[0].group)
+        for text in build_hook_request(batch.packs, group, submission, hooks).notes:
+            say(f"  {text}")
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "pack.sh")
             script.write_text("#!/bin/sh\n")

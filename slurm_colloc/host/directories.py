@@ -119,12 +119,7 @@ def _make_below(base: str, owner: Owner | None, refused: tuple[str, ...]) -> Pri
         for _ in range(16):
             name = PREFIX + os.urandom(4).hex()
             path = os.path.join(base, name)
-            length = len(os.fsencode(f"{path}/{PIPE}"))
-            if length > LONGEST_PIPE_PATH_BYTES:
-                raise NodeError(
-                    f"its pipe directory would have {length} bytes, and NVIDIA's daemon takes "
-                    f"{LONGEST_PIPE_PATH_BYTES} at most"
-                )
+            _check_length(path)
             try:
                 os.mkdir(name, 0o700, dir_fd=parent)
             except FileExistsError:
@@ -135,6 +130,15 @@ def _make_below(base: str, owner: Owner | None, refused: tuple[str, ...]) -> Pri
         raise NodeError("no free name was found")
     finally:
         os.close(parent)
+
+
+def _check_length(path: str) -> None:
+    length = len(os.fsencode(f"{path}/{PIPE}"))
+    if length > LONGEST_PIPE_PATH_BYTES:
+        raise NodeError(
+            f"its pipe directory would have {length} bytes, and NVIDIA's daemon takes "
+            f"{LONGEST_PIPE_PATH_BYTES} at most"
+        )
 
 
 def _fill(
@@ -176,8 +180,37 @@ def _fill(
     return PrivateDirectory(path, descriptor, lock, refused)
 
 
-def open_private_directory(path: str) -> PrivateDirectory:
+def make_named_directory(base: str, name: str, owner: Owner | None = None) -> PrivateDirectory:
+    """Make a private directory of that name, below one that is this user's alone.
+
+    Args:
+        base: Where.
+        name: Its name.
+        owner: As for `make_private_directory`.
+
+    Raises:
+        NodeError: Its path is too long, or somebody else could exchange it.
+        OSError: It cannot be made, or is there already.
+    """
+    parent = open_trusted(base)
+    try:
+        path = os.path.join(base, name)
+        _check_length(path)
+        os.mkdir(name, 0o700, dir_fd=parent)
+        made = _fill(parent, name, path, owner, ())
+    finally:
+        os.close(parent)
+    if made is None:
+        raise NodeError(f"somebody has removed {path} again")
+    return made
+
+
+def open_private_directory(path: str, *, prefix: str = PREFIX) -> PrivateDirectory:
     """Open a directory made by `make_private_directory` again and take its lock.
+
+    Args:
+        path: Its path.
+        prefix: What its name begins with; empty for one of `make_named_directory`.
 
     Raises:
         BlockingIOError: Somebody holds the lock: its maker lives.
@@ -192,7 +225,7 @@ def open_private_directory(path: str) -> PrivateDirectory:
         os.close(parent)
     lock = -1
     try:
-        if not name.startswith(PREFIX) or os.fstat(descriptor).st_uid != os.geteuid():
+        if not name.startswith(prefix) or os.fstat(descriptor).st_uid != os.geteuid():
             raise NodeError(f"{path} is no directory that this user's packs have made")
         lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

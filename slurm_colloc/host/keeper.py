@@ -1,5 +1,7 @@
 """The keeper: a process that is the MPS daemon's parent; who: the user; where: beside the runner.
 
+A daemon that root has prepared it only watches, and leaves alone at the end (host.prepared).
+
 It starts the daemon, tells the runner what happens to it, and outlives the runner for as long as it
 takes to end everything: the end of its standard input means that nobody else is left to do so.
 Messages are those of host.keeper_messages, the options first; nothing else is written to standard
@@ -38,7 +40,8 @@ from slurm_colloc.host.keeper_messages import (
     Trouble,
 )
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server, wait_for_active
-from slurm_colloc.host.mps_control import Client
+from slurm_colloc.host.mps_answers import Client
+from slurm_colloc.host.mps_control import parse_pids
 from slurm_colloc.host.mps_leftovers import sweep
 from slurm_colloc.host.mps_log import (
     ClientConnected,
@@ -131,7 +134,7 @@ class Keeper:
         self._has_died = False
         self._joined.clear()
         try:
-            running = start_daemon(options)
+            running = self._adopt(options) if options.adopt else start_daemon(options)
         except CollocError as error:
             self._say(Failed(str(error)))
             return False
@@ -148,7 +151,8 @@ class Keeper:
         asked_at = time.monotonic()
         server_pid: int | None = None
         try:
-            start_server(running)
+            if not (options.adopt and running.control.read_servers()):
+                start_server(running)
             if options.needs_active:
                 server_pid = wait_for_active(running, self._goes_on)
                 if server_pid is None:
@@ -176,6 +180,12 @@ class Keeper:
         )
         self._tell(running.events)
         return True
+
+    @staticmethod
+    def _adopt(options: MpsOptions) -> RunningMps:
+        from slurm_colloc.host.prepared import adopt_daemon
+
+        return adopt_daemon(options)
 
     def _goes_on(self, wait_s: float) -> bool:
         """Wait while a server starts; False where the runner has gone or wants an end."""
@@ -215,11 +225,14 @@ class Keeper:
         assert running is not None
         self._follow(flushes=False)
         self._collect_orphans()
-        if not self._has_died and running.child is not None and running.child.poll() is not None:
+        child = running.child
+        # One that root has started is nobody's child here.
+        has_ended = not is_alive(running.daemon) if child is None else child.poll() is not None
+        if not self._has_died and has_ended:
             self._has_died = True
             self._follow(flushes=True)
             left = tuple(process.id.pid for process in list_session(running.daemon.pid))
-            self._say(DaemonDied(running.child.returncode, left))
+            self._say(DaemonDied(None if child is None else child.returncode, left))
 
     def _follow(self, *, flushes: bool) -> None:
         running = self._running
@@ -280,7 +293,8 @@ class Keeper:
             self._say(self._terminate(int(request["pid"])))
         elif kind == "restart":
             assert self._running is not None
-            options = self._running.options
+            # In the place of one that root had prepared the pack gets one of its own.
+            options = replace(self._running.options, adopt="")
             self._stop(0.0, asks_nvml=False)
             return self._start(options)
         elif kind == "stop":
@@ -295,9 +309,11 @@ class Keeper:
         self._look()
         if self._has_died:
             return Status((), "the MPS daemon has ended")
-        pids = running.control.read_servers()
+        answer = running.control.ask("get_server_list")
+        pids = parse_pids(answer)
         if pids is None:
-            return Status((), "the MPS daemon does not answer")
+            words = answer.problem or answer.stdout.strip()
+            return Status((), f"the MPS daemon does not answer: {words}")
         rows = {(row.pid, row.server_pid): row for row in running.control.read_snapshot()}
         problem = ""
         servers = []
@@ -320,7 +336,10 @@ class Keeper:
         control = self._running.control if self._running is not None else None
         if control is None or self._has_died:
             return Terminated(pid, done=False, text="the MPS daemon has ended")
-        for server_pid in control.read_servers() or ():
+        servers = control.read_servers()
+        if servers is None:
+            return Terminated(pid, done=False, text="the MPS daemon does not answer")
+        for server_pid in servers:
             if pid in (control.read_clients(server_pid) or ()):
                 answer = control.ask(f"terminate_client {server_pid} {pid}")
                 text = answer.problem or answer.stdout.strip()
@@ -333,11 +352,17 @@ class Keeper:
     def _stop(self, grace_s: float, *, asks_nvml: bool) -> Any:
         running, self._running = self._running, None
         assert running is not None
+        prefix = f"mps.{self._generation}."
+        if running.options.adopt and not self._has_died:
+            from slurm_colloc.host.prepared import release_daemon
+
+            return release_daemon(running, prefix)
         return stop_daemon(
             running,
             grace_s=grace_s,
-            logs_prefix=f"mps.{self._generation}.",
+            logs_prefix=prefix,
             asks_nvml=asks_nvml,
+            has_directory=not running.options.adopt,
         )
 
     def _has_clients(self) -> bool:
@@ -353,6 +378,9 @@ class Keeper:
         """
         running = self._running
         assert running is not None
+        if running.options.adopt:
+            self._say(Stopped(self._stop(0.0, asks_nvml=False)))
+            return 0
         # Slurm's SIGKILL may be a millisecond away. The logs are open, and need no names.
         path, opened = running.directory.path, running.directory.descriptor
         if not remove_at_once(path, opened):

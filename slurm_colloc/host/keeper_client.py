@@ -26,7 +26,8 @@ from slurm_colloc.host.mps_options import MpsOptions, StopReport
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Without site packages, so that it is up in a few milliseconds; the package's own place comes last
-# on the path, so that nothing beside it can stand in for the standard library.
+# on the path, so that nothing beside it can stand in for the standard library. For -B see
+# runtime.launch.
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop()); "
     "from slurm_colloc.host.keeper import main; sys.exit(main())"
@@ -71,7 +72,7 @@ class Keeper:
             OSError: It cannot be started.
         """
         child = start_program(
-            [python, "-I", "-S", "-c", _BOOT, _ROOT],
+            [python, "-IB", "-S", "-c", _BOOT, _ROOT],
             os.environ,
             stdin=PIPE,
             stdout=PIPE,

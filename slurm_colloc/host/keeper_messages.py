@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.mps_control import Client
+from slurm_colloc.host.mps_answers import Client
 from slurm_colloc.host.mps_options import MpsOptions, StopReport
 
 

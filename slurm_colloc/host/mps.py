@@ -22,17 +22,19 @@ from slurm_colloc.host.directories import (
     PrivateDirectory,
     make_private_directory,
 )
+from slurm_colloc.host.mps_answers import (
+    find_complaints,
+    is_limit_shown,
+    parse_limit_mb,
+    parse_percentage,
+)
 from slurm_colloc.host.mps_control import (
     ACTIVE,
     EXITED,
     ControlProgram,
     build_daemon_environment,
-    find_complaints,
     find_library_path,
     find_programs,
-    is_limit_shown,
-    parse_limit_mb,
-    parse_percentage,
     read_peer,
 )
 from slurm_colloc.host.mps_log import LogEvent, Problem, StatusChanged
@@ -48,7 +50,12 @@ from slurm_colloc.host.processes import (
 )
 from slurm_colloc.host.removal import remove_directory
 
-_NO_LIBCUDA = 244
+# From 580 on the daemon asks CUDA first, and ends without a word: 100 is CUDA_ERROR_NO_DEVICE.
+_SILENT_ENDS = {
+    100: "CUDA finds none of the GPUs in CUDA_VISIBLE_DEVICES",
+    244: "libcuda.so.1 was not found",
+}
+_NO_WORD = "it says nothing"
 _POLL_S = 0.001
 _STATUS_S = 0.1
 _LOG_S = 0.005
@@ -110,7 +117,11 @@ class RunningMps:
 
 
 def start_daemon(
-    options: MpsOptions, *, owner: Owner | None = None, cgroup: str | None = None
+    options: MpsOptions,
+    *,
+    owner: Owner | None = None,
+    cgroup: str | None = None,
+    directory: PrivateDirectory | None = None,
 ) -> RunningMps:
     """Start a daemon and prove that it answers.
 
@@ -118,12 +129,14 @@ def start_daemon(
         options: What is wanted.
         owner: As root: the job's user.
         cgroup: A cgroup (v2) directory of its own for the daemon, made by the caller.
+        directory: Its private directory, where the caller has made that already.
 
     Raises:
         NodeError: It cannot be started; nothing is left of it.
     """
     programs = find_programs(options.path)
-    directory = make_private_directory(options.bases or BASES, owner)
+    if directory is None:
+        directory = make_private_directory(options.bases or BASES, owner)
     child: Child | None = None
     uid = os.geteuid() if owner is None else owner.uid
     added = dict(options.environment)
@@ -187,6 +200,9 @@ def _start_child(
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(DAEMON_LOG, flags, 0o600, dir_fd=directory.descriptor)
     try:
+        if owner is not None:
+            # The job's own programs follow it; the directory around it stays root's.
+            os.fchown(log, owner.uid, owner.gid)
         return start_program(
             [program, "-f"],
             environment,
@@ -222,7 +238,7 @@ def _prove(
         if time.monotonic() > deadline:
             raise NodeError(
                 "the MPS daemon has made no control socket: "
-                f"{read_last_words(directory.descriptor, uid) or 'it says nothing'}"
+                f"{read_last_words(directory.descriptor, uid) or _NO_WORD}"
             )
         time.sleep(_POLL_S)
     if peer.pid != child.pid:
@@ -231,16 +247,18 @@ def _prove(
         "get_default_active_thread_percentage", max(0.1, deadline - time.monotonic())
     )
     if parse_percentage(answer) is None:
-        words = answer.problem or (answer.stderr + answer.stdout).strip() or "an empty answer"
-        raise NodeError(f"the MPS daemon does not answer its control program: {words}")
+        words = answer.problem or answer.stdout.strip() or "an empty answer"
+        logged = read_last_words(directory.descriptor, uid)
+        raise NodeError(
+            f"the MPS daemon does not answer its control program: {words}"
+            f"{f'; its log: {logged}' if logged else ''}"
+        )
 
 
 def _explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
-    words = read_last_words(directory.descriptor, uid)
-    if status == _NO_LIBCUDA and not words:
-        words = "libcuda.so.1 was not found"
+    words = read_last_words(directory.descriptor, uid) or _SILENT_ENDS.get(status, _NO_WORD)
     ended = f"signal {-status}" if status < 0 else f"exit status {status}"
-    return f"the MPS daemon ended at once with {ended}: {words or 'it says nothing'}"
+    return f"the MPS daemon ended at once with {ended}: {words}"
 
 
 def _undo(child: Child | None, directory: PrivateDirectory) -> None:
@@ -339,7 +357,7 @@ def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
         if now - started > running.options.active_cap_s:
             raise NodeError(
                 f"no MPS server became ACTIVE within {running.options.active_cap_s:g} s: "
-                f"{read_last_words(running.directory.descriptor, running.uid)}"
+                f"{read_last_words(running.directory.descriptor, running.uid) or _NO_WORD}"
             )
         if not pause(_LOG_S):
             return None

@@ -21,7 +21,7 @@ from slurm_colloc.host.mps_control import ControlProgram, build_daemon_environme
 from slurm_colloc.host.mps_logs import LogFollower
 from slurm_colloc.host.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps_state import DaemonState, read_boot_id, read_pid_namespace, read_state
-from slurm_colloc.host.mps_stop import serves_clients, stop_daemon
+from slurm_colloc.host.mps_stop import find_use, stop_daemon
 from slurm_colloc.host.processes import ProcessId, is_alive
 from slurm_colloc.host.removal import remove_directory
 
@@ -174,8 +174,8 @@ def _sweep_one(directory: PrivateDirectory) -> Swept:
             reason = "it was made in another pid namespace"
         else:
             running = rebuild(directory, state, None)
-            if is_alive(running.daemon) and serves_clients(running):
-                reason = "its daemon still serves clients"
+            if is_alive(running.daemon):
+                reason = find_use(running)
     if reason:
         directory.close()
         return Swept(path, state.label, None, reason)

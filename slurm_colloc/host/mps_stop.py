@@ -17,6 +17,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.children import collect
 from slurm_colloc.host.dropping import run_as
 from slurm_colloc.host.mps import RunningMps
+from slurm_colloc.host.mps_control import BUSY, parse_pids
 from slurm_colloc.host.mps_logs import read_logs, write_logs
 from slurm_colloc.host.mps_options import StopReport
 from slurm_colloc.host.nvml import NvmlQuestion
@@ -56,6 +57,7 @@ class _Stopping:
         self.clients: set[ProcessId] = set(running.clients.values())
         self.forced = False
         self.hangs = False
+        self.is_busy = False
         self.quit_ms: float | None = None
 
     # -- who is ours --------------------------------------------------------------------------
@@ -87,21 +89,34 @@ class _Stopping:
 
     def list_clients(self) -> set[ProcessId]:
         """Processes that are clients now: listed before and after they were identified."""
-        control = self.running.control
-        servers = control.read_servers(LIST_S)
+        answer = self.running.control.ask("get_server_list", LIST_S)
+        servers = parse_pids(answer)
         if servers is None:
-            self.hangs = True
-            self.notes.append("the MPS daemon did not say who its servers are")
+            self.is_busy = answer.problem == BUSY
+            self.hangs = not self.is_busy
+            words = f": {answer.problem}" if answer.problem else ""
+            self.notes.append(f"the MPS daemon did not say who its servers are{words}")
             return set()
         for server_pid in servers:
             self.running.note_server(server_pid)
-        first = {pid for server in servers for pid in control.read_clients(server, LIST_S) or ()}
+        first = self._read_clients(servers)
         if not first:
             return set()
         known = {pid: identify(pid) for pid in first if read_uid(pid) == self.running.uid}
-        second = {pid for server in servers for pid in control.read_clients(server, LIST_S) or ()}
+        second = self._read_clients(servers)
         found = {identity for pid, identity in known.items() if identity and pid in second}
         self.clients |= found
+        return found
+
+    def _read_clients(self, servers: Iterable[int]) -> set[int]:
+        control = self.running.control
+        found: set[int] = set()
+        for server in servers:
+            clients = control.read_clients(server, LIST_S)
+            if clients is None and server in (control.read_servers(LIST_S) or (server,)):
+                self.hangs = True
+                self.notes.append(f"the MPS daemon did not say who the clients of {server} are")
+            found.update(clients or ())
         return found
 
     # -- steps --------------------------------------------------------------------------------
@@ -137,13 +152,20 @@ class _Stopping:
     def quit(self) -> None:
         """Ask the daemon to end with its servers, and wait for the process itself."""
         running = self.running
-        # The daemon sends a server that does not end one SIGINT after that second.
-        answer = running.control.ask("quit -t 1", QUIT_S)
-        if answer.problem:
-            self.notes.append(f"quit: {answer.problem}")
-            return
-        self.quit_ms = answer.elapsed_s * 1000
-        wait_until_ended([running.daemon], time.monotonic() + _AFTER_QUIT_S)
+        started = time.monotonic()
+        left_s = QUIT_S
+        while left_s > 0:
+            answer = running.control.quit(left_s)
+            if answer.problem:
+                self.notes.append(f"quit: {answer.problem}")
+                return
+            elapsed_s = time.monotonic() - started
+            if not wait_until_ended([running.daemon], time.monotonic() + _AFTER_QUIT_S):
+                self.quit_ms = elapsed_s * 1000
+                return
+            # It has served another control program, or does not end.
+            left_s = started + QUIT_S - time.monotonic()
+        self.notes.append("quit: the MPS daemon goes on")
 
     def end_processes(self) -> tuple[Process, ...]:
         """Signals for whoever is still there, and the cgroup's own kill where there is one.
@@ -204,9 +226,12 @@ class _Stopping:
             return ()
 
 
-def serves_clients(running: RunningMps) -> bool:
-    """Whether a daemon has clients now."""
-    return bool(_Stopping(running, searches_all=False).list_clients())
+def find_use(running: RunningMps) -> str:
+    """What a daemon is used for now, in words; empty for nothing, or where it does not answer."""
+    stopping = _Stopping(running, searches_all=False)
+    if stopping.list_clients():
+        return "its daemon still serves clients"
+    return "its daemon serves a control program" if stopping.is_busy else ""
 
 
 def stop_daemon(

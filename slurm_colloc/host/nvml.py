@@ -32,6 +32,7 @@ class NvmlQuestion:
         python: The interpreter.
         environ: Its environment; the caller's where None.
         module_path: Where the bindings are looked for first.
+        compute_modes: As root: compute modes to set, by UUID; the answer has what holds then.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class NvmlQuestion:
         python: str = sys.executable,
         environ: Mapping[str, str] | None = None,
         module_path: Sequence[str] = (),
+        compute_modes: Mapping[str, str] | None = None,
     ) -> None:
         self._child: Child | None = None
         self._problem = ""
+        changes = [f"--compute-mode={uuid}={mode}" for uuid, mode in (compute_modes or {}).items()]
         try:
             self._child = start_program(
-                [python, "-I", _CHILD, "--on-request", *module_path],
+                [python, "-IB", _CHILD, "--on-request", *changes, *module_path],
                 os.environ if environ is None else environ,
                 stdin=PIPE,
                 stdout=PIPE,

@@ -2,9 +2,10 @@
 
 A call into the driver can hang, so nobody else imports pynvml. Started by path:
 
-    nvml_child.py [--on-request] [PATH ...]
+    nvml_child.py [--on-request] [--compute-mode=UUID=MODE ...] [PATH ...]
 
-With --on-request it gets ready, then answers each line on standard input. PATHs are where the
+With --on-request it gets ready, then answers each line on standard input. With --compute-mode it
+sets compute modes, which only root may, and answers with all that holds then. PATHs are where the
 bindings are looked for first. What cannot be read is null, never 0; see host.nvml for the meaning.
 """
 
@@ -24,6 +25,7 @@ _MIB = 1 << 20
 def main(argv: list[str]) -> int:
     """Answer once, or for each line."""
     on_request = "--on-request" in argv
+    wanted = [word.split("=")[1:] for word in argv[1:] if word.startswith("--compute-mode=")]
     sys.path[:0] = [word for word in argv[1:] if not word.startswith("--")]
     try:
         import pynvml
@@ -33,6 +35,8 @@ def main(argv: list[str]) -> int:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return say({"problem": f"NVML cannot be used: {error}"})
+    for uuid, mode in wanted:
+        set_compute_mode(pynvml, uuid, mode)
     if not on_request:
         return say(read_all(pynvml))
     for _ in sys.stdin:
@@ -60,6 +64,13 @@ def read_all(nvml: Any) -> dict[str, Any]:
         "cuda_version": None if version is None else f"{version // 1000}.{version % 1000 // 10}",
         "gpus": [read_gpu(nvml, index) for index in range(count)],
     }
+
+
+def set_compute_mode(nvml: Any, uuid: str, mode: str) -> None:
+    """Set one; whether it took is read back with all the rest."""
+    handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
+    if handle is not None:
+        ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(mode))
 
 
 def read_gpu(nvml: Any, index: int) -> dict[str, Any]:

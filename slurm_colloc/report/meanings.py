@@ -91,7 +91,8 @@ MEANINGS: dict[MemberState, Meaning] = {
     MemberState.LOST: Meaning(
         "Its Slurm job is gone, and nobody wrote how the member ended: its node or runner was "
         "killed at once, or the nodes do not see the state directory.",
-        "Nothing more. It is not started again: it may have done its work.",
+        "Nothing more. It is not started again: it may have done its work. With --requeue, or the "
+        "site's JobRequeue, a pack whose runner is killed starts again, at most twice.",
         (_LOGS, ("sacct -j {job}", "what Slurm's accounting knows of the job"), _SHOW),
     ),
 }

@@ -12,6 +12,7 @@ from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.report.logs import find_log_paths
 from slurm_colloc.report.queue import format_elapsed_of, format_where
 from slurm_colloc.report.survey import MemberView, PackView
+from slurm_colloc.store.kills import list_kills
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.setup import Setup, read_setup
 from slurm_colloc.store.states import GpuUse
@@ -48,6 +49,10 @@ def _render_pack_fields(view: PackView, state: State) -> list[str]:
         lines.append(f"  Request:  {shlex.join(record.slurm_options)}")
     if record.request is not None and any(member.spec.joined for member in view.members):
         lines.append(f"  Grown to: {_render_request(record.request)}")
+    lines += [
+        f"  Runner:   killed by signal {kill.signal} at {_render_time(kill.at)}; {kill.outcome}"
+        for kill in list_kills(state.pack_path(record.pack_id))
+    ]
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]
     lines.append(f"  State:    {state.pack_path(record.pack_id)}")
     return lines
@@ -71,11 +76,18 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
         if setup.restarts:
             times = "once" if setup.restarts == 1 else f"{setup.restarts} times"
             told.append(f"started again {times}")
-        lines.append(f"  MPS:      a daemon of this pack's own: {', '.join(told)}")
+        lines.append(f"  MPS:      {_describe_daemon(setup.by)}: {', '.join(told)}")
     if setup.gpus and setup.gpu_name:
         lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
     lines += [f"  Note:     {note}" for note in setup.notes]
     return lines
+
+
+def _describe_daemon(by: str) -> str:
+    """Whose daemon it is."""
+    if by == "runner":
+        return "a daemon of this pack's own"
+    return f"the node's own daemon ({by})"
 
 
 def _render_gpu_use(use: GpuUse | None) -> str:

@@ -27,6 +27,7 @@ from slurm_colloc.store.directory import (
     read_slurm_job_id,
 )
 from slurm_colloc.store.files import read_json
+from slurm_colloc.store.kills import RunnerKill, find_kill
 from slurm_colloc.store.listing import MemberFiles, list_member_files
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import MemberSpec, PackRecord, parse_spec
@@ -93,6 +94,8 @@ class PackView:
         attempt: Its newest attempt, 0 before its first start.
         is_elsewhere: Its Slurm job is one of another cluster.
         members: Its members by number.
+        kill: The killed runner for which Slurm has put it back into its queue; None where it is
+            not there for one.
     """
 
     record: PackRecord
@@ -102,6 +105,7 @@ class PackView:
     attempt: int
     is_elsewhere: bool
     members: tuple[MemberView, ...]
+    kill: RunnerKill | None = None
 
     def mode_of(self, member: MemberView) -> str:
         """How a member shares the GPU; before its first start, how it will."""
@@ -165,14 +169,19 @@ def survey_packs(
 def _look_at(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob] | None) -> PackView:
     path = state.pack_path(record.pack_id)
     job_id = read_slurm_job_id(path) or ""
+    slurm_state = _read_slurm_state(state, record, job_id, jobs)
+    attempt = read_attempt(path)
+    is_requeued = attempt > 0 and slurm_state is SlurmJobState.PENDING
+    kill = find_kill(path, attempt) if is_requeued else None
     return PackView(
         record=record,
         job_id=job_id,
         slurm=(jobs or {}).get(job_id),
-        slurm_state=_read_slurm_state(state, record, job_id, jobs),
-        attempt=read_attempt(path),
+        slurm_state=slurm_state,
+        attempt=attempt,
         is_elsewhere=state.is_elsewhere(record),
         members=(),
+        kill=None if kill is None or kill.refusal else kill,
     )
 
 
@@ -237,7 +246,7 @@ def _build_member(
         state=effective,
         record=record,
         reason=_name_dependency(
-            _compute_reason(effective, record, view, is_held=files.is_held), value["job"]
+            _compute_reason(effective, record, view, path, is_held=files.is_held), value["job"]
         ),
         name=name,
         wall_limit_s=wall_limit_s,
@@ -256,7 +265,7 @@ def _name_dependency(reason: str, job: Mapping[str, Any]) -> str:
 
 
 def _compute_reason(
-    state: MemberState, record: StateRecord | None, view: PackView, *, is_held: bool
+    state: MemberState, record: StateRecord | None, view: PackView, path: str, *, is_held: bool
 ) -> str:
     if state is MemberState.PENDING:
         return _compute_waiting_reason(record, view, is_held=is_held)
@@ -265,6 +274,9 @@ def _compute_reason(
     if state is MemberState.REQUEUED:
         return "it never started here and was submitted again"
     if state is MemberState.LOST and (record is None or record.state is not state):
+        kill = find_kill(path, view.attempt if record is None else record.attempt)
+        if kill is not None:
+            return f"{kill}; {kill.refusal}" if kill.refusal else str(kill)
         if view.attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
             return "it ended before the pack began: do the compute nodes see the state directory?"
         return "its Slurm job is gone, and nobody saw how it ended"

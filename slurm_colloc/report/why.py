@@ -79,7 +79,9 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
             return f"waits on {view.record.submit_host} until the packs before it have ended"
         return _explain_degree(view, member, facts)
     if view.slurm_state is SlurmJobState.PENDING:
-        return _explain_slurm_pending(view, member, facts)
+        has_run = member.record is not None and member.record.starts > 0
+        again = f"to be started again ({view.kill}): " if view.kill and has_run else ""
+        return f"{again}{_explain_slurm_pending(view, member, facts)}"
     if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
         if view.attempt == 0:
             return "its Slurm job has begun, and the pack is starting"

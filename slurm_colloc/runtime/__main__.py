@@ -1,176 +1,62 @@
 """The batch script's only command: run a pack. Who: the user; where: the pack's first node.
 
-python -I -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
+python -IB -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
+
+All that a runner needs is loaded behind the fork, so that the guard above it stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
-import os
-import shutil
-import signal
+import json
 import sys
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.model.member import ExitCode
-from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.allocation import read_allocation
 from slurm_colloc.runtime.guard import stand_guard
-from slurm_colloc.runtime.local import wait_for_local_gpu
-from slurm_colloc.runtime.reopening import reopen
-from slurm_colloc.runtime.runner import Fenced, Runner
-from slurm_colloc.settings import load_settings, read_given_environment
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.store.directory import (
-    drop_unfinished,
-    list_members,
-    read_pack,
-    read_slurm_job_id,
-    write_record,
-)
-from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.locks import hold_lock
-from slurm_colloc.store.packs import State, write_job_index
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import remove_environment
 
-JOINER_WAIT_S = 5.0
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the pack; the exit status is its worst member's."""
-    pack = Path(argv[0])
+    pack = argv[0]
     local = argv[2] if len(argv) > 2 and argv[1] == "--local" else ""
-    try:
-        return run_pack(pack, local)
-    except CollocError as error:
-        sys.stderr.write(f"csub: error: {error}\n")
-        return error.exit_code
-    except Exception:  # noqa: BLE001 - nobody reads a batch script's traceback: into its log
-        sys.stderr.write(f"csub: the runner of {pack} failed:\n{traceback.format_exc()}")
-        return 1
+    announce = None if local else put_under_guard(pack)
+    from slurm_colloc.runtime.attempt import run_attempt
+
+    return run_attempt(pack, local, announce)
 
 
-def run_pack(pack: Path, local: str = "") -> int:
-    """Run one attempt of a pack.
-
-    Raises:
-        StateError: The pack's directory is not there or damaged.
-    """
-    record = read_pack(pack)
-    if record is None:
-        raise StateError(
-            f"{pack} is not on this node",
-            hint="the state directory must be on a file system that login and compute nodes "
-            "share: set state_dir in the settings",
-        )
-    announce = None
-    if record.mode is SharingMode.MPS and record.request is not None and not local:
-        announce = stand_guard().announce
-    allocation = read_allocation(read_given_environment(), local)
-    state = State(pack.parent.parent)
-    if not local and not record.carried and read_slurm_job_id(pack) is None:
-        # csub was killed between sbatch's answer and writing it down.
-        write_job_index(state.root, allocation.shown_job_id, record)
-        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
-    if local:
-        allocation = wait_for_local_gpu(state.root / "local", local)
-    slurm = None if local else SlurmCommands()
-    settings = load_settings()
-    # Whoever is joining the pack has then either entered it or finds that it has started.
-    with hold_lock(pack / "lock", JOINER_WAIT_S):
-        was_over = reopen(pack, state)
-        record = leave_out_absent(pack, read_pack(pack) or record)
-        lone = record.request is None
-        keeps_output = lone or local or record.carried
-        slurm_log = 2 if keeps_output else leave_output_to_members(pack)
-        runner = Runner(
-            pack, record, allocation, settings, slurm, slurm_log=slurm_log, announce=announce
-        )
-        runner.prepare()
-        if was_over:
-            runner.journal.write("reopened")
-    try:
-        status = runner.run()
-    except Fenced as error:
-        runner.journal.write("fenced", reason=str(error))
-        raise
-    if runner.is_over:
-        close_pack(pack, state)
-    if record.carried:
-        report_carried(runner, pack, lone=lone)
-    if lone and not local:
-        end_like_the_member(runner.ledger.worst)
-    return status
-
-
-def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
-    """The plan without the place of a joiner that was killed on its way in."""
-    count = len(list_members(pack))
-    if not 0 < count < record.degree:
-        return record
-    record = dataclasses.replace(record, degree=count)
-    with contextlib.suppress(StateError):
-        write_record(pack, record)
-    return record
-
-
-def close_pack(pack: Path, state: State) -> None:
-    """Nobody needs to look at a pack any more; nothing of an interrupted joiner stays in it."""
-    with hold_lock(pack / "lock", JOINER_WAIT_S) as locked:
-        # Otherwise the next call of csub does it.
-        if locked:
-            drop_unfinished(pack)
-            # Who was cancelled while waiting never was this runner's.
-            for number in list_members(pack):
-                remove_environment(pack, number)
-            state.forget_open(pack.name)
-
-
-def leave_output_to_members(pack: Path) -> int:
-    """Keep the runner's words out of a file that belongs to a member, which others have joined.
-
-    Slurm opened that file for the batch script. What slurmstepd says goes to its end from now on,
-    behind what the member writes there itself.
+def put_under_guard(pack: str) -> Callable[[str], None] | None:
+    """Put a guard above this process, except for a job alone, which is its batch script itself.
 
     Returns:
-        A descriptor of what the batch script's standard error was.
+        How to tell it of a directory; None where there is no guard.
     """
-    for descriptor in (1, 2):
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
-    before = os.dup(2)
+    plan: dict[str, Any] = {}
+    # What is wrong with a pack is told by who reads all of it.
+    with (
+        contextlib.suppress(OSError, TypeError, ValueError),
+        open(f"{pack}/pack.json", "rb") as file,
+    ):
+        plan = dict(json.load(file))
+    if plan.get("request") is None:
+        return None
+    # Where a pack travels nothing outlives an attempt: what had ended would run again.
+    revive = None if plan.get("carried") else partial(revive_pack, pack)
     with contextlib.suppress(OSError):
-        log = os.open(pack / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if not os.path.samestat(os.fstat(log), os.fstat(2)):
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-        os.close(log)
-    return before
+        return stand_guard(revive).announce
+    return None
 
 
-def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
-    """Say in the pack's log how the members ended, and remove what travelled here."""
-    for member in () if lone else runner.list_members():
-        code = member.record.exit_code
-        sys.stdout.write(
-            f"csub: member {member.number} {member.spec.job.name} {member.record.state}"
-            f"{f' {code}' if code is not None else ''}\n"
-        )
-    shutil.rmtree(pack.parent.parent, ignore_errors=True)
+def revive_pack(pack: str, number: int) -> bool:
+    """Have a pack started again whose runner was killed; called in the guard."""
+    from slurm_colloc.runtime.revival import revive
 
-
-def end_like_the_member(code: ExitCode) -> None:
-    """A lone member died of a signal: end by the same, so that Slurm shows what it would have."""
-    if code.signal and code.signal not in (signal.SIGSTOP, signal.SIGTSTP):
-        signal.signal(code.signal, signal.SIG_DFL) if code.signal != signal.SIGKILL else None
-        os.kill(os.getpid(), code.signal)
+    return revive(pack, number)
 
 
 if __name__ == "__main__":

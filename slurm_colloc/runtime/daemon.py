@@ -1,18 +1,20 @@
-"""The pack's own MPS daemon as its runner sees it: started, heard, started again, ended.
+"""The pack's MPS daemon as its runner sees it: started, heard, started again, ended.
 
 A keeper process starts, watches and ends the daemon, also when this runner is killed
-(host.keeper). Here its events are turned into what the pack needs to know.
+(host.keeper). Here its events are turned into what the pack needs to know. One that the node's
+prolog has prepared is watched in the same way; where it dies, the pack goes on with its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host import keeper_messages as keepers
@@ -23,6 +25,9 @@ from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.waits import Waits
 from slurm_colloc.store.files import make_directory
+
+if TYPE_CHECKING:
+    from slurm_colloc.host.prepared import PreparedDaemon
 
 DAEMONS_MAX = 3
 """How often a daemon that dies is started before the pack goes on without MPS."""
@@ -40,6 +45,9 @@ class Listener(Protocol):
 
     def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
         """Its server is ACTIVE: members can be started."""
+
+    def note_unprepared(self, reason: str) -> None:
+        """The node's own daemon cannot be used, and one is started instead."""
 
     def note_lost(self) -> None:
         """It is gone, and is being started again."""
@@ -63,6 +71,7 @@ class Daemon:
         journal: The pack's log.
         listener: Is told what becomes of it.
         waits: How patient to be.
+        prepared: A daemon that the node's prolog has started for this job.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class Daemon:
         journal: Journal,
         listener: Listener,
         waits: Waits,
+        prepared: PreparedDaemon | None = None,
     ) -> None:
         self._options = MpsOptions(
             gpus=gpus,
@@ -84,7 +94,9 @@ class Daemon:
             path=environ.get("PATH", ""),
             logs_to=str(pack / "mps"),
             label=label,
+            adopt="" if prepared is None else prepared.pipe_directory,
         )
+        self._prepared = prepared
         self._clients = clients
         self._journal = journal
         self._listener = listener
@@ -103,7 +115,7 @@ class Daemon:
             keepers.Status: clients.note_status,
             keepers.DaemonDied: lambda _: self._lose("the MPS daemon has died"),
             keepers.KeeperDied: lambda _: self._lose_keeper(),
-            keepers.Stopped: lambda event: listener.note_stopped(event.report),
+            keepers.Stopped: lambda event: self._note_stopped(event.report),
             keepers.Trouble: lambda event: journal.write(
                 "mps_trouble", pid=event.pid, text=event.text[:500]
             ),
@@ -113,6 +125,11 @@ class Daemon:
         }
         with contextlib.suppress(StateError):
             make_directory(pack / "mps")
+
+    @property
+    def by(self) -> str:
+        """Who has started it."""
+        return "runner" if self._prepared is None else "prolog"
 
     def start(self) -> None:
         """Start it; what comes of it is heard by `work`."""
@@ -183,10 +200,29 @@ class Daemon:
     def _note_control(self, event: keepers.ControlProved) -> None:
         self._journal.write("mps_daemon", pid=event.daemon_pid, ms=event.control_ms)
         notes = tuple(f"not used: {base}" for base in event.refused_bases)
-        self._listener.note_control(event.pipe_directory, event.control_ms, self._starts - 1, notes)
+        control_ms = event.control_ms
+        if self._prepared is not None and self._prepared.control_ms is not None:
+            control_ms = self._prepared.control_ms
+        self._listener.note_control(event.pipe_directory, control_ms, self._starts - 1, notes)
+
+    def _note_stopped(self, report: StopReport) -> None:
+        # The node's own goes on until the epilog.
+        if self._prepared is None:
+            self._listener.note_stopped(report)
+
+    def _drop_prepared(self, reason: str) -> None:
+        self._prepared = None
+        self._options = dataclasses.replace(self._options, adopt="")
+        self._journal.write("mps_unprepared", reason=reason)
+        self._listener.note_unprepared(reason)
 
     def _note_failed(self, event: keepers.Failed) -> None:
         self._keeper = None
+        if self._prepared is not None:
+            self._drop_prepared(event.reason)
+            self._starts = 0
+            self.start()
+            return
         self._clients.lose(f"there is no MPS server: {event.reason}")
         self._listener.note_given_up(event.reason)
 
@@ -205,6 +241,8 @@ class Daemon:
         keeper = self._keeper
         if self._is_let_go:
             return
+        if self._prepared is not None:
+            self._drop_prepared("it has died")
         if keeper is None or self._starts >= DAEMONS_MAX:
             self._stop()
             self._listener.note_given_up(f"{reason}, {self._starts} times")
@@ -215,9 +253,15 @@ class Daemon:
     def _lose_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
         reason = "the MPS daemon's keeper was killed"
+        if self._prepared is not None and self._starts < DAEMONS_MAX:
+            # The daemon has lost nothing but its watcher.
+            self._journal.write("mps_unwatched", reason=reason)
+            if not self._is_let_go:
+                self.start()
+            return
         self._note_loss(reason)
         if keeper is not None:
-            self._listener.note_stopped(keeper.recover())
+            self._recover(keeper)
         if self._is_let_go:
             return
         if self._starts >= DAEMONS_MAX:
@@ -254,7 +298,11 @@ class Daemon:
             if isinstance(event, (keepers.Fault, keepers.Stopped)):
                 self._handle(event)
             elif isinstance(event, keepers.KeeperDied):
-                self._listener.note_stopped(keeper.recover())
+                self._recover(keeper)
         if keeper.is_alive:
             keeper.kill()
+            self._recover(keeper)
+
+    def _recover(self, keeper: Keeper) -> None:
+        if self._prepared is None:
             self._listener.note_stopped(keeper.recover())

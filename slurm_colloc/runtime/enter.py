@@ -1,6 +1,6 @@
 """Runs a command inside a running member: who: the user; where: the member's node.
 
-    python -I -m slurm_colloc.runtime.enter [--term=TERM] MEMBER RUN_PREFIX [COMMAND...]
+    python -IB -m slurm_colloc.runtime.enter [--term=TERM] MEMBER RUN_PREFIX [COMMAND...]
 
 `csub shell` starts it, in a job step of its own beside the member's or, without Slurm, directly.
 It takes environment, working directory, CPUs, umask and limits from the member's process, so that

@@ -12,8 +12,13 @@ WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrapper.py")
 
 
 def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
-    """The wrapper's command line: isolated, without site packages, so that it starts fast."""
-    return [python, "-I", "-S", WRAPPER, launch_file]
+    """The wrapper's command line: isolated, without site packages, so that it starts fast.
+
+    Like all interpreters that csub starts on a node it writes no bytecode (-B): under a file size
+    limit or on a full disk older Pythons leave half a file behind, at which every later start
+    fails (python/cpython#126606).
+    """
+    return [python, "-IB", "-S", WRAPPER, launch_file]
 
 
 def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.directory import list_members, read_spec, write_ended
 from slurm_colloc.store.holds import is_held
+from slurm_colloc.store.kills import RunnerKill, read_kill
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import StateRecord, begin_attempt, read_attempt, read_state
@@ -69,6 +70,23 @@ def signals_tasks_alone(config: Mapping[str, str]) -> bool:
 def requeues_jobs(config: Mapping[str, str]) -> bool:
     """Slurm's JobRequeue; its default of 1 where it cannot be read."""
     return config.get("JobRequeue", "1").split()[:1] != ["0"]
+
+
+def find_killed_before(pack: Path, allocation: Allocation) -> RunnerKill | None:
+    """The killed runner for which Slurm has restarted the job; None where it was not for one."""
+    with contextlib.suppress(StateError):
+        kill = read_kill(pack, allocation.restarts - 1)
+        if kill is not None and not kill.refusal:
+            return kill
+    return None
+
+
+def tell_of_restart(record: StateRecord, kill: RunnerKill) -> StateRecord:
+    """A member's record with the reason why it starts again."""
+    evidence = (*record.evidence, f"restarted: {kill}")
+    return dataclasses.replace(
+        record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence))
+    )
 
 
 class Fenced(CollocError):
@@ -107,6 +125,7 @@ class Runner:
         self.slurm = slurm
         self.journal = Journal(pack)
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
+        self._killed_before = find_killed_before(pack, allocation)
         self.roster = Roster([])
         self.ledger = Ledger(pack, self.attempt)
         self._fate = FateWatch(allocation, slurm, self.journal, slurm_log)
@@ -327,7 +346,9 @@ class Runner:
         if record.state is not MemberState.PENDING:
             self._postman.note_requeue(member)
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
-        self.ledger.write(member, MemberState.PENDING, reason=record.reason)
+            if self._killed_before is not None:
+                member.record = tell_of_restart(member.record, self._killed_before)
+        self.ledger.write(member, MemberState.PENDING)
         self.roster.waiting.append(number)
 
     # -- one turn -----------------------------------------------------------------------------

@@ -142,18 +142,24 @@ class Sharing:
             self._look = search_outside(self.setup.gpus, self._waits.nvml_s)
 
     def _note_finding(self, finding: GpuFinding) -> None:
+        from slurm_colloc.runtime.prepared import find_prepared
+
         gpu = finding.gpu
         notes = finding.notes
+        prepared = find_prepared(
+            {} if self._record.local else self._allocation.environment, finding.uuids
+        )
         self._takes_one_process = gpu is not None and gpu.compute_mode == _ONE_PROCESS
         self.setup = dataclasses.replace(
             self.setup,
-            gpus=finding.uuids or self.setup.gpus,
+            gpus=finding.uuids or prepared.gpus or self.setup.gpus,
             gpu_memory_mb=gpu.gpu_memory_total_mb if gpu else None,
             gpu_name=gpu.name if gpu else None,
             client_cap=finding.client_cap,
             notes=notes,
         )
-        problem = finding.problem
+        # What NVML does not tell the job, it may have told root.
+        problem = "" if prepared.gpus and not finding.uuids else finding.problem
         cap = finding.client_cap
         if not problem and cap is not None and self._record.degree > cap:
             problem = f"{self._record.degree} members at once are more than {cap} MPS clients"
@@ -162,6 +168,10 @@ class Sharing:
             return
         from slurm_colloc.runtime.daemon import Daemon
 
+        if prepared.notes:
+            self.setup = dataclasses.replace(
+                self.setup, notes=_join(self.setup.notes, prepared.notes)
+            )
         self._daemon = Daemon(
             self._pack,
             self.setup.gpus,
@@ -171,6 +181,7 @@ class Sharing:
             journal=self._journal,
             listener=self,
             waits=self._waits,
+            prepared=prepared.daemon,
         )
         self._daemon.start()
 
@@ -208,11 +219,12 @@ class Sharing:
     ) -> None:
         """The daemon answers. Whether its server comes up is not known yet."""
         self._pipe_directory = pipe_directory
-        if self._announce is not None:
+        by = "runner" if self._daemon is None else self._daemon.by
+        if self._announce is not None and by == "runner":
             self._announce(os.path.dirname(pipe_directory))
         self.setup = dataclasses.replace(
             self.setup,
-            by="runner",
+            by=by,
             control_ms=control_ms,
             stop_ms=None,
             restarts=restarts,
@@ -231,6 +243,11 @@ class Sharing:
         self._journal.write(
             "sharing", mode=SharingMode.MPS.value, ms=self.setup.control_ms, active_ms=active_ms
         )
+
+    def note_unprepared(self, reason: str) -> None:
+        """The node's own daemon cannot be used; the pack gets one of its own."""
+        note = f"the node's own MPS daemon is not used: {reason}"
+        self.setup = dataclasses.replace(self.setup, notes=_join(self.setup.notes, (note,)))
 
     def note_lost(self) -> None:
         """It is gone, and is being started again: nothing can start meanwhile."""

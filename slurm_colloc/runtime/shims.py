@@ -26,7 +26,7 @@ def write_shims(pack: Path, python: str) -> Path:
         text = (
             "#!/bin/sh\n"
             f"# Acts on this member of the pack alone; the real {name} is used for all else.\n"
-            f'exec {shlex.quote(python)} -I -m slurm_colloc.runtime.shim {name} "$@"\n'
+            f'exec {shlex.quote(python)} -IB -m slurm_colloc.runtime.shim {name} "$@"\n'
         )
         write_atomic(directory / name, text.encode(), 0o700)
     return directory

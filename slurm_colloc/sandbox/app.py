@@ -106,6 +106,14 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
             show_default=False,
         ),
     ] = None,
+    hooks: Annotated[
+        bool | None,
+        typer.Option(
+            "--hooks/--no-hooks",
+            help="Let root's prolog and epilog prepare MPS; only for root.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(help="A line for slurm.conf; may be repeated.", show_default=False),
@@ -125,6 +133,7 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         "kill_wait_s": kill_wait,
         "grace_time_s": grace_time,
         "slurmd_timeout_s": slurmd_timeout,
+        "hooks": hooks,
         "extra_conf": tuple(conf) if conf else None,
     }
     started = sandbox.up(choose_spec(sandbox, given)).started

@@ -12,6 +12,7 @@ from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.client import ask_nodes
 from slurm_colloc.sandbox.files import locked, make_directory, remove_files
+from slurm_colloc.sandbox.hooks import build_hook_environment, undo_prepared
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.processes import list_processes
 from slurm_colloc.sandbox.record import SandboxRecord, read_record, write_record
@@ -77,6 +78,7 @@ class Sandbox:
             forget_jobs = record is None
             if record is None:
                 stop_everything(self.layout, None)
+                undo_prepared(self.layout)
                 record = plan_sandbox(
                     self.layout, spec or SandboxSpec(self.directory), installation
                 )
@@ -109,6 +111,7 @@ class Sandbox:
             if record is not None:
                 cancel_all_jobs(self.layout, record)
             ended = stop_everything(self.layout, record)
+            undo_prepared(self.layout)
             remove_simulated_gpus(self.layout)
             if purge:
                 remove_files(self.layout)
@@ -124,9 +127,11 @@ class Sandbox:
         Raises:
             NotFound: It is not up.
         """
-        self._need_record()
+        record = self._need_record()
         given = dict(os.environ if base is None else base)
         variables = {"SLURM_CONF": str(self.layout.slurm_conf)}
+        if record.spec.hooks:
+            variables |= build_hook_environment(self.layout)
         path = given.get("PATH", os.defpath)
         if shutil.which("scontrol", path=path) is None:
             commands = str(find_installation(os.environ).commands)

@@ -122,6 +122,7 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
         f"JobAcctGatherType=jobacct_gather/{'cgroup' if with_cgroups else 'linux'}",
         "JobAcctGatherFrequency=task=5",
         f"PrologFlags={'Alloc,Contain' if with_cgroups else 'Alloc'}",
+        *(render_hook_lines(layout) if spec.hooks else ()),
         "SlurmdParameters=config_overrides",
         "MpiDefault=none",
         "GresTypes=gpu",
@@ -164,6 +165,15 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
         f"PartitionName=preempt {shared} PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace_s}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def render_hook_lines(layout: Layout) -> tuple[str, ...]:
+    """Root's hooks, with more time than their own deadline."""
+    return (
+        f"Prolog={layout.hooks}/prolog.sh",
+        f"Epilog={layout.hooks}/epilog.sh",
+        "PrologEpilogTimeout=60",
+    )
 
 
 def render_gres_conf(plan: ClusterPlan) -> str:

@@ -22,6 +22,7 @@ from slurm_colloc.sandbox.configuration import (
     render_gres_conf,
     render_slurm_conf,
 )
+from slurm_colloc.sandbox.hooks import install_hooks, remove_hooks
 from slurm_colloc.sandbox.installation import Installation
 from slurm_colloc.sandbox.processes import wait_until
 from slurm_colloc.sandbox.record import SandboxRecord, write_file, write_record
@@ -145,6 +146,8 @@ def write_files(layout: Layout, record: SandboxRecord, installation: Installatio
         cgroups=record.cgroups,
         plugin_directory=installation.plugin_directory,
     )
+    if spec.hooks:
+        install_hooks(layout, has_simulation=spec.simgpu and not files.real)
     write_file(layout.slurm_conf, render_slurm_conf(plan), mode=0o644)
     write_file(layout.etc / "gres.conf", render_gres_conf(plan), mode=0o644)
     write_file(layout.etc / "cgroup.conf", render_cgroup_conf(plan), mode=0o644)
@@ -163,6 +166,7 @@ def remove_files(layout: Layout) -> None:
     ):
         shutil.rmtree(directory, ignore_errors=True)
     remove_simulated_gpus(layout)
+    remove_hooks(layout)
     layout.record.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
     if not any(layout.directory.iterdir()):

@@ -41,6 +41,7 @@ class SandboxSpec:
         grace_time_s: GraceTime of the partition `preempt`.
         slurmd_timeout_s: Seconds until a silent node is DOWN.
         requeue_delay_s: Seconds until a requeued job may start again (cred_expire).
+        hooks: Let root's prolog and epilog prepare MPS for jobs of csub.
         extra_conf: Lines added to slurm.conf, for example `Prolog=/etc/prolog.sh`.
     """
 
@@ -56,6 +57,7 @@ class SandboxSpec:
     grace_time_s: int = 5
     slurmd_timeout_s: int = 30
     requeue_delay_s: int = 10
+    hooks: bool = False
     extra_conf: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -80,6 +82,8 @@ class SandboxSpec:
                 raise UsageProblem(f"--{name} is {value}, it must be between {low} and {high}")
         if self.gpu_type is not None and not re.fullmatch(r"[A-Za-z][\w.-]{0,39}", self.gpu_type):
             raise UsageProblem(f"--gpu-type '{self.gpu_type}' is no word that Slurm can use")
+        if self.hooks and os.geteuid() != 0:
+            raise UsageProblem("--hooks needs to be root: hooks prepare MPS for other users")
         for line in self.extra_conf:
             if "\n" in line or "\0" in line:
                 raise UsageProblem("a line for slurm.conf must not contain a line break")
@@ -102,7 +106,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of a sandbox. Only `dev`, `etc`, `run`, `simgpu` and `spool` are for others."""
+    """The paths of a sandbox. `hooks`, `log` and `state` are not for others."""
 
     directory: Path
 
@@ -160,6 +164,16 @@ class Layout:
     def no_simulation(self) -> Path:
         """Why the fake GPUs are not simulated, where they should be."""
         return self.run / "no_simulation"
+
+    @property
+    def hooks(self) -> Path:
+        """Prolog, epilog and their policy."""
+        return self.directory / "hooks"
+
+    @property
+    def prepared(self) -> Path:
+        """What the hooks have prepared, a directory for each node."""
+        return self.directory / "prepared"
 
     @property
     def record(self) -> Path:

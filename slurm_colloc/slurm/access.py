@@ -67,6 +67,12 @@ class SlurmAccess(Protocol):
     def requeue(self, job_id: str) -> None:
         """End a running job and put it back into the queue."""
 
+    def requeue_running(self, job_id: str) -> None:
+        """The same, in the one moment that Slurm takes for it only where the job runs.
+
+        Slurm does nothing, and says nothing, with a job that is being cancelled or ended.
+        """
+
     def wake_batch_script(self, job_id: str) -> None:
         """Send SIGURG to the batch script alone."""
 

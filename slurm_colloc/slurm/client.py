@@ -160,6 +160,14 @@ class SlurmCommands:
         """End a running job and put it back into the queue."""
         self._run("scontrol", "requeue", job_id)
 
+    def requeue_running(self, job_id: str) -> None:
+        """The same, in the one moment that Slurm takes for it only where the job runs.
+
+        Slurm does nothing, and says nothing, with a job that is being cancelled or ended
+        (`_job_requeue_op`, 22.05 to 26.05).
+        """
+        self._run("scontrol", "requeue", "Incomplete", job_id)
+
     def wake_batch_script(self, job_id: str) -> None:
         """Send SIGURG to the batch script alone: ignored by whoever does not wait for it."""
         self._run("scancel", "--batch", "--signal=URG", job_id)

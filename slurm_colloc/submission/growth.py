@@ -22,16 +22,24 @@ class Growth:
         slurm: Slurm.
         job_id: The job.
         old_name: Its present name.
+        comments: Its present comment and its new one.
         inherited: Descriptors of the pack's lock: a change that is on its way when csub is killed
             must not overtake the next one.
     """
 
     def __init__(
-        self, slurm: SlurmAccess, job_id: str, *, old_name: str, inherited: Sequence[int] = ()
+        self,
+        slurm: SlurmAccess,
+        job_id: str,
+        *,
+        old_name: str,
+        comments: tuple[str, str] = ("", ""),
+        inherited: Sequence[int] = (),
     ) -> None:
         self._slurm = slurm
         self._job_id = job_id
         self._old_name = old_name
+        self._old_comment, self._new_comment = comments
         self._inherited = inherited
         self._before: Mapping[str, str] = {}
 
@@ -47,7 +55,7 @@ class Growth:
             if fields is None or fields.get("JobState") != "PENDING":
                 return "it has just started"
             self._before = fields
-            self._update(build_changes(request, name))
+            self._update({**build_changes(request, name), **self._comment(self._new_comment)})
         except SlurmRefused as error:
             # Slurm may have refused one value and taken the others (seen on 22.05 to 26.05).
             self.take_back()
@@ -59,7 +67,11 @@ class Growth:
     def take_back(self) -> None:
         """Let the job ask for what it asked for before, as far as Slurm allows it."""
         with contextlib.suppress(SlurmError):
-            self._update(build_changes_back(self._before, self._old_name))
+            changes = build_changes_back(self._before, self._old_name)
+            self._update({**changes, **self._comment(self._old_comment)})
+
+    def _comment(self, comment: str) -> dict[str, str]:
+        return {} if self._old_comment == self._new_comment else {"Comment": comment}
 
     def _update(self, changes: Mapping[str, str]) -> None:
         self._slurm.update_job(self._job_id, changes, inherited=self._inherited)

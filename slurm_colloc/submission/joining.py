@@ -43,6 +43,7 @@ from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import read_attempt, remove_environment
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.growth import Growth
+from slurm_colloc.submission.hooks import HookChoice, extend_comment
 from slurm_colloc.submission.joinable import (
     Chosen,
     Joiner,
@@ -119,7 +120,8 @@ def join_open_pack(
     for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
         if capacity is None:
             capacity = read_capacity(candidate.job, settings, slurm)
-        join = _Join(state, slurm, Joiner(candidate, policy, capacity), pack_id, job)
+        joiner = Joiner(candidate, policy, capacity)
+        join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
         # First without the lock: most packs are full.
         answer = join.plan()
         if isinstance(answer, Joined) and not only_plan:
@@ -138,9 +140,17 @@ class _Join:
     """One attempt to join one pack, under its lock."""
 
     def __init__(
-        self, state: State, slurm: SlurmAccess, joiner: Joiner, pack_id: str, job: SlurmJob
+        self,
+        state: State,
+        slurm: SlurmAccess,
+        joiner: Joiner,
+        pack_id: str,
+        job: SlurmJob,
+        *,
+        hooks: HookChoice,
     ) -> None:
         self._slurm = slurm
+        self._hooks = hooks
         self._candidate = joiner.candidate
         self._prospect = Prospect(state, joiner, pack_id, job)
         self._path = state.pack_path(pack_id)
@@ -253,13 +263,17 @@ class _Join:
             one_script=is_own_kind(self._path, chosen.record, self._candidate),
         )
         if isinstance(planned, PackPlan):
-            assert planned.request is not None
+            seen = self._job.comment
+            comment, notes = extend_comment(seen, record.submission, planned.mode, self._hooks)
             growth = Growth(
                 self._slurm,
                 self._job.job_id,
                 old_name=self._choose_name(record),
+                comments=(seen, comment),
                 inherited=lock.descriptors,
             )
+            planned = dataclasses.replace(planned, reasons=(*planned.reasons, *notes))
+            assert planned.request is not None
             refusal = growth.grow(planned.request, self._choose_name(record, joining=1))
             if refusal:
                 return refusal

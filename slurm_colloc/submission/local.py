@@ -119,10 +119,11 @@ def _start_runner(
         os.set_inheritable(lock, True)
         log = os.open(path / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
+        words = (str(path), "--local", job_id)
         try:
             os.posix_spawn(
                 settings.python,
-                [settings.python, "-I", "-m", "slurm_colloc.runtime", str(path), "--local", job_id],
+                [settings.python, "-IB", "-m", "slurm_colloc.runtime", *words],
                 dict(environ),
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),

@@ -31,6 +31,7 @@ def build_packs(
     refusals: tuple[str, ...] = (),
     resubmissions: int = 0,
     share: str = "auto",
+    notes: tuple[str, ...] = (),
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
@@ -69,7 +70,8 @@ def build_packs(
             degree=planned.degree,
             request=planned.request,
             group=planned.group,
-            reasons=planned.reasons,
+            # What is submitted again brings what was noted the first time.
+            reasons=tuple(dict.fromkeys((*planned.reasons, *notes))),
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,

@@ -10,10 +10,7 @@ from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan, PackRequest, Plan
 from slurm_colloc.model.quantities import format_time_limit
-
-PACK_TOKEN = "[csub-pack={submission}]"
-"""Appended to the job's comment: a pack whose submission was interrupted is found by it."""
-
+from slurm_colloc.submission.hooks import HookChoice, build_hook_request
 
 GROWABLE = frozenset(
     {"chdir", "cpus-per-task", "error", "gpus", "gpus-per-node", "gres", "input", "mail-type",
@@ -87,7 +84,13 @@ def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
 
 
 def build_options(
-    batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, submission: str, log: str
+    batch: Batch,
+    jobs: Sequence[Job],
+    packs_at_once: int | None,
+    submission: str,
+    log: str,
+    *,
+    hooks: HookChoice | None = None,
 ) -> list[str]:
     """The options of sbatch.
 
@@ -97,6 +100,10 @@ def build_options(
         packs_at_once: How many packs may run at the same time.
         submission: The submission's id.
         log: Path of the pack's log, `%a` in it for the element.
+        hooks: Whether packs ask for the hooks of their nodes.
+
+    Raises:
+        UsageProblem: The user's comment leaves no room for csub's mark.
     """
     first = jobs[batch.packs[0].members[0].job_index]
     group = dict(batch.packs[0].group)
@@ -105,9 +112,11 @@ def build_options(
         limit = f"%{packs_at_once}" if packs_at_once is not None else ""
         options.append(f"--array={format_task_ids(batch.indices)}{limit}")
     options.append(f"--job-name={build_name(batch, jobs)}")
-    token = PACK_TOKEN.format(submission=submission)
-    comment = group.pop("comment", "")
-    options.append(f"--comment={comment} {token}" if comment else f"--comment={token}")
+    asked = build_hook_request(batch.packs, group, submission, hooks or HookChoice())
+    options.append(f"--comment={asked.comment}")
+    group.pop("comment", None)
+    if asked.constraint is not None:
+        group["constraint"] = asked.constraint
     if batch.packs[0].request is None:
         # As the user wrote it; the log is the member's own output.
         options += [_option(name, value) for name, value in first.shape]

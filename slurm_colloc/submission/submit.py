@@ -27,6 +27,7 @@ from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import remove_environment
 from slurm_colloc.submission.collect import Call, Candidate
+from slurm_colloc.submission.hooks import HookChoice, build_hook_request
 from slurm_colloc.submission.new_packs import build_packs
 from slurm_colloc.submission.policy import choose_policy, make_plan
 from slurm_colloc.submission.render import render_batch_script, render_kept_script
@@ -157,7 +158,9 @@ def submit_batch(
     log = f"{_escape(str(state.packs / submission))}.{element}/pack.log"
     if not settings.state_shared:
         log = "csub-%A_%a.log" if batch.is_array else "csub-%j.log"
-    options = build_options(batch, jobs, chosen.packs_at_once, submission, log)
+    hooks = HookChoice.of(settings)
+    options = build_options(batch, jobs, chosen.packs_at_once, submission, log, hooks=hooks)
+    asked = build_hook_request(batch.packs, dict(batch.packs[0].group), submission, hooks)
     environment = build_batch_environment(os.environ)
     packs = build_packs(
         batch,
@@ -171,6 +174,7 @@ def submit_batch(
         policy=policy,
         refusals=refusals,
         resubmissions=resubmissions,
+        notes=asked.notes,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:

@@ -34,7 +34,7 @@ from slurm_colloc.submission.endings import (
     list_held,
     list_never_started,
 )
-from slurm_colloc.submission.request import PACK_TOKEN
+from slurm_colloc.submission.hooks import PACK_TOKEN
 
 UNANSWERED_S = 600.0
 """How long a submission that Slurm did not answer is kept for a job that may turn up."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
 from tests.bench.bed import Bed, running_bed
+from tests.bench.hooks import measure_hooks
 from tests.bench.joining import measure_joining
 from tests.bench.measuring import (
     Section,
@@ -43,6 +44,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     """Yield one table after the other."""
     if "startup" in chosen:
         yield measure_startup()
+    if "hooks" in chosen:
+        yield measure_hooks()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -58,7 +61,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", *GROUPS]
+    names = ["startup", "hooks", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

@@ -40,7 +40,8 @@ def measure_runner(bed: Bed) -> Section:
         )
         last = max(event["at"] for event in select_events(pack, "start"))
         starts.append(last - select_events(pack, "attempt")[0]["at"])
-        real_starts.append(last - read_start_time(int((pack / "runner_pid").read_text())))
+        guard = read_parent(int((pack / "runner_pid").read_text()))
+        real_starts.append(last - read_start_time(guard))
         if number == PACKS - 1:
             _watch(pack, figures, Series(tuple(starts)), Series(tuple(real_starts)))
         bed.run([bed.csub, "cancel", job_id])
@@ -65,7 +66,8 @@ def _watch(pack: Path, figures: Figures, starts: Series, real_starts: Series) ->
     wrappers = [int(record["wrapper_pid"]) for record in started]
     stepds = sorted({read_parent(pid) for pid in wrappers})
     sruns = list_below(runner)
-    groups = {"runner": [runner], "srun": sruns, "wrapper": wrappers, "slurmstepd": stepds}
+    groups = {"runner": [runner], "guard": [read_parent(runner)], "srun": sruns,
+              "wrapper": wrappers, "slurmstepd": stepds}  # fmt: skip
     before = {name: sum(map(read_cpu_s, pids)) for name, pids in groups.items()}
     begun = time.monotonic()
     time.sleep(WATCHED_S)
@@ -80,7 +82,7 @@ def _watch(pack: Path, figures: Figures, starts: Series, real_starts: Series) ->
         "s",
         target=START_TARGET_S,
     )
-    figures.add(f"start of the runner's process to the start of member {MEMBERS}", real_starts, "s")
+    figures.add(f"start of the batch script to the start of member {MEMBERS}", real_starts, "s")
     memory = {name: [read_host_memory_mb(pid) for pid in pids] for name, pids in groups.items()}
     for kind in ("RSS", "PSS"):
         figures.add(
@@ -97,15 +99,17 @@ def _watch(pack: Path, figures: Figures, starts: Series, real_starts: Series) ->
     )
     figures.add("CPU time of the runner", Series((used["runner"],)), "%", target=CPU_TARGET_PERCENT)
     for name, text in (
+        ("guard", "its guard"),
         ("srun", f"all {len(sruns)} processes of srun"),
         ("wrapper", f"all {len(wrappers)} wrappers"),
         ("slurmstepd", f"all {len(stepds)} slurmstepd"),
     ):
         figures.add(f"CPU time of {text}", Series((used[name],)), "%")
-    for name in ("wrapper", "srun", "slurmstepd"):
+    for name in ("guard", "wrapper", "srun", "slurmstepd"):
         for kind in ("RSS", "PSS"):
             values = tuple(entry[kind] for entry in memory[name])
-            figures.add(f"host memory of one {name}, {kind}", Series(values), "MB")
+            text = "its guard" if name == "guard" else f"one {name}"
+            figures.add(f"host memory of {text}, {kind}", Series(values), "MB")
     total = sum(entry["PSS"] for entries in memory.values() for entry in entries)
     figures.add("host memory of all of these, PSS, per member", Series((total / MEMBERS,)), "MB")
 

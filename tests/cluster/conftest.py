@@ -152,11 +152,14 @@ class CsubUser:
             return all(rows[number]["state"] == state for number, state in wanted.items())
 
         deadline = time.monotonic() + patience_s
+        # Each look is a whole csub; waiting must not keep a core from what is waited for.
+        pause_s = POLL_S
         while not reached():
             if time.monotonic() > deadline:
                 seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
                 pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 0.5)
         return rows
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:

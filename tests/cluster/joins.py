@@ -120,11 +120,15 @@ def check_slurm_has_room(user: CsubUser) -> int:
     count = 0
     for job_id, path in list_packs(user).items():
         state, cpus, comment = read_field(user, job_id, "%T|%C|%k").split("|")
-        assert comment == f"[csub-pack={path.name.rpartition('.')[0]}]"
+        record = json.loads((path / "pack.json").read_text())
+        # A pack that was joined while it waited asks the node's prolog for MPS from then on; so
+        # may one whose joiner was killed when it had grown.
+        mark = f"[csub-pack={record['submission']}]"
+        assert comment in (mark, f"{mark} [csub/1 mps]")
+        assert comment != mark or record["mode"] != "mps"
         if state != "PENDING":
             continue
         count += 1
-        record = json.loads((path / "pack.json").read_text())
         wants = sorted(
             json.loads(spec.read_text())["plan"]["cpus"]
             for spec in path.glob("members/*/spec.json")

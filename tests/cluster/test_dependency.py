@@ -148,7 +148,7 @@ def test_without_the_note_to_the_pack_the_job_starts_when_the_pack_is_over(user:
 def test_a_member_that_nobody_saw_end_satisfies_only_afternotok_and_afterany(
     user: CsubUser,
 ) -> None:
-    job_id = start_pack(user, "go.sh 1", "go.sh 2")
+    job_id = start_pack(user, "--no-requeue", "go.sh 1", "go.sh 2")
     jobs = {
         kind: user.submit(*PACK, f"--dependency={kind}:{job_id}/1", "next.sh", kind)
         for kind in ("afterok", "afternotok", "afterany")

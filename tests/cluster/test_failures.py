@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,12 @@ def started_record(user: CsubUser, job_id: str, number: int) -> dict[str, int]:
     return record
 
 
+def read_job(user: CsubUser, job_id: str) -> dict[str, str]:
+    """What `scontrol show job` says."""
+    shown = user.run(["scontrol", "--oneliner", "show", "job", job_id]).stdout
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
 def find_children(pid: int) -> list[int]:
     return [
         int(word)
@@ -134,6 +141,22 @@ def test_a_pack_beyond_its_own_time_limit_ends_as_timeout_and_starts_nothing_mor
     administrate(user, "scontrol", "update", f"JobId={job_id}", "EndTime=now+1")
     user.wait_for_states(job_id, "TIMEOUT", patience_s=120)
     assert run_counts(user) == {"a.sh": 1}
+
+
+def test_a_runner_that_is_killed_when_the_time_of_its_pack_is_up_changes_nothing_of_that(
+    user: CsubUser,
+) -> None:
+    user.script("a.sh", RUN_FOREVER)
+    job_id = submit_pack(user, "--requeue", "a.sh", "a.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    administrate(user, "scontrol", "update", f"JobId={job_id}", "EndTime=now+1")
+    end = read_job(user, job_id)["EndTime"]
+    wait_until(lambda: time.strftime("%Y-%m-%dT%H:%M:%S") > end, "its time is up")
+    # Slurm has not looked yet, or ends it already.
+    os.kill(int((pack_directory(user, job_id) / "runner_pid").read_text()), signal.SIGKILL)
+    user.wait_for_states(job_id, "TIMEOUT", patience_s=120)
+    assert read_job(user, job_id)["Restarts"] == "0"
+    assert run_counts(user) == {"a.sh": 2}
 
 
 @pytest.mark.parametrize(
@@ -332,23 +355,6 @@ def test_a_lost_node_moves_the_pack_and_fences_the_old_attempt(
 
 
 # Killed processes ------------------------------------------------------------------------------
-
-
-def test_a_killed_runner_leaves_ended_members_as_they_were_and_the_others_lost(
-    user: CsubUser,
-) -> None:
-    user.script("a.sh", "exit 3")
-    user.script("b.sh", RUN_FOREVER)
-    user.script("c.sh", RUN_FOREVER)
-    job_id = submit_pack(user, "--degree=2", "--pack-size=3", "a.sh", "b.sh", "c.sh")
-    user.wait_for_states(job_id, {1: "FAILED", 2: "RUNNING", 3: "RUNNING"})
-    script = started_record(user, job_id, 2)["pid"]
-    runner = int((pack_directory(user, job_id) / "runner_pid").read_text())
-    os.kill(runner, signal.SIGKILL)
-    rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST"})
-    assert rows[1]["exit_code"] == {"code": 3, "signal": 0}
-    wait_until(lambda: not Path(f"/proc/{script}").exists(), "Slurm ends the members")
-    assert user.csub("wait", job_id, check=False).returncode == 3
 
 
 def test_a_killed_wrapper_fails_its_member_and_the_pack_goes_on(user: CsubUser) -> None:

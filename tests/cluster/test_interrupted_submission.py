@@ -75,7 +75,8 @@ PACK = ("csub", "pack", "--gres=gpu:1", "-c1", "--mem=100M", "--time=5", "a.sh",
 
 def list_slurm_jobs(user: CsubUser) -> dict[str, str]:
     """Slurm's jobs of this user, with their comments."""
-    lines = user.run(["squeue", "-h", "--me", "--states=all", "--format=%i|%k"]).stdout.split()
+    shown = user.run(["squeue", "-h", "--me", "--states=all", "--format=%i|%k"]).stdout
+    lines = shown.splitlines()
     return dict(line.partition("|")[::2] for line in lines)
 
 
@@ -105,7 +106,7 @@ def check_state_agrees_with_slurm(user: CsubUser, earlier: set[str]) -> list[str
         for submission, path in packs.items()
     }
     for job_id in new:
-        assert jobs[job_id] == f"[csub-pack={known[job_id]}]"
+        assert jobs[job_id] == f"[csub-pack={known[job_id]}] [csub/1 mps]"
         assert user.index(job_id).exists()
     assert set(known) <= set(jobs)
     return new

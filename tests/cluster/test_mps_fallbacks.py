@@ -86,8 +86,11 @@ def test_without_the_mps_programs_members_share_by_time_slices(mps_user: CsubUse
     ("words", "reason"),
     [
         (("absent",), "the pack's GPU is not known: "),
-        # Nothing but the MPS server can tell that there is no such GPU.
-        (("lie=uuid",), "the MPS server ended before it was ACTIVE: "),
+        # Nothing but CUDA can tell that there is no such GPU.
+        (
+            ("lie=uuid",),
+            "the MPS daemon ended at once with exit status 100: CUDA finds none of the GPUs",
+        ),
         (("hang=30",), "the pack's GPU is not known: NVML gave no answer within 1.5 s"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.host.processes import identify, is_alive
+from slurm_colloc.host.processes import ProcessId, identify, is_alive
 
 from .conftest import CsubUser, wait_until
 from .mps import (
@@ -105,21 +105,71 @@ def test_after_the_third_daemon_the_pack_goes_on_by_time_slices(mps_user: CsubUs
     untouched.check()
 
 
-def test_a_killed_runner_leaves_nothing_behind(mps_user: CsubUser) -> None:
+def test_members_of_a_killed_runner_run_again_under_a_new_daemon(mps_user: CsubUser) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    # At TERM it works on for a moment, as to save what it has on the GPU.
+    save = "sleep 1; kill -0 $pid && echo worked-on; kill $pid; exit 0"
+    user.script("train.sh", f"trap '{save}' TERM; {TRAIN}")
+    user.script("done.sh", HELLO)
+    job_id = user.submit(
+        "pack", "--degree=2", "--pack-size=4", *OPTIONS, "done.sh", "train.sh", "train.sh",
+        "done.sh",
+    )  # fmt: skip
+    with explained(user, job_id):
+        wait_for_clients(user, job_id, 2, 3)
+        before = list_directories(user)
+        killed = read_parts(user, job_id)
+        kill(runner_pid(user, job_id))
+        rows = wait_for_starts(user, job_id, 2, 2, 3)
+        assert not any(is_alive(process) for process in killed)
+        [directory] = list_directories(user)
+        assert [directory] != before
+        for number in (2, 3):
+            first, second = list_starts(user, job_id, number)
+            assert first.startswith(f"start restart=0 pipe={before[0]}/")
+            assert second.startswith(f"start restart=1 pipe={directory}/")
+            assert "restarted: its runner was killed by signal 9" in rows[number]["evidence"]
+            if user.sandbox.status().cgroup_version:
+                # Elsewhere Slurm signals every process of a step, and not the script alone.
+                assert "worked-on" in user.output(f"slurm-{job_id}_{number}.out").split()
+        assert (rows[1]["state"], rows[1]["starts"]) == ("COMPLETED", 1)
+        assert rows[4]["state"] == "PENDING"
+        (user.home / "end").touch()
+        rows = user.finish(job_id)
+        assert {(row["state"], row["cause"]) for row in rows.values()} == {("COMPLETED", "success")}
+        assert [rows[number]["starts"] for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
+    untouched.check()
+
+
+def test_a_killed_runner_that_may_not_be_requeued_leaves_nothing_behind(
+    mps_user: CsubUser,
+) -> None:
     user = mps_user
     untouched = Untouched(user)
     user.script("train.sh", TRAIN)
-    job_id = submit_pack(user, "train.sh", "train.sh")
+    job_id = submit_pack(user, "train.sh", "train.sh", options=("--no-requeue", *OPTIONS[1:]))
     wait_for_clients(user, job_id)
-    pids = (keeper_pid(user, job_id), daemon_pid(user, job_id), server_pid(user, job_id))
-    proven = [identify(pid) for pid in pids]
-    assert None not in proven
+    killed = read_parts(user, job_id)
     kill(runner_pid(user, job_id))
     wait_until(
-        lambda: not any(process is not None and is_alive(process) for process in proven),
+        lambda: not any(is_alive(process) for process in killed),
         "keeper, daemon and server have ended",
     )
+    rows = user.wait_for_states(job_id, "LOST")
+    reasons = {row["reason"] for row in rows.values()}
+    assert reasons == {"its runner was killed by signal 9; it may not be requeued"}
     untouched.check()
+
+
+def read_parts(user: CsubUser, job_id: str) -> list[ProcessId]:
+    """Keeper, daemon and server of a pack that runs under MPS now."""
+    parts = []
+    for find in (keeper_pid, daemon_pid, server_pid):
+        process = identify(find(user, job_id))
+        assert process is not None
+        parts.append(process)
+    return parts
 
 
 def test_what_a_pack_could_not_remove_itself_the_next_one_does(mps_user: CsubUser) -> None:
@@ -127,7 +177,7 @@ def test_what_a_pack_could_not_remove_itself_the_next_one_does(mps_user: CsubUse
     require_cgroups(user)
     untouched = Untouched(user)
     user.script("train.sh", TRAIN)
-    job_id = submit_pack(user, "train.sh", "train.sh")
+    job_id = submit_pack(user, "train.sh", "train.sh", options=("--no-requeue", *OPTIONS[1:]))
     wait_for_clients(user, job_id)
     # The node takes both at the same moment.
     keeper, runner = keeper_pid(user, job_id), runner_pid(user, job_id)

@@ -12,6 +12,7 @@ import pytest
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from .conftest import CsubUser, running_sandbox, user_of, wait_until
+from .mps import read_parent
 
 pytestmark = pytest.mark.slurm
 
@@ -42,15 +43,15 @@ def start_one_of_three(user: CsubUser, *options: str) -> str:
     return pack
 
 
-def kill_runner(user: CsubUser) -> None:
-    """Kill the runner of the only pack that runs."""
+def kill_batch_script(user: CsubUser) -> None:
+    """Kill the batch script of the only pack that runs: the guard of its runner."""
     (path,) = user.state.glob("packs/*/runner_pid")
-    os.kill(int(path.read_text()), signal.SIGKILL)
+    os.kill(read_parent(int(path.read_text())), signal.SIGKILL)
 
 
 def end_pack(user: CsubUser, pack: str) -> None:
-    """Kill the runner, so that Slurm ends the pack as FAILED, and wait for that."""
-    kill_runner(user)
+    """Kill the batch script, so that Slurm ends the pack as FAILED, and wait for that."""
+    kill_batch_script(user)
     wait_until(
         lambda: (
             user.run(["squeue", "-h", "-j", pack, "--states=all", "-o%T"]).stdout.strip()

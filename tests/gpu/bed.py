@@ -55,12 +55,12 @@ class Scale:
     """How much of everything; smaller where the suite itself is tried."""
 
     members: int = int(read_number("CSUB_GPU_MEMBERS", 7))
-    cpus: int = int(read_number("CSUB_GPU_CPUS", 2))
+    cpus: int = int(read_number("CSUB_GPU_CPUS", 1))
     window_s: float = read_number("CSUB_GPU_WINDOW_S", 60)
     timeslice_window_s: float = read_number("CSUB_GPU_TIMESLICE_WINDOW_S", 30)
     files_window_s: float = read_number("CSUB_GPU_FILES_WINDOW_S", 20)
     # A little more than the fastest training does, so that the window fits into the work.
-    images_per_s: float = read_number("CSUB_GPU_IMAGES_PER_S", 17500)
+    images_per_s: float = read_number("CSUB_GPU_IMAGES_PER_S", 22000)
     files: int = int(read_number("CSUB_GPU_FILES", 8192))
     innocent_s: float = read_number("CSUB_GPU_INNOCENT_S", 5)
 
@@ -83,8 +83,6 @@ class Bed:
     scale: Scale = field(default_factory=Scale)
     jobs: dict[str, str] = field(default_factory=dict)
     gpu_before: dict[str, Any] = field(default_factory=dict)
-    to_be_swept: list[str] = field(default_factory=list)
-    """Directories that a later pack has to remove."""
 
     # -- packs ------------------------------------------------------------------------------------
 
@@ -214,7 +212,7 @@ class Bed:
         gpu = self.read_nvml()
         if processes:
             found["processes"] = processes
-        if entries := [entry for entry in entries if entry not in self.to_be_swept]:
+        if entries:
             found["directories"] = entries
         if gpu["processes"] != []:
             found["nvml_processes"] = gpu["processes"]
@@ -299,7 +297,6 @@ def running_bed() -> Iterator[Bed]:
                 yield bed
             finally:
                 bed.keep_files()
-                bed.to_be_swept.clear()
                 for entry in bed.find_leftovers().get("directories", []):
                     shutil.rmtree(entry, ignore_errors=True)
     finally:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_colloc.host.mps_control import find_library_path
 from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.nvml import probe_gpus
 from slurm_colloc.host.processes import (
     ProcessId,
     list_processes,
@@ -21,9 +24,27 @@ from slurm_colloc.host.processes import (
 
 from ..mps.nvidia import find_control
 
-GPU = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
+# Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
+PATIENCE_S = 45
+
+
+def find_gpu() -> str:
+    """This machine's first GPU, because a daemon from 580 on ends at once where it sees none.
+
+    Any UUID will do where there is no GPU.
+    """
+    if Path("/dev/nvidiactl").exists():
+        for gpu in probe_gpus(PATIENCE_S).gpus:
+            if gpu.uuid is not None:
+                return gpu.uuid
+    return "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
+
+
+GPU = find_gpu()
 
 # It stays, like a server that has clients. What it was told to survive stands in its environment.
+# Whether a server's own output reaches the daemon's is not known of every driver, so that it is up
+# shows in a file.
 STUB_SERVER = """#!/usr/bin/python3 -IS
 import os, signal
 if os.environ.get("STUB_SERVER") == "stubborn":
@@ -31,14 +52,14 @@ if os.environ.get("STUB_SERVER") == "stubborn":
         signal.signal(number, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))
-print("server", os.getpid(), "gid", os.getgid(), "groups", os.getgroups(), flush=True)
+open(os.environ["CUDA_MPS_LOG_DIRECTORY"] + f"/stub.{os.getpid()}", "w").close()
 while True:
     signal.pause()
 """
 
 
 def find_control_program() -> Path | None:
-    """NVIDIA's control program 550, which runs without a GPU: fetched, or named."""
+    """NVIDIA's control program: 550, which runs without a GPU, fetched, or one that is named."""
     named = os.environ.get("CSUB_NVIDIA_MPS")
     for part in ("", "bin", "usr/bin", "x/usr/bin") if named else ():
         candidate = Path(named or "") / part / "nvidia-cuda-mps-control"
@@ -102,6 +123,20 @@ def programs(short_directory: Path) -> Path:
 
 
 @pytest.fixture
+def driver(programs: Path) -> int:
+    """Which driver's control program it is, as the tables of tests/mps number them."""
+    ended = subprocess.run(
+        [programs / "nvidia-cuda-mps-control", "-h"],
+        env={"PATH": "/usr/bin:/bin", **find_library_path(os.environ)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended
+    return 580 if "Linux/Unix/QNX" in ended.stdout else 550
+
+
+@pytest.fixture
 def options(programs: Path, base: Path) -> Callable[..., MpsOptions]:
     """Makes options for a daemon; a stub server never becomes ACTIVE."""
 
@@ -111,7 +146,7 @@ def options(programs: Path, base: Path) -> Callable[..., MpsOptions]:
             "bases": (str(base),),
             "path": str(programs),
             "needs_active": False,
-            "control_cap_s": 60.0,
+            "control_cap_s": float(PATIENCE_S),
             **changes,
         }
         return MpsOptions(**fields)  # type: ignore[arg-type]

@@ -26,10 +26,13 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 
 def run_python(code: str, *argv: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a piece of Python that finds the package, in a process of its own."""
+    """Run a piece of Python that finds the package, in a process of its own.
+
+    It may set itself limits, under which it must write no bytecode: half a file would stay.
+    """
     boot = f"import sys; sys.path.append({str(ROOT)!r})\n{code}"
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        ["/usr/bin/python3", "-I", "-c", boot, *map(str, argv)],
+        ["/usr/bin/python3", "-IB", "-c", boot, *map(str, argv)],
         capture_output=True,
         text=True,
         check=False,
@@ -282,7 +285,7 @@ def test_what_somebody_else_has_left_does_not_keep_the_rest(base: Path) -> None:
     )
     boot = f"import sys; sys.path.append({str(ROOT)!r})\n{code}"
     child = subprocess.Popen(
-        ["/usr/bin/python3", "-I", "-c", boot, str(base)],
+        ["/usr/bin/python3", "-IB", "-c", boot, str(base)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

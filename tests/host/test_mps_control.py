@@ -12,19 +12,21 @@ import pytest
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.children import Outcome, run_program
-from slurm_colloc.host.mps_control import (
+from slurm_colloc.host.mps_answers import (
     Client,
-    ControlProgram,
-    MpsPrograms,
-    build_daemon_environment,
     find_complaints,
-    find_library_path,
-    find_programs,
     is_limit_shown,
     parse_limit_mb,
     parse_percentage,
-    parse_pids,
     parse_ps,
+)
+from slurm_colloc.host.mps_control import (
+    ControlProgram,
+    MpsPrograms,
+    build_daemon_environment,
+    find_library_path,
+    find_programs,
+    parse_pids,
     parse_server_status,
 )
 from slurm_colloc.host.processes import list_processes, read_environment_value
@@ -119,11 +121,12 @@ def test_the_environment_of_a_daemon_is_clean_and_finds_its_server() -> None:
 
 
 def test_only_the_drivers_own_library_directory_is_passed_on(tmp_path: Path) -> None:
-    driver, stubs = tmp_path / "driver", tmp_path / "stubs"
-    for directory, name in ((driver, "libcuda.so.1"), (stubs, "libcuda.so")):
+    # Where the driver's libraries lie is the machine's affair: /usr/lib may be such a directory.
+    driver, stubs, other = tmp_path / "driver", tmp_path / "stubs", tmp_path / "other"
+    for directory, name in ((driver, "libcuda.so.1"), (stubs, "libcuda.so"), (other, "libc.so.6")):
         directory.mkdir()
         (directory / name).write_text("")
-    path = f"/usr/lib:{stubs}:{driver}:driver:"
+    path = f"{other}:{stubs}:{driver}:driver:"
     assert find_library_path({"LD_LIBRARY_PATH": path}) == {"LD_LIBRARY_PATH": str(driver)}
     assert find_library_path({"LD_LIBRARY_PATH": str(stubs)}) == {}
     assert find_library_path({}) == {}

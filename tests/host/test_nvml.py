@@ -78,6 +78,11 @@ def write_bindings(directory: Path, facts: object) -> tuple[str, ...]:
     return (str(directory),)
 
 
+def test_no_bytecode_of_the_bindings_is_written(tmp_path: Path) -> None:
+    assert probe_gpus(60, module_path=write_bindings(tmp_path, {"gpus": []})).problem == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["facts.json", "pynvml.py"]
+
+
 def test_all_of_a_gpu_is_read(tmp_path: Path) -> None:
     found = probe_gpus(60, module_path=write_bindings(tmp_path, {"gpus": [WHOLE]}))
     assert (found.problem, found.doubts) == ("", ())

@@ -41,9 +41,8 @@ from slurm_colloc.sandbox.simgpu.build import NoCompiler
 from slurm_colloc.sandbox.simgpu.install import make_simulation, simulation_environment
 from slurm_colloc.sandbox.simgpu.models import H200
 
-from .conftest import end_programs_below
+from .conftest import PATIENCE_S, end_programs_below
 
-PATIENCE_S = 60
 CLIENT = Path(__file__).parents[1] / "mps" / "client.py"
 E = TypeVar("E")
 
@@ -130,11 +129,17 @@ class Node:
         self.keeper.stop()
         return self.hear(Stopped).report
 
-    def count_processes(self) -> int:
-        gpu = probe_gpus(PATIENCE_S).find(self.uuid)
-        assert gpu is not None
-        assert gpu.processes is not None
-        return len(gpu.processes)
+    def wait_until_off_gpu(self, *pids: int | None) -> None:
+        """Wait until NVML shows none of these; other tests may use the GPU at the same time."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            gpu = probe_gpus(PATIENCE_S).find(self.uuid)
+            assert gpu is not None
+            assert gpu.processes is not None
+            left = {process.pid for process in gpu.processes} & set(pids)
+            if not left:
+                return
+            assert time.monotonic() < deadline, left
 
     def end(self) -> None:
         for keeper in self.keepers:
@@ -196,7 +201,6 @@ def test_the_node_is_known_to_have_mps(node: Node) -> None:
 
 
 def test_a_pack_runs_under_its_own_daemon_and_leaves_the_gpu_as_it_was(node: Node) -> None:
-    before = node.count_processes()
     ready = node.start()
     assert ready.server_pid is not None
     assert ready.active_ms is not None
@@ -226,7 +230,7 @@ def test_a_pack_runs_under_its_own_daemon_and_leaves_the_gpu_as_it_was(node: Nod
     assert report.is_clean, report
     assert not report.forced
     assert report.gpu_processes == ()
-    assert node.count_processes() == before
+    node.wait_until_off_gpu(ready.server_pid, first.pid, second.pid)
     assert list(node.base.iterdir()) == []
     print(
         f"\ncontrol {ready.control_ms:.0f} ms, ACTIVE {ready.active_ms:.0f} ms, "
@@ -308,7 +312,6 @@ def test_after_the_servers_death_its_daemon_starts_another(node: Node) -> None:
 
 
 def test_a_dead_runner_leaves_nothing_once_its_clients_have_left(node: Node) -> None:
-    before = node.count_processes()
     ready = node.start()
     client = node.start_client()
     node.hear(ClientJoined)
@@ -323,11 +326,10 @@ def test_a_dead_runner_leaves_nothing_once_its_clients_have_left(node: Node) -> 
     node.leave(client)
     node.keeper.wait(time.monotonic() + PATIENCE_S)
     assert identify(ready.daemon_pid) is None
-    assert node.count_processes() == before
+    node.wait_until_off_gpu(ready.server_pid, client.pid)
 
 
 def test_a_dead_keeper_leaves_nothing_once_the_runner_has_cleared_up(node: Node) -> None:
-    before = node.count_processes()
     ready = node.start()
     client = node.start_client()
     node.keeper.kill()
@@ -338,7 +340,7 @@ def test_a_dead_keeper_leaves_nothing_once_the_runner_has_cleared_up(node: Node)
     assert identify(ready.daemon_pid) is None
     assert ready.server_pid is not None
     assert identify(ready.server_pid) is None
-    assert node.count_processes() == before
+    node.wait_until_off_gpu(ready.server_pid, client.pid)
     assert list(node.base.iterdir()) == []
 
 

@@ -43,7 +43,14 @@ PACKAGES = (
 
 # Of the development tools in pyproject.toml, those that the tests below need; hatchling installs
 # the project itself.
-TOOLS = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+TOOLS = (
+    "hatchling",
+    "hypothesis",
+    "pytest",
+    "pytest-rerunfailures",
+    "pytest-timeout",
+    "pytest-xdist",
+)
 
 # These folders say nothing about a release of Slurm or Python: they check the checkout, build
 # packages from it, are about this matrix, the sandbox itself, or the GPU.

@@ -23,7 +23,8 @@ from slurm_colloc.host.processes import ProcessId, identify, send_signal
 from slurm_colloc.sandbox.simgpu.records import Gpu
 from slurm_colloc.sandbox.simgpu.state import Node
 
-PATIENCE_S = 60.0
+# Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
+PATIENCE_S = 45.0
 # A command that has not answered by then is taken to hang.
 HANG_S = 1.5
 CONTROL = "nvidia-cuda-mps-control"
@@ -329,6 +330,16 @@ class Mps:
             f"'{pattern}' in {name}.log",
         )
         return found
+
+    def ask_and_read_log(self, line: str) -> list[str]:
+        """Send a line; what the daemon logs while it answers, the answer included."""
+        # The log comes later than the answer. This is no command, and nobody has sent it before.
+        mark = f"mark-{os.urandom(4).hex()}"
+        self.ask(line, mark)
+        self.wait_for_log(f"^Cmd:{mark}$")
+        log = self.log()
+        begin = len(log) - log[::-1].index(f"Cmd:{line}")
+        return log[begin : log.index(f"Cmd:{mark}", begin)]
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -65,9 +65,10 @@ def test_a_second_control_program_is_turned_away_in_silence_while_one_is_open(mp
     # Into a pipe the control program writes its answers at its end.
     mps.wait_for_log(r"^100\.0$")
     second = mps.ask("get_default_active_thread_percentage")
-    # Which of the two it is, is chance: it depends on how fast the daemon closes.
+    # Which of them it is, is chance: it depends on how fast the daemon closes.
     assert second.all in (
         (0, "", ""),
+        (1, "", ""),
         (1, "", "Cannot send command to MPS control daemon process\n"),
     )
     assert first.communicate() == ("100.0\n", "")
@@ -144,10 +145,13 @@ def test_without_a_limit_the_answer_is_empty_and_the_reason_is_in_the_log(mps: M
     # A limit in the environment is the server's; the daemon does not show it.
     mps.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=1G"
     mps.start()
-    assert mps.ask("get_default_device_pinned_mem_limit 0").all == (0, "", "")
-    mps.wait_for_log("^No default pinned memory limit set for the device!$")
-    assert mps.ask("set_default_device_pinned_mem_limit 32 1G").all == (0, "", "")
-    mps.wait_for_log("^Invalid device ordinal!$")
+    read, bad = "get_default_device_pinned_mem_limit 0", "set_default_device_pinned_mem_limit 32 1G"
+    assert mps.ask(read, bad).all == (0, "", "")
+    reason = "No default pinned memory limit set for the device!"
+    assert mps.ask_and_read_log(read) == [reason]
+    words = {550: "Invalid device ordinal!", 580: "Invalid device identifier format: 32"}
+    # 580 also writes the command once more.
+    assert mps.ask_and_read_log(bad)[-1] == words[mps.backend.version]
 
 
 def test_a_limit_by_uuid_holds_on_580_and_on_550_takes_away_that_of_gpu_0(mps: Mps) -> None:
@@ -179,12 +183,11 @@ def test_only_580_can_be_asked_for_devices(mps: Mps) -> None:
 
 
 def test_a_server_that_cannot_start_is_told_of_in_the_log_only(mps: Mps) -> None:
-    mps.environment["PATH"] = "/nonexistent:/usr/bin:/bin"
-    if mps.backend.name == "hardware" and mps.backend.server_directory == Path("/usr/bin"):
-        pytest.skip("the server lies in /usr/bin")
+    mps.environment["PATH"] = "/nonexistent"
     mps.start()
     assert mps.ask(f"start_server -uid {mps.uid}").all == (0, "", "")
-    mps.wait_for_log(r"^Server \d+ exited with status 1$")
+    ended = mps.wait_for_log(r"^Server \d+ exited with status|: Ready$")
+    assert ended.endswith("exited with status 1"), mps.log()
     assert mps.ask("get_server_list").all == (0, "", "")
 
 
@@ -267,9 +270,12 @@ def test_a_user_may_not_touch_another_users_server(mps: Mps, users: tuple[int, i
     mps.ask(f"start_server -uid {user}")
     server = mps.server()
     head = f"Insufficient privileges for UID {other}. "
-    assert mps.ask(f"shutdown_server {server} -f", uid=other).output == (
-        f"{head}Only the root user may shutdown another user's server.\n"
-    )
+    reason = {
+        550: "Only the root user may shutdown another user's server.",
+        580: "Control deamon settings can only be modified by the user who started it or by the "
+        "root user.",
+    }[mps.backend.version]
+    assert mps.ask(f"shutdown_server {server} -f", uid=other).output == f"{head}{reason}\n"
     assert mps.server() == server
     assert mps.ask(f"shutdown_server {server} -f", uid=user).all == (0, "", "")
     mps.wait(lambda: mps.servers() == [], "the server's end")
@@ -311,8 +317,11 @@ def test_a_users_daemon_cannot_start_a_server_of_root(mps: Mps, users: tuple[int
     mps.uid = users[0]
     mps.start()
     assert mps.ask("start_server -uid 0", uid=0).all == (0, "", "")
-    mps.wait_for_log("^Failed to start server using uid 0. Operation not permitted$")
-    mps.wait_for_log(r"^Server \d+ exited with status 1$")
+    ended = mps.wait_for_log(r"^Server \d+ exited with status|: Ready$")
+    assert ended.endswith("exited with status 1"), mps.log()
+    if mps.backend.version == 550:
+        # 580 gives no such reason.
+        assert "Failed to start server using uid 0. Operation not permitted" in mps.log()
 
 
 def test_a_server_of_root_s_daemon_keeps_roots_group_and_groups(

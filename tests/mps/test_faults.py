@@ -10,7 +10,7 @@ import pytest
 from slurm_colloc.host.processes import identify
 from slurm_colloc.sandbox.simgpu.mps_serving import compute_linked
 
-from .backends import ClientProcess, Mps
+from .backends import PATIENCE_S, ClientProcess, Mps
 
 ILLEGAL_ADDRESS, RPC_FAILURE, NOT_READY, TERMINATED = 700, 806, 807, 810
 
@@ -63,7 +63,7 @@ def test_a_client_that_is_killed_leaves_its_neighbours_alone(mps: Mps) -> None:
     killed, neighbour = start_clients(mps, 2)
     server = mps.server()
     killed.process.kill()
-    killed.process.wait(60)
+    killed.process.wait(PATIENCE_S)
     mps.wait(lambda: mps.clients(server) == {neighbour.pid}, "its end")
     assert mps.status(server) == "ACTIVE"
     assert neighbour.poll() == 0
@@ -134,7 +134,7 @@ def test_quit_waits_for_clients_and_takes_no_new_ones(mps: Mps) -> None:
     # Another control program comes back at once, with nothing.
     assert mps.ask("get_server_list").output == ""
     client.leave()
-    quitting.wait(60)
+    quitting.wait(PATIENCE_S)
     mps.wait(lambda: identify(daemon) is None and identify(server) is None, "the end")
     assert f"Try shutting down server {server}, backoff is enabled" in mps.log()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .backends import Mps, read_stat, strip_stamps
+from .backends import PATIENCE_S, Mps, read_stat, strip_stamps
 
 SLEEPING = "exec sleep 1000"
 
@@ -171,7 +171,7 @@ def test_in_the_foreground_it_stays_and_logs_to_its_output_only(mps: Mps) -> Non
     mps.ask("bogus")
     mps.wait(lambda: 'Unknown command "bogus"' in output.read_text(), "its log")
     mps.ask("quit")
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     lines = strip_stamps(output.read_text().splitlines())
     assert lines[0] == f"Starting control daemon using socket {mps.pipes}/control"
     assert lines[-1] == "Exit with status 0"
@@ -203,7 +203,7 @@ def test_any_other_option_makes_it_a_control_program(mps: Mps, option: str) -> N
         input="get_default_client_priority\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "0\n")
@@ -222,6 +222,19 @@ def test_without_a_driver_580_ends_with_244_and_no_word(mps: Mps) -> None:
         pytest.skip("550 needs no driver; on hardware there is one")
     mps.environment["SIMGPU_ROOT"] = "/nonexistent"
     assert mps.start(check=False).all == (244, "", "")
+
+
+def test_where_it_sees_no_gpu_580_ends_with_100_and_no_word(mps: Mps, tmp_path: Path) -> None:
+    # CUDA_ERROR_NO_DEVICE.
+    mps.environment["CUDA_VISIBLE_DEVICES"] = "GPU-00000000-1111-2222-3333-444444444444"
+    output = tmp_path / "out"
+    if mps.backend.version < 580:
+        mps.start_in_foreground(output)
+        return
+    with output.open("w") as file:
+        process = mps.spawn([str(mps.backend.control), "-f"], stdout=file, stderr=subprocess.STDOUT)
+    assert (process.wait(PATIENCE_S), output.read_text()) == (100, "")
+    assert mps.start(check=False).all == (100, "", "")
 
 
 def test_a_daemon_starts_as_an_ordinary_user(mps: Mps, users: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.host.processes import identify
 
-from .backends import HANG_S, Mps, read_stat
+from .backends import HANG_S, PATIENCE_S, Mps, read_stat
 
 SLEEPING = "exec sleep 1000"
 STUBBORN = "trap '' INT\nwhile :; do sleep 1; done"
@@ -128,7 +128,7 @@ def test_quit_with_a_time_limit_waits_for_ever_for_a_server_that_ignores_sigint(
     # Meanwhile a second control program gets nothing, with either exit status.
     assert mps.ask("get_server_list").output == ""
     os.kill(server, signal.SIGKILL)
-    quitting.wait(60)
+    quitting.wait(PATIENCE_S)
     wait_for_end(mps, daemon)
 
 

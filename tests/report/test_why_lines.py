@@ -11,11 +11,13 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.explain import explain_member
+from slurm_colloc.report.show import render_pack
 from slurm_colloc.report.survey import PackView, survey_packs
 from slurm_colloc.report.why import Facts, explain_why
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.directory import read_spec, write_ended, write_spec
 from slurm_colloc.store.holds import write_held
+from slurm_colloc.store.kills import RunnerKill, write_kill
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import Retries, StateRecord, begin_attempt, write_state
 
@@ -187,6 +189,51 @@ def test_an_end_that_nobody_saw_has_no_time(
     write_ended(state.pack_path("s.0"), SlurmJobState(slurm))
     assert line(look(state, slurm), 1) == f"4711/1 {member_state}: {told}"
     assert line(look(state, slurm), 2).endswith("; it never started")
+
+
+def test_a_pack_that_waits_because_its_runner_was_killed_says_so(state: State) -> None:
+    run(state, 1)
+    path = state.pack_path("s.0")
+    kill = RunnerKill(0, 1, 9, HOUR_AGO)
+    write_kill(path, kill)
+    view = look(state, "PENDING", "BeginTime")
+    fields = {"StartTime": "2026-11-21T12:00:00"}
+    assert line(view, 1, fields=fields) == (
+        "4711/1 PENDING: to be started again (its runner was killed by signal 9): "
+        "may begin at 2026-11-21 12:00:00"
+    )
+    assert line(view, 2, fields=fields) == "4711/2 PENDING: may begin at 2026-11-21 12:00:00"
+    told = "  Runner:   killed by signal 9 at 2026-11-21T09:30:00; its pack was requeued\n"
+    assert told in render_pack(view, state, NOW)
+    # Once it runs again, and where it waits for another reason, that is not the news.
+    assert "its runner" not in line(look(state, "RUNNING"), 1)
+    begin_attempt(path, 1)
+    assert "its runner" not in line(look(state, "PENDING", "BeginTime"), 1, fields=fields)
+    write_kill(path, dataclasses.replace(kill, attempt=2, refusal="it may not be requeued"))
+    assert "its runner" not in line(look(state, "PENDING", "BeginTime"), 1, fields=fields)
+
+
+def test_members_that_are_lost_with_their_runner_say_why_they_do_not_start_again(
+    state: State,
+) -> None:
+    run(state, 1)
+    path = state.pack_path("s.0")
+    kill = RunnerKill(0, 1, 9, HOUR_AGO)
+    write_kill(path, kill)
+    write_ended(path, SlurmJobState.FAILED)
+    # Slurm was asked to requeue it; nobody knows why it did not.
+    assert line(look(state, "FAILED"), 1) == (
+        "4711/1 LOST: its runner was killed by signal 9; ran on n1:0"
+    )
+    write_kill(path, dataclasses.replace(kill, refusal="it may not be requeued"))
+    why = "4711/1 LOST: its runner was killed by signal 9; it may not be requeued; ran on n1:0"
+    assert line(look(state, "FAILED"), 1) == why
+    # csub has fenced the attempt off meanwhile; the member ran in the one before.
+    begin_attempt(path, 1)
+    assert line(look(state, "FAILED"), 1) == why
+    # In a later one nobody saw what happened.
+    write_state(path, 1, StateRecord(MemberState.RUNNING, 2, starts=2, started_at=HOUR_AGO))
+    assert "nobody saw how it ended" in line(look(state, "FAILED"), 1)
 
 
 def test_a_member_that_was_submitted_again(state: State) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from slurm_colloc.host.keeper_messages import Fault, Server, Status
-from slurm_colloc.host.mps_control import Client
+from slurm_colloc.host.mps_answers import Client
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import clients as module
 from slurm_colloc.runtime.clients import Clients

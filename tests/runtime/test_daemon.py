@@ -11,6 +11,7 @@ import pytest
 
 from slurm_colloc.host import keeper_messages as keepers
 from slurm_colloc.host.mps_options import StopReport
+from slurm_colloc.host.prepared import PreparedDaemon
 from slurm_colloc.runtime import daemon as module
 from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.daemon import DAEMONS_MAX, Daemon
@@ -35,12 +36,14 @@ class FakeKeeper:
         self.last: list[Any] = [STOPPED]
         self.is_alive = True
         self.ends = True
+        self.options: Any = None
 
     @classmethod
     def start(cls, options: Any, *, log: int) -> FakeKeeper:
         assert options.gpus == (UUID,)
         assert log == 2
         cls.made.append(cls())
+        cls.made[-1].options = options
         return cls.made[-1]
 
     def fileno(self) -> int:
@@ -77,6 +80,9 @@ class Told:
 
     def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
         self.words.append(("ready", active_ms, notes))
+
+    def note_unprepared(self, reason: str) -> None:
+        self.words.append(("unprepared", reason))
 
     def note_lost(self) -> None:
         self.words.append("lost")
@@ -277,3 +283,82 @@ def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
     trouble, swept = (json.loads(line) for line in lines)
     assert (trouble["event"], trouble["text"]) == ("mps_trouble", "x" * 500)
     assert (swept["event"], swept["path"], swept["of"]) == ("mps_swept", "/tmp/csubm-2", "4710")
+
+
+# -- a daemon that the node's prolog has started ---------------------------------------------------
+
+
+PIPE = "/run/slurm_colloc/4711/0/p"
+PREPARED = keepers.ControlProved("/run/slurm_colloc/4711/0", PIPE, 7, 0.0)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    FakeKeeper.made = []
+    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    journal = Journal(tmp_path)
+    waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    daemon = Daemon(
+        tmp_path,
+        (UUID,),
+        {"PATH": "/usr/bin"},
+        "4711",
+        clients=Clients(journal, waits),
+        journal=journal,
+        listener=told,
+        waits=waits,
+        prepared=PreparedDaemon((UUID,), PIPE, 18.5),
+    )
+    daemon.start()
+    return daemon
+
+
+def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(prepared: Daemon, told: Told) -> None:
+    assert FakeKeeper.made[-1].options.adopt == PIPE
+    say(prepared, PREPARED, READY)
+    assert told.take()[0] == ("control", PIPE, 18.5, 0, ())
+    assert prepared.by == "prolog"
+    prepared.close()
+    # Nobody is told of an end: it goes on until the epilog.
+    assert told.take() == []
+    assert FakeKeeper.made[-1].asked == ["stop"]
+
+
+def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
+    prepared: Daemon, told: Told
+) -> None:
+    say(prepared, keepers.Failed("the node's MPS daemon does not answer: no answer within 3 s"))
+    [(word, reason)] = told.take()
+    assert (word, reason.partition(":")[0]) == (
+        "unprepared",
+        "the node's MPS daemon does not answer",
+    )
+    assert len(FakeKeeper.made) == 2
+    assert FakeKeeper.made[-1].options.adopt == ""
+    say(prepared, CONTROL, READY)
+    assert prepared.by == "runner"
+    prepared.close()
+    assert told.take()[-1] == ("stopped", 105.0)
+
+
+def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(prepared: Daemon, told: Told) -> None:
+    say(prepared, PREPARED, READY)
+    told.take()
+    keeper = say(prepared, keepers.DaemonDied(None))
+    assert told.take() == ["lost", ("unprepared", "it has died")]
+    assert keeper.asked == ["restart"]
+    assert prepared.by == "runner"
+
+
+def test_a_killed_watcher_of_the_nodes_daemon_is_replaced(prepared: Daemon, told: Told) -> None:
+    say(prepared, PREPARED, READY)
+    told.take()
+    for count in range(2, DAEMONS_MAX + 1):
+        keeper = say(prepared, keepers.KeeperDied(-9))
+        assert keeper.asked == []
+        assert len(FakeKeeper.made) == count
+        assert FakeKeeper.made[-1].options.adopt == PIPE
+        # The daemon, its server and its clients have lost nothing.
+        assert told.take() == []
+    say(prepared, keepers.KeeperDied(-9))
+    assert told.take()[-1][0] == "given up"

@@ -1,4 +1,4 @@
-"""The parent of a runner: it hands signals on, ends as the runner does, and waits for files."""
+"""The parent of a runner: it hands signals on, ends as the runner does, and what it waits for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,38 @@ from pathlib import Path
 
 import pytest
 
+import slurm_colloc
+from slurm_colloc.runtime.kinship import read_parent
+
+ROOT = Path(slurm_colloc.__file__).parents[1]
+
 _RUN = """
 import os, signal, sys, time
 from slurm_colloc.runtime.guard import stand_guard
 heard = []
-guarded = stand_guard()
+def revive(number):
+    print("killed by", number, flush=True)
+    if sys.argv[2] == "fails":
+        raise RuntimeError("no Slurm, no memory, whatever")
+    return sys.argv[2] == "ends"
+guarded = stand_guard(None if sys.argv[2] == "none" else revive)
 for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
-for directory in sys.argv[2:]:
+for directory in sys.argv[3:]:
     guarded.announce(directory)
-print(os.getpid(), os.getppid(), flush=True)
 what = sys.argv[1]
+child = 0
+if what == "leave":
+    # As an srun does: it outlives the runner, in a group of its own.
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        time.sleep(60)
+        os._exit(0)
+    what = "wait"
+print(os.getpid(), os.getppid(), child, flush=True)
 if what == "hear":
     while len(heard) < 3:
         time.sleep(0.01)
@@ -33,27 +54,36 @@ else:
 """
 
 
-def start(*words: str) -> tuple[subprocess.Popen[str], int]:
-    """A guard, and the pid of the runner that it guards."""
+def start(
+    what: str, *directories: str, revive: str = "none"
+) -> tuple[subprocess.Popen[str], int, int]:
+    """A guard, the pid of the runner that it guards, and that of what the runner has started."""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _RUN, *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-I", "-c", _RUN, what, revive, *directories],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
-    runner, guard = map(int, process.stdout.readline().split())
+    runner, guard, child = map(int, process.stdout.readline().split())
     assert guard == process.pid != runner
-    return process, runner
+    return process, runner, child
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 @pytest.mark.parametrize("status", [0, 1, 137])
 def test_it_ends_with_the_runner_s_exit_status(status: int) -> None:
-    process, _ = start(str(status), "/")
-    # Nothing is waited for: this directory is always there.
-    assert process.wait(60) == status
-    process.communicate()
+    process, _, _ = start(str(status), "/", revive="ends")
+    # Nothing is waited for, though this directory is always there, and nothing is revived.
+    assert process.communicate(timeout=60)[0] == ""
+    assert process.returncode == status
 
 
 def test_it_hands_on_what_it_is_sent() -> None:
-    process, _ = start("hear")
+    process, _, _ = start("hear")
     for number in (signal.SIGUSR1, signal.SIGURG, signal.SIGTERM):
         process.send_signal(number)
     said, _ = process.communicate(timeout=60)
@@ -69,7 +99,7 @@ def test_after_a_killed_runner_it_waits_for_the_directories_and_ends_likewise(
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.symlink_to("/nowhere")
-    process, runner = start("wait", str(first), str(second), str(tmp_path / "gone"))
+    process, runner, _ = start("wait", str(first), str(second), str(tmp_path / "gone"))
     os.kill(runner, number)
     for path in (first, second):
         deadline = time.monotonic() + 0.3
@@ -82,7 +112,86 @@ def test_after_a_killed_runner_it_waits_for_the_directories_and_ends_likewise(
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
-    process, runner = start("wait", str(tmp_path))
+    process, runner, _ = start("wait", str(tmp_path))
     os.kill(runner, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_once_the_files_are_gone_it_asks_what_is_to_be_done_about_a_killed_runner(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    directory = tmp_path / "a"
+    directory.mkdir()
+    process, runner, _ = start("wait", str(directory), revive="no")
+    os.kill(runner, number)
+    directory.rmdir()
+    said, _ = process.communicate(timeout=60)
+    assert said == f"killed by {int(number)}\n"
+    assert process.returncode == -number
+
+
+def test_where_slurm_ends_the_rest_it_waits_for_that_and_no_signal_ends_it_before() -> None:
+    process, runner, child = start("leave", revive="ends")
+    os.kill(runner, signal.SIGKILL)
+    assert read_line(process) == "killed by 9"
+    assert read_parent(child) == process.pid
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGURG):
+        process.send_signal(number)
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(child, signal.SIGTERM)
+    assert process.wait(60) == -signal.SIGKILL
+    # It was the parent, so nothing is left of it.
+    assert not Path(f"/proc/{child}").exists()
+    process.communicate()
+
+
+@pytest.mark.parametrize("revive", ["none", "no", "fails"])
+def test_where_nothing_follows_it_ends_at_once(revive: str) -> None:
+    process, runner, child = start("leave", revive=revive)
+    os.kill(runner, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    assert Path(f"/proc/{child}").exists()
+    os.kill(child, signal.SIGKILL)
+    process.communicate()
+
+
+def test_orphans_of_a_living_runner_are_collected() -> None:
+    # An orphan that ended, and would stay as a zombie below a guard that does not look.
+    program = """
+import os, sys, time
+from slurm_colloc.runtime.guard import stand_guard
+stand_guard(lambda number: False)
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.write(write_end, str(os.getpid()).encode() + b"\\n")
+        time.sleep(0.2)
+    os._exit(0)
+os.wait()
+orphan = int(os.read(read_end, 99))
+while os.path.exists(f"/proc/{orphan}"):
+    time.sleep(0.01)
+sys.exit(7)
+"""
+    ended = subprocess.run([sys.executable, "-I", "-c", program], check=False, timeout=60)
+    assert ended.returncode == 7
+
+
+def test_a_guard_is_up_before_what_its_runner_needs_is_loaded() -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import slurm_colloc.runtime.__main__
+print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "typing", "pathlib")])
+"""
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(
+        ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.guard",
+         "slurm_colloc.runtime.__main__"]
+    )  # fmt: skip

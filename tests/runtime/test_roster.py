@@ -89,7 +89,7 @@ def test_only_steps_of_the_transition_table_are_taken() -> None:
 def test_the_recipe_of_a_step() -> None:
     command = build_wrapper_argv("/usr/bin/python3", "/state/my packs/run.1.1.launch")
     assert command == [
-        "/usr/bin/python3", "-I", "-S", WRAPPER, "/state/my packs/run.1.1.launch"
+        "/usr/bin/python3", "-IB", "-S", WRAPPER, "/state/my packs/run.1.1.launch"
     ]  # fmt: skip
     assert build_srun_argv("4711/3", 2048, command) == [
         "srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=2048", "--job-name=4711/3",

@@ -213,6 +213,12 @@ def run(environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[
     )
 
 
+def test_a_shim_writes_no_bytecode_under_the_limits_of_a_script(inside: dict[str, str]) -> None:
+    shims = Path(inside["PATH"].split(":")[0])
+    for name in SHIMMED:
+        assert f" -IB -m slurm_colloc.runtime.shim {name} " in (shims / name).read_text()
+
+
 def test_a_shim_hands_over_to_the_real_command_behind_it(inside: dict[str, str]) -> None:
     ended = run(inside, "srun", "echo", "a b", "")
     assert ended.returncode == 0, ended.stderr

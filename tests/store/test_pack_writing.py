@@ -24,7 +24,7 @@ from slurm_colloc.store.directory import (
     read_spec,
 )
 from slurm_colloc.store.packs import State, make_submission_id
-from slurm_colloc.submission.request import PACK_TOKEN
+from slurm_colloc.submission.hooks import PACK_TOKEN
 from slurm_colloc.submission.sweep import OpenPack, look_at_open_packs, sweep
 
 from .builders import ENVIRONMENT, SCRIPT, build_pack

@@ -88,7 +88,7 @@ def test_the_runner_gets_the_packs_path_whatever_is_in_it(
     assert ended.stderr == b""
     assert ended.returncode == 0
     assert ended.stdout.split(b"\0")[:-1] == [
-        b"-I", b"-m", b"slurm_colloc.runtime", str(pack).encode()
+        b"-IB", b"-m", b"slurm_colloc.runtime", str(pack).encode()
     ]  # fmt: skip
     assert not (tmp_path / "made").exists()
 

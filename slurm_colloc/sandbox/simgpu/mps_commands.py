@@ -85,7 +85,7 @@ def _shutdown_server(conversation: Conversation) -> None:
     if entry is None:
         return
     if not conversation.owns(entry):
-        conversation.refuse("Only the root user may shutdown another user's server.")
+        conversation.refuse(conversation.daemon.profile.shutdown_refusal)
         return
     conversation.daemon.servers.shut_down(entry, force=conversation.word(1) == "-f")
 

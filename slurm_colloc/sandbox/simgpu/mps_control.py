@@ -22,6 +22,7 @@ from slurm_colloc.sandbox.simgpu.mps_profiles import MpsProfile, read_profile
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 NO_DRIVER = 244
+NO_DEVICE = 100
 
 _HELP_550 = """\
 CUDA MPS Control for Linux/Unix.
@@ -69,8 +70,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_daemon(profile: MpsProfile, *, foreground: bool) -> int:
+    from slurm_colloc.sandbox.simgpu.mps_conversation import read_gpus
     from slurm_colloc.sandbox.simgpu.mps_start import start
 
+    if profile.needs_driver and not read_gpus():
+        # No word either: it is CUDA's error, seen with -f and an unknown UUID (580 on an H200).
+        return NO_DEVICE
     return start(profile, foreground=foreground)
 
 

@@ -21,14 +21,18 @@ class MpsProfile:
         daemon_words: Options that make it a daemon, beside -d and -f.
         has_device_query: The control program knows `device_query`.
         names_version: The daemon writes its binary version to the log.
-        needs_driver: The control program ends with 244 and no word where there is no driver.
+        needs_driver: The control program ends with 244 and no word where there is no driver, and
+            as a daemon with 100 where it sees no GPU.
         limits_by_uuid: Default pinned limits can be set and read by UUID. Without, a UUID is read
             as ordinal 0 with no value, so it removes that GPU's limit.
+        takes_limits_from_environment: A server takes over the pinned limits in its environment,
+            which is the daemon's.
         server_ends_with_daemon: A server ends when its daemon does.
         wedges: A daemon that is started while the one before has not quite ended hangs for ever.
         clients_per_device: Beyond, 808.
         owner_words: The middle of the refusal to change a daemon's settings.
         start_refusal: The end of the refusal to start another user's server.
+        shutdown_refusal: Likewise, to shut one down.
     """
 
     driver: int
@@ -38,11 +42,13 @@ class MpsProfile:
     names_version: bool
     needs_driver: bool
     limits_by_uuid: bool
+    takes_limits_from_environment: bool
     server_ends_with_daemon: bool
     wedges: bool
     clients_per_device: int
     owner_words: str
     start_refusal: str
+    shutdown_refusal: str
 
     @property
     def settings_refusal(self) -> str:
@@ -53,6 +59,9 @@ class MpsProfile:
         )
 
 
+_OWNERS_580 = "the user who started it"
+_REFUSAL_580 = f"Control deamon settings can only be modified by {_OWNERS_580} or by the root user."
+
 DRIVER_550 = MpsProfile(
     driver=550,
     binary_version=12040,
@@ -61,11 +70,13 @@ DRIVER_550 = MpsProfile(
     names_version=False,
     needs_driver=False,
     limits_by_uuid=False,
+    takes_limits_from_environment=True,
     server_ends_with_daemon=False,
     wedges=True,
     clients_per_device=48,
     owner_words="the user started it",
     start_refusal="Only the root user may start server for another user.",
+    shutdown_refusal="Only the root user may shutdown another user's server.",
 )
 
 DRIVER_580 = MpsProfile(
@@ -76,14 +87,13 @@ DRIVER_580 = MpsProfile(
     names_version=True,
     needs_driver=True,
     limits_by_uuid=True,
+    takes_limits_from_environment=False,
     server_ends_with_daemon=True,
     wedges=False,
     clients_per_device=48,
-    owner_words="the user who started it",
-    start_refusal=(
-        "Control deamon settings can only be modified by the user who started it or by the root "
-        "user."
-    ),
+    owner_words=_OWNERS_580,
+    start_refusal=_REFUSAL_580,
+    shutdown_refusal=_REFUSAL_580,
 )
 
 

@@ -115,8 +115,9 @@ class Server:
         self._without_context: set[str] = set()
         self._exiting = False
         sizes_mb = {gpu.uuid: gpu.gpu_memory_mb for gpu in gpus}
+        given = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
         self._own_limits_mb = parse_limits_mb(
-            environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), list(sizes_mb), sizes_mb
+            given if profile.takes_limits_from_environment else None, list(sizes_mb), sizes_mb
         )
 
     @property

@@ -55,13 +55,16 @@ def set_percentage(conversation: Conversation) -> None:
 
 def _choose_ordinal(conversation: Conversation, word: str) -> int | str | None:
     """The ordinal that a word means, a UUID that the daemon does not see, or None for neither."""
-    if conversation.daemon.profile.limits_by_uuid and word.startswith(("GPU-", "MIG-")):
+    takes_uuids = conversation.daemon.profile.limits_by_uuid
+    if takes_uuids and word.startswith(("GPU-", "MIG-")):
         uuids = [gpu.uuid for gpu in read_gpus()]
         return uuids.index(word) if word in uuids else word
     ordinal = parse_number(word)
     if 0 <= ordinal < mps_wire.DEVICES:
         return ordinal
-    conversation.daemon.log("Invalid device ordinal!")
+    conversation.daemon.log(
+        f"Invalid device identifier format: {word}" if takes_uuids else "Invalid device ordinal!"
+    )
     return None
 
 

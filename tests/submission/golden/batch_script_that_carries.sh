@@ -18,4 +18,4 @@ if [ ! -e "$pack/pack.json" ]; then
     echo "csub: error: $pack is not on $HOSTNAME: set state_dir in the settings to a path that login and compute nodes share" >&2
     exit 6
 fi
-exec /usr/bin/python3 -I -m slurm_colloc.runtime "$pack"
+exec /usr/bin/python3 -IB -m slurm_colloc.runtime "$pack"

@@ -1,0 +1,65 @@
+#!/bin/sh
+# Run by slurmd as root on a node, before a job starts there: Prolog= in slurm.conf.
+#
+# A job without csub's token at the end of its comment costs this file and nothing else: it starts
+# no program. The comment is the user's own text; it is compared and passed on, never evaluated.
+
+# Constants of this installation, one a line; `csub admin install-hooks` writes them.
+prefix=/opt/slurm_colloc
+run=/run/slurm_colloc
+policy=/etc/slurm_colloc/node.toml
+simgpu=
+
+# Bytes, not characters.
+LC_ALL=C
+comment=${SLURM_JOB_COMMENT-}
+
+# Slurm takes no more; matching costs the square of the length.
+[ ${#comment} -le 1024 ] || exit 0
+
+# The whole vocabulary, as in slurm_colloc/model/token.py. The space in front makes one case of
+# "behind the user's words" and "alone".
+words=" $comment"
+case $words in
+    *' [csub/1 mps]' | *' [csub/1 mps gpus=each]') ;;
+    *' [csub/1 off]' | *' [csub/1 off gpus=each]') ;;
+    *' [csub/1 mig='*']')
+        layout=${words##*' [csub/1 mig='}
+        layout=${layout%']'}
+        size='[12347]g'
+        # shellcheck disable=SC2254 # patterns they are meant to be
+        case ${layout%' gpus=each'} in
+            $size | $size+$size | $size+$size+$size | $size+$size+$size+$size) ;;
+            $size+$size+$size+$size+$size) ;;
+            $size+$size+$size+$size+$size+$size | $size+$size+$size+$size+$size+$size+$size) ;;
+            *) exit 0 ;;
+        esac
+        ;;
+    *) exit 0 ;;
+esac
+
+job=${SLURM_JOB_ID-}
+case $job in '' | *[!0123456789]*) exit 0 ;; esac
+[ ${#job} -le 10 ] || exit 0
+# Without the program the job does without it, and starts its own MPS daemon.
+[ -x "$prefix/bin/python" ] || exit 0
+
+exec </dev/null 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-
+cd /
+umask 077
+exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \
+    "SLURM_JOB_ID=$job" \
+    "SLURM_JOB_COMMENT=$comment" \
+    ${SLURM_JOB_UID+"SLURM_JOB_UID=$SLURM_JOB_UID"} \
+    ${SLURM_JOB_GID+"SLURM_JOB_GID=$SLURM_JOB_GID"} \
+    ${SLURM_JOB_USER+"SLURM_JOB_USER=$SLURM_JOB_USER"} \
+    ${SLURM_JOB_PARTITION+"SLURM_JOB_PARTITION=$SLURM_JOB_PARTITION"} \
+    ${SLURM_JOB_ACCOUNT+"SLURM_JOB_ACCOUNT=$SLURM_JOB_ACCOUNT"} \
+    ${SLURM_JOB_GPUS+"SLURM_JOB_GPUS=$SLURM_JOB_GPUS"} \
+    ${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"} \
+    ${SLURMD_NODENAME+"SLURMD_NODENAME=$SLURMD_NODENAME"} \
+    ${SLURM_CLUSTER_NAME+"SLURM_CLUSTER_NAME=$SLURM_CLUSTER_NAME"} \
+    ${SLURM_JOB_RESTART_COUNT+"SLURM_JOB_RESTART_COUNT=$SLURM_JOB_RESTART_COUNT"} \
+    ${simgpu:+"SIMGPU_ROOT=$simgpu"} \
+    "$prefix/bin/python" -I -B -m slurm_colloc.host.lifecycle prolog \
+    --run-directory "$run" --policy "$policy"

@@ -1,0 +1,244 @@
+"""The files that a node needs, put in place and taken away by root.
+
+Every directory on the way is proven to be root's before anything is written, each file appears
+whole, and what was written is remembered in a record beside the policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_colloc import __version__
+from slurm_colloc.administration.node_plan import NodeFile
+from slurm_colloc.administration.places import Places
+from slurm_colloc.administration.slurm_lines import HookPlan
+from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.host.trusted import open_trusted
+
+SCHEMA = 1
+# No pattern such as `*` matches it: slurmd may read a directory of hooks at any moment.
+_TEMPORARY = ".slurm_colloc."
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens to one file.
+
+    Args:
+        action: `write`, `replace`, `keep`, `same`, `link`, `directory` or `remove`.
+        path: As the node sees it.
+        detail: What it is, or why it is kept.
+    """
+
+    action: str
+    path: str
+    detail: str
+
+
+def compare_files(places: Places, files: Sequence[NodeFile]) -> list[Step]:
+    """Say what installing would do; changes nothing.
+
+    Raises:
+        NodeError: Something that is no plain file stands in the way.
+    """
+    steps = []
+    for file in files:
+        here = places.here(file.path)
+        try:
+            status: os.stat_result | None = os.lstat(here)
+        except FileNotFoundError:
+            status = None
+        except OSError as error:
+            raise NodeError(f"cannot look at {here}: {os.strerror(error.errno or 0)}") from error
+        steps.append(_compare(file, here, status))
+    return steps
+
+
+def _compare(file: NodeFile, here: str, status: os.stat_result | None) -> Step:
+    if file.target:
+        if status is None:
+            return Step("link", file.path, file.target)
+        if stat.S_ISLNK(status.st_mode) and os.readlink(here) == file.target:
+            return Step("same", file.path, file.target)
+        raise NodeError(f"{here} is there already and leads elsewhere", hint="move it away")
+    if file.content is None:
+        if status is None:
+            return Step("directory", file.path, f"mode {file.mode:o}")
+        if not stat.S_ISDIR(status.st_mode):
+            raise NodeError(f"{here} is no directory", hint="move it away")
+        return Step("same", file.path, "directory")
+    if status is None:
+        return Step("write", file.path, f"mode {file.mode:o}")
+    if not stat.S_ISREG(status.st_mode):
+        raise NodeError(f"{here} is no plain file", hint="move it away")
+    if file.is_kept:
+        return Step("keep", file.path, "the site's own")
+    with open(here, "rb") as opened:
+        same = opened.read() == file.content.encode()
+    if same and stat.S_IMODE(status.st_mode) == file.mode and status.st_uid == os.geteuid():
+        return Step("same", file.path, f"mode {file.mode:o}")
+    return Step("replace", file.path, "it differs")
+
+
+def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[HookPlan]) -> None:
+    """Put the files in place, and remember them.
+
+    Raises:
+        NodeError: Somebody else could exchange what is written, or a file stands in the way.
+        StateError: It cannot be written.
+    """
+    steps = compare_files(places, files)
+    before = read_record(places) or {}
+    made = set(before.get("directories", ()))
+    for file, step in zip(files, steps, strict=True):
+        with _explained(places.here(file.path)):
+            if step.action == "directory":
+                made |= set(_make_directories(places, file))
+            elif step.action == "link":
+                made |= set(_make_directories(places, NodeFile(_parent(file), None, 0o755)))
+                with _opened(places.here(_parent(file))) as parent:
+                    os.symlink(file.target, os.path.basename(file.path), dir_fd=parent)
+            elif step.action in ("write", "replace"):
+                made |= set(_make_directories(places, NodeFile(_parent(file), None, 0o755)))
+                _write(places.here(file.path), (file.content or "").encode(), file.mode)
+    record = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "prefix": places.prefix_path,
+        "run": places.run_path,
+        "policy": places.policy_path,
+        "hooks": {hook.kind: hook.path for hook in hooks},
+        "hooks_directory": places.hooks,
+        "site_scripts": {hook.kind: hook.site_script for hook in hooks if hook.site_script}
+        or before.get("site_scripts", {}),
+        "files": {
+            file.path: file.digest
+            for file in files
+            if file.content is not None and not file.is_kept
+        },
+        "links": {file.path: file.target for file in files if file.target},
+        "directories": sorted(made),
+    }
+    with _explained(places.here(places.record_path)):
+        data = json.dumps(record, indent=2).encode() + b"\n"
+        _write(places.here(places.record_path), data, 0o644)
+
+
+def read_record(places: Places) -> dict[str, Any] | None:
+    """What was installed; None where nothing was.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    path = places.here(places.record_path)
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read())
+        if value["schema"] > SCHEMA:
+            raise StateError(f"{path} was written by a newer version", hint="use that one")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path} is damaged ({error})") from error
+    return dict(value)
+
+
+def plan_file_removal(places: Places, record: dict[str, Any]) -> list[Step]:
+    """Say what removing takes away, prolog first: no job may get what nothing undoes."""
+    hooks = [record["hooks"][kind] for kind in ("prolog", "epilog") if kind in record["hooks"]]
+    rest = [path for path in record["files"] if path not in hooks]
+    return [
+        Step("remove", path, "link" if path in record["links"] else "file")
+        for path in hooks + list(record["links"]) + rest
+        if os.path.lexists(places.here(path))
+    ]
+
+
+def remove_files(places: Places, record: dict[str, Any]) -> None:
+    """Take away what was installed; the policy and the log stay.
+
+    Raises:
+        StateError: A file cannot be removed.
+    """
+    for step in plan_file_removal(places, record):
+        here = places.here(step.path)
+        with _explained(here), _opened(os.path.dirname(here)) as parent:
+            os.unlink(os.path.basename(here), dir_fd=parent)
+    with _explained(places.here(places.record_path)):
+        os.unlink(places.here(places.record_path))
+    for path in sorted(record["directories"], key=len, reverse=True):
+        # One that holds something (the policy, the log, a file of the site) stays.
+        with contextlib.suppress(OSError):
+            os.rmdir(places.here(path))
+
+
+def _parent(file: NodeFile) -> str:
+    return os.path.dirname(file.path)
+
+
+def _make_directories(places: Places, file: NodeFile) -> list[str]:
+    """Make a directory and its parents; those that were made, as the node sees them."""
+    missing = []
+    path = file.path
+    while path not in ("", "/") and not os.path.isdir(places.here(path)):
+        missing.append(path)
+        path = os.path.dirname(path)
+    made = []
+    for missed in reversed(missing):
+        here = places.here(missed)
+        with _opened(os.path.dirname(here)) as parent:
+            name = os.path.basename(here)
+            os.mkdir(name, 0o700, dir_fd=parent)
+            os.chmod(name, file.mode if missed == file.path else 0o755, dir_fd=parent)
+        made.append(missed)
+    return made
+
+
+def _write(here: str, data: bytes, mode: int) -> None:
+    """Write a file that is never seen half-written."""
+    name = os.path.basename(here)
+    temporary = f"{_TEMPORARY}{name}.{os.getpid()}"
+    with _opened(os.path.dirname(here)) as parent:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        try:
+            descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    """A directory that nobody else can exchange."""
+    descriptor = open_trusted(os.path.realpath(directory))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except CollocError:
+        raise
+    except OSError as error:
+        raise StateError(f"cannot change {path}: {os.strerror(error.errno or 0)}") from error

@@ -1,0 +1,148 @@
+"""What a site allows the hooks of a node to do: /etc/slurm_colloc/node.toml; who: root.
+
+A file that cannot be believed allows nothing, so nothing in it is ever guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_colloc.errors import NodeError, StateError
+from slurm_colloc.host.trusted import open_trusted
+
+DEFAULT_POLICY = "/etc/slurm_colloc/node.toml"
+LIMIT_BYTES = 64 * 1024
+KNOWN_MODES = ("mps",)
+"""The modes that hooks of this version can prepare."""
+
+_LONGEST_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the hooks may do on this node.
+
+    Args:
+        enabled: The switch: without it the prolog prepares nothing; the epilog undoes all the same.
+        modes: Sharing modes that may be prepared.
+        partitions: Partitions whose jobs may have them; empty for all.
+        accounts: Accounts likewise; empty for all.
+        max_gpus: A job with more GPUs on this node is left alone.
+        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that nobody can use
+            the GPU beside MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
+        strict: A job for which nothing can be prepared does not start: the prolog fails, and Slurm
+            drains the node.
+        deadline_s: How long a hook may take in all; less than Slurm's PrologEpilogTimeout.
+        stop_s: How much of that is kept for undoing what a prolog has begun.
+        audit_log: Where each run of a hook writes one line; empty for nowhere.
+    """
+
+    enabled: bool = True
+    modes: tuple[str, ...] = KNOWN_MODES
+    partitions: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    max_gpus: int = 16
+    exclusive_process: bool = False
+    strict: bool = False
+    deadline_s: float = 20.0
+    stop_s: float = 10.0
+    audit_log: str = "/var/log/slurm_colloc/hooks.log"
+
+
+def read_policy(path: str) -> Policy:
+    """Read the site's policy.
+
+    Raises:
+        StateError: It is missing, somebody else than root could have written it, or it says
+            something that this version does not know.
+    """
+    data = _read_trusted(path)
+    try:
+        import tomllib
+
+        value = tomllib.loads(data.decode("utf-8"))
+    except (ImportError, ValueError) as error:
+        raise StateError(f"the policy {path} is no TOML that can be read ({error})") from error
+    return parse_policy(value, path)
+
+
+def _read_trusted(path: str) -> bytes:
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        parent = open_trusted(directory)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=parent)
+        finally:
+            os.close(parent)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise StateError(f"the policy {path} is no file of root's")
+            if status.st_mode & 0o022:
+                raise StateError(f"the policy {path} may be written by others than root")
+            data = file.read(LIMIT_BYTES + 1)
+    except NodeError as error:
+        raise StateError(f"the policy {path} cannot be trusted: {error.message}") from error
+    except OSError as error:
+        raise StateError(f"the policy {path} cannot be read ({error.strerror})") from error
+    if len(data) > LIMIT_BYTES:
+        raise StateError(f"the policy {path} is longer than {LIMIT_BYTES // 1024} KiB")
+    return data
+
+
+def parse_policy(value: dict[str, Any], path: str) -> Policy:
+    """Check every key and value; pure.
+
+    Raises:
+        StateError: A key is unknown or a value is out of range.
+    """
+    fields: dict[str, Any] = {}
+    for key, item in value.items():
+        check = _CHECKS.get(key)
+        if check is None:
+            raise StateError(f"the policy {path} has the unknown key {key[:64]!r}")
+        if not check(item):
+            raise StateError(f"the policy {path} has no usable value for {key}: {str(item)[:64]!r}")
+        fields[key] = tuple(item) if isinstance(item, list) else item
+    for key in ("deadline_s", "stop_s"):
+        if key in fields:
+            fields[key] = float(fields[key])
+    policy = Policy(**fields)
+    if policy.stop_s >= policy.deadline_s:
+        raise StateError(f"the policy {path} leaves no time: stop_s must be below deadline_s")
+    return policy
+
+
+def _is_switch(item: Any) -> bool:
+    return isinstance(item, bool)
+
+
+def _is_words(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(word, str) and word for word in item)
+
+
+def _is_seconds(item: Any) -> bool:
+    return isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item <= _LONGEST_S
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "enabled": _is_switch,
+    "modes": lambda item: _is_words(item) and all(word in KNOWN_MODES for word in item),
+    "partitions": _is_words,
+    "accounts": _is_words,
+    "max_gpus": lambda item: (
+        isinstance(item, int) and not isinstance(item, bool) and 1 <= item <= 1024
+    ),
+    "exclusive_process": _is_switch,
+    "strict": _is_switch,
+    "deadline_s": _is_seconds,
+    "stop_s": _is_seconds,
+    "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
+}
+assert set(_CHECKS) == {field.name for field in dataclasses.fields(Policy)}

@@ -1,0 +1,361 @@
+"""Preparing MPS for a job as root: the daemon is the job's user's, the files around it are root's.
+
+Every step is written down before it is done, so that `host.undoing` can take it back whenever this
+process is killed. What cannot be had is said to the job in setup.json, and the job starts without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pwd
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_colloc.errors import CollocError, NodeError
+from slurm_colloc.host import control_groups
+from slurm_colloc.host.checkpoint import PREPARING, READY, Checkpoint, RunDirectory
+from slurm_colloc.host.directories import Owner, make_named_directory
+from slurm_colloc.host.dropping import run_as
+from slurm_colloc.host.hook_job import HookJob
+from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
+from slurm_colloc.host.mps_control import find_programs
+from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_support import judge_support
+from slurm_colloc.host.nvml_answer import NvmlAnswer
+from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.prepared import SETUP_SCHEMA, read_shm_device
+from slurm_colloc.host.processes import read_process
+from slurm_colloc.host.undoing import (
+    EXCLUSIVE_PROCESS,
+    NVML_S,
+    ask_nvml,
+    build_node_environment,
+)
+from slurm_colloc.model.token import Token
+
+CONTROL_CAP_S = 5.0
+_GROUPS_S = 2.0
+_GPU_LOCK_S = 2.0
+
+
+class Denied(Exception):
+    """The site's policy does not let this job have it: no fault of the node's."""
+
+
+@dataclass
+class Preparing:
+    """Prepares one job; the caller holds the job's lock, and undoes what is left of a failure.
+
+    Args:
+        run: Root's directory.
+        policy: The site's policy.
+        job: The job.
+        token: What it asks for.
+        simulation: The directory of a simulated GPU; empty on a real node.
+        parent_name: The name of the process that runs the hook.
+    """
+
+    run: RunDirectory
+    policy: Policy
+    job: HookJob
+    token: Token
+    simulation: str = ""
+    parent_name: str = ""
+    notes: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    compute_mode: str | None = None
+
+    # -- what the job is told -------------------------------------------------------------------
+
+    def tell(self, daemons: Sequence[RunningMps], reason: str) -> None:
+        """Write setup.json.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        setup: dict[str, Any] = {
+            "schema": SETUP_SCHEMA,
+            "job_id": self.job.job_id,
+            "mode": "mps" if daemons else "",
+            "reason": reason,
+            "by": "prolog",
+            "gpus": list(self.gpus),
+            "daemons": [
+                {
+                    "gpus": list(running.options.gpus),
+                    "pipe_directory": running.directory.pipe_path,
+                    "control_ms": running.control_ms,
+                    "active_ms": None,
+                }
+                for running in daemons
+            ],
+            "compute_mode": self.compute_mode,
+            "shm_device": read_shm_device(),
+            "notes": self.notes,
+        }
+        self.run.write_setup(self.job.job_id, setup)
+
+    def tell_nothing(self, reason: str) -> None:
+        """Say that nothing is prepared, and why; the epilog removes it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        checkpoint = Checkpoint(
+            self.job.job_id, self.job.uid or 0, self.job.gid or 0, restart=self.job.restart
+        )
+        self.run.write(checkpoint)
+        with contextlib.suppress(FileExistsError):
+            self.run.make_directory(self.job.job_id)
+        self.tell((), reason)
+        self.run.write(dataclasses.replace(checkpoint, phase=READY))
+
+    # -- preparing ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See whether the site lets this job have what it asks for.
+
+        Raises:
+            Denied: It does not.
+        """
+        job, policy = self.job, self.policy
+        if self.token.mode not in policy.modes:
+            mode = self.token.mode.partition("=")[0]
+            raise Denied(f"the site's policy has no mode {mode}")
+        if policy.partitions and job.partition not in policy.partitions:
+            raise Denied("the site's policy leaves out this partition")
+        if policy.accounts and job.account not in policy.accounts:
+            raise Denied("the site's policy leaves out this account")
+        if job.gpus is not None and len(job.gpus) > policy.max_gpus:
+            raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
+        if not job.uid or job.gid is None:
+            raise Denied("MPS is prepared for ordinary users only")
+
+    def choose_gpus(self, answer: NvmlAnswer) -> None:
+        """Find the UUIDs of the job's GPUs by their minor numbers, and whether they take MPS.
+
+        Raises:
+            NodeError: They cannot be told, or do not.
+        """
+        job = self.job
+        if job.gpus is None:
+            raise NodeError("Slurm names the job's GPUs in a way that is not understood")
+        if not job.gpus:
+            raise NodeError("the job has no GPU on this node")
+        if answer.problem:
+            raise NodeError(f"the job's GPUs are not known: {answer.problem}")
+        if answer.doubts:
+            raise NodeError(f"NVML cannot be believed: {'; '.join(answer.doubts)}")
+        found = []
+        for minor in job.gpus:
+            fits = [gpu for gpu in answer.gpus if gpu.minor_number == minor]
+            if len(fits) != 1 or fits[0].uuid is None:
+                raise NodeError(f"NVML shows {len(fits)} GPUs with minor number {minor}")
+            found.append(fits[0].uuid)
+        programs = find_programs(self._path)
+        support = judge_support(programs, answer, found)
+        if not support.is_possible:
+            raise NodeError(support.reason)
+        self.notes += support.notes
+        self.gpus = tuple(found)
+        self.compute_mode = _read_common_mode(answer, found)
+
+    def claim(self, answer: NvmlAnswer) -> Checkpoint:
+        """Write down that these GPUs are this job's, and all that is about to be done.
+
+        Raises:
+            NodeError: Another job of ours holds one of them, or nothing can be written.
+        """
+        groups: tuple[str, ...] = ()
+        if control_groups.runs_inside_job(self.parent_name):
+            self.notes.append("Slurm runs its hooks inside the job: the daemon is the job's")
+        else:
+            hierarchies = control_groups.read_hierarchies()
+            groups = tuple(
+                os.path.join(mount, control_groups.NAME, self._group_label) for mount in hierarchies
+            )
+        checkpoint = Checkpoint(
+            job_id=self.job.job_id,
+            uid=self.job.uid or 0,
+            gid=self.job.gid or 0,
+            phase=PREPARING,
+            mode=self.token.mode,
+            restart=self.job.restart,
+            gpus=self.gpus,
+            daemons=tuple(str(number) for number, _ in enumerate(self._split_gpus())),
+            cgroups=groups,
+            compute_modes=self._choose_mode_changes(answer),
+        )
+        try:
+            with self.run.locked_gpus(_GPU_LOCK_S):
+                self._refuse_held_gpus()
+                self.run.write(checkpoint)
+            self.run.make_directory(self.job.job_id)
+        except TimeoutError as error:
+            raise NodeError("other hooks of this node do not come to their end") from error
+        except OSError as error:
+            raise NodeError(f"{self.run.path} cannot be written ({error.strerror})") from error
+        return checkpoint
+
+    @property
+    def _group_label(self) -> str:
+        # Several slurmd on one machine number their jobs alike, and may even be named alike.
+        mark = zlib.crc32(os.fsencode(self.run.path))
+        return f"{self.job.node or 'node'}-{self.job.job_id}-{mark:08x}"
+
+    @property
+    def _path(self) -> str:
+        return f"{self.simulation}/bin" if self.simulation else ""
+
+    def _refuse_held_gpus(self) -> None:
+        for other in self.run.list_jobs():
+            held = None if other == self.job.job_id else self.run.read_quietly(other)
+            if held is not None and (shared := set(held.gpus) & set(self.gpus)):
+                raise NodeError(f"job {other} still holds {', '.join(sorted(shared))}")
+
+    def _split_gpus(self) -> list[tuple[str, ...]]:
+        """The GPUs of each daemon: a fault reaches all GPUs of its daemon."""
+        if self.token.grouping == "each":
+            return [(uuid,) for uuid in self.gpus]
+        return [self.gpus]
+
+    def _choose_mode_changes(self, answer: NvmlAnswer) -> dict[str, str]:
+        """The compute modes to go back to, of the GPUs that are to be changed.
+
+        Raises:
+            NodeError: Somebody is on one of them.
+        """
+        if not self.policy.exclusive_process:
+            return {}
+        before = {}
+        for uuid in self.gpus:
+            gpu = answer.find(uuid)
+            if gpu is None or gpu.compute_mode is None or gpu.processes is None:
+                raise NodeError(f"NVML does not tell compute mode and processes of {uuid}")
+            if gpu.processes:
+                raise NodeError(f"process {gpu.processes[0].pid} is already on {uuid}")
+            if gpu.compute_mode != EXCLUSIVE_PROCESS:
+                before[uuid] = gpu.compute_mode
+        return before
+
+    def set_modes(self, checkpoint: Checkpoint) -> None:
+        """Set compute modes; the checkpoint has what they were.
+
+        Raises:
+            NodeError: NVML did not take one.
+        """
+        changes = dict.fromkeys(checkpoint.compute_modes, EXCLUSIVE_PROCESS)
+        if not changes:
+            return
+        after = ask_nvml(self.simulation, self.job.node, changes).ask(NVML_S)
+        for uuid in changes:
+            gpu = after.find(uuid)
+            if gpu is None or gpu.compute_mode != EXCLUSIVE_PROCESS:
+                why = after.problem or "NVML did not take it"
+                raise NodeError(f"{uuid} could not be set to {EXCLUSIVE_PROCESS}: {why}")
+        self.compute_mode = EXCLUSIVE_PROCESS
+
+    def start(self, checkpoint: Checkpoint, left_s: Callable[[], float]) -> list[RunningMps]:
+        """Start the daemons, each proven to answer.
+
+        Args:
+            checkpoint: The job's checkpoint.
+            left_s: How much time is left.
+
+        Raises:
+            NodeError: One cannot be started, or starts no server.
+        """
+        owner = find_owner(checkpoint.uid, checkpoint.gid)
+        groups = self._make_groups(checkpoint)
+        daemons = []
+        for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):
+            options = MpsOptions(
+                gpus=gpus,
+                environment=build_node_environment(self.simulation, self.job.node),
+                path=self._path,
+                label=self.job.job_id,
+                control_cap_s=max(0.5, min(CONTROL_CAP_S, left_s())),
+            )
+            try:
+                directory = make_named_directory(f"{self.run.path}/{self.job.job_id}", name, owner)
+            except OSError as error:
+                raise NodeError(
+                    f"no directory can be made for the MPS daemon ({error.strerror})"
+                ) from error
+            running = start_daemon(options, owner=owner, directory=directory)
+            self.notes += running.notes
+            refused = control_groups.enter_groups(groups, running.daemon.pid)
+            self.notes += [f"no cgroup of its own in {text}" for text in refused]
+            control_groups.set_ordinary_oom_score(running.daemon.pid)
+            self.figures[f"control_ms_{name}"] = running.control_ms
+            start_server(running)
+            daemons.append(running)
+        return daemons
+
+    def _make_groups(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        wanted = checkpoint.cgroups
+        mounts = [os.path.dirname(os.path.dirname(path)) for path in wanted]
+        made, refused = control_groups.make_groups(self._group_label, mounts)
+        self.notes += [f"no cgroup of its own in {text}" for text in refused]
+        if wanted and not made:
+            self.notes.append("the daemon stays in slurmd's cgroup, in a session of its own")
+        return made
+
+
+def _read_common_mode(answer: NvmlAnswer, uuids: Sequence[str]) -> str | None:
+    modes = {gpu.compute_mode for uuid in uuids if (gpu := answer.find(uuid)) is not None}
+    return modes.pop() if len(modes) == 1 else None
+
+
+def find_owner(uid: int, gid: int) -> Owner:
+    """Whom the daemon runs as: with all the groups of the user, if they can be told in time."""
+
+    def read_groups() -> str:
+        name = pwd.getpwuid(uid).pw_name
+        return " ".join(map(str, os.getgrouplist(name, gid)))
+
+    groups = {gid}
+    # A directory service may hang, or not know the user: Slurm's numbers do then.
+    with contextlib.suppress(CollocError, OSError, ValueError):
+        words = run_as(Owner(uid, gid, (gid,)), read_groups, timeout_s=_GROUPS_S)
+        groups |= {int(word) for word in words.split()}
+    return Owner(uid, gid, tuple(sorted(groups)))
+
+
+def find_parent_name() -> str:
+    """The name of the process that runs this hook: slurmd, or slurmstepd with RunInJob."""
+    process = read_process(os.getppid())
+    return "" if process is None else process.name
+
+
+def is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
+    """Whether all of this has been done already, by an earlier run of the same prolog."""
+    from slurm_colloc.host.mps_control import read_peer
+
+    return (
+        checkpoint.phase == READY
+        and checkpoint.boot == boot
+        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
+        and run.has_setup(job.job_id)
+        and all(
+            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
+            and peer.uid == job.uid
+            for name in checkpoint.daemons
+        )
+    )
+
+
+def measure(figures: dict[str, float], name: str, started: float) -> None:
+    """Note how long something took, in ms."""
+    figures[name] = round((time.monotonic() - started) * 1000, 1)
+
+
+def round_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures for people."""
+    return {name: round(value, 1) for name, value in figures.items()}

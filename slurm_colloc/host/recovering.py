@@ -1,0 +1,147 @@
+"""Clearing up after jobs whose epilog did not run or did not come to its end; who: root.
+
+It runs at boot and before each prolog of a job of ours. What is not proven to be of a dead job is
+left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
+from slurm_colloc.host.liveness import list_running_jobs
+from slurm_colloc.host.mps_state import read_boot_id
+from slurm_colloc.host.undoing import Undoing, Undone
+
+STARTING_S = 60.0
+"""How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
+
+UNSEEN_S = 900.0
+"""How long a job of which nothing was ever seen is taken for one that waits for its first step."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was found of another job.
+
+    Args:
+        job_id: Which.
+        report: How it was undone; None where it was left alone.
+        reason: Why it was undone, or left alone.
+    """
+
+    job_id: str
+    report: Undone | None
+    reason: str
+
+
+def find_death(
+    checkpoint: Checkpoint,
+    *,
+    boot: str,
+    running: Collection[str],
+    claimed: Collection[str],
+    now: float,
+) -> str:
+    """Say why a job is dead; empty where it may live. Pure.
+
+    Args:
+        checkpoint: The job's checkpoint, whose lock nobody holds.
+        boot: This boot.
+        running: Jobs of which Slurm runs something here.
+        claimed: GPUs that Slurm has just given to another job.
+        now: The time (seconds since 1970).
+    """
+    if checkpoint.boot != boot:
+        return "the node has been rebooted"
+    if checkpoint.phase == UNDOING:
+        return "its epilog did not come to its end"
+    if checkpoint.job_id in running:
+        return ""
+    age_s = now - checkpoint.made_at
+    if checkpoint.seen:
+        return "Slurm runs nothing of it any more"
+    if set(checkpoint.gpus) & set(claimed) and age_s > STARTING_S:
+        return "Slurm has given its GPU to another job"
+    if age_s > UNSEEN_S:
+        return "nothing of it was ever seen to run"
+    return ""
+
+
+def recover(
+    run: RunDirectory,
+    *,
+    besides: str = "",
+    claimed: Collection[str] = (),
+    simulation: str = "",
+    node: str = "",
+) -> tuple[Recovered, ...]:
+    """Undo what dead jobs have left.
+
+    Args:
+        run: Root's directory.
+        besides: A job that is left out, because its own prolog looks after it.
+        claimed: GPUs that Slurm has just given to that job.
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+    """
+    found = []
+    known = {*run.list_jobs(), *run.list_drafts(), *run.list_directories()}
+    jobs = sorted(known - {besides}, key=int)
+    # The process table is read once, and only where there is something to judge by it.
+    running = list_running_jobs() if jobs else frozenset()
+    for job_id in jobs:
+        try:
+            with run.locked_job(job_id, 0.0):
+                checkpoint, reason = _judge(run, job_id, running, claimed)
+                if checkpoint is None:
+                    # Its own epilog has just ended, or a prolog was killed over its first file.
+                    run.remove(job_id)
+                    continue
+                undone = None
+                if reason:
+                    undone = Undoing(run, checkpoint, simulation=simulation, node=node).undo()
+                found.append(Recovered(job_id, undone, reason or "its job may be alive"))
+        except TimeoutError:
+            found.append(Recovered(job_id, None, "another hook is at work on it"))
+    return tuple(found)
+
+
+def _judge(
+    run: RunDirectory, job_id: str, running: Collection[str], claimed: Collection[str]
+) -> tuple[Checkpoint | None, str]:
+    """A job's checkpoint, and why the job is dead; empty where it may live."""
+    checkpoint, problem = read_or_guess(run, job_id)
+    if checkpoint is None:
+        return None, ""
+    if problem:
+        return checkpoint, "" if job_id in running else problem
+    reason = find_death(
+        checkpoint, boot=read_boot_id(), running=running, claimed=claimed, now=time.time()
+    )
+    if not reason and job_id in running and not checkpoint.seen:
+        # On a full disk it is noted the next time.
+        with contextlib.suppress(OSError):
+            run.write(dataclasses.replace(checkpoint, seen=True))
+    return checkpoint, reason
+
+
+def read_or_guess(run: RunDirectory, job_id: str) -> tuple[Checkpoint | None, str]:
+    """Read a checkpoint, or make up one that undoes what can be seen without it.
+
+    Returns:
+        The checkpoint, None where there is nothing of the job at all; and what is wrong with it,
+        empty where nothing is.
+    """
+    try:
+        checkpoint = run.read(job_id)
+    except StateError as error:
+        return Checkpoint(job_id, -1, -1, phase=UNDOING), str(error)
+    if checkpoint is None and job_id in run.list_directories():
+        return Checkpoint(job_id, -1, -1, phase=UNDOING), "it has a directory and no checkpoint"
+    return checkpoint, ""

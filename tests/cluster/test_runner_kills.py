@@ -1,0 +1,259 @@
+"""The runner of a pack is killed: what had not ended starts again, where Slurm may requeue it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.host.processes import ProcessId, identify, is_alive, list_processes, read_uid
+
+from .conftest import CsubUser, wait_until
+from .mps import (
+    explained,
+    journal,
+    kill,
+    pack_directory,
+    read_parent,
+    runner_pid,
+    write_settings,
+)
+
+pytestmark = pytest.mark.slurm
+
+OPTIONS = ("--share=timeslice", "--gres=gpu:1", "-c1", "--mem=100M", "--time=10")
+NOTE = 'echo "$SLURM_COLLOC_MEMBER" >>ran.txt; echo "start restart=${SLURM_RESTART_COUNT:-none}"'
+# It answers TERM as after a checkpoint, and is not done.
+WORK = f"{NOTE}; trap 'echo saved; exit 0' TERM; until [ -e end ]; do sleep 0.1; done"
+KILLED = "its runner was killed by signal 9"
+
+
+def start_pack(user: CsubUser, *options: str) -> str:
+    """A pack whose first member has failed, two run, and the fourth waits for a place."""
+    user.script("fails.sh", f"{NOTE}; exit 3")
+    user.script("work.sh", WORK)
+    user.script("later.sh", NOTE)
+    options = ("--degree=2", "--pack-size=4", *OPTIONS, *options)
+    job_id = user.submit("pack", *options, "fails.sh", "work.sh", "work.sh", "later.sh")
+    user.wait_for_states(job_id, {1: "FAILED", 2: "RUNNING", 3: "RUNNING", 4: "PENDING"})
+    wait_for_work(user, job_id, 1)
+    return job_id
+
+
+def wait_for_work(user: CsubUser, job_id: str, starts: int) -> None:
+    """Wait until the second and the third member work at their so manieth start."""
+    with explained(user, job_id):
+        wait_until(
+            lambda: all(len(list_starts(user, job_id, n)) == starts for n in (2, 3)),
+            f"members 2 and 3 of {job_id} have started {starts} times",
+        )
+
+
+def list_starts(user: CsubUser, job_id: str, number: int) -> list[str]:
+    lines = user.output(f"slurm-{job_id}_{number}.out").splitlines()
+    return [line for line in lines if line.startswith("start ")]
+
+
+def read_attempt(user: CsubUser, job_id: str) -> int:
+    return int((pack_directory(user, job_id) / "attempt").read_text())
+
+
+def read_slurm(user: CsubUser, job_id: str) -> str:
+    """The state that Slurm itself shows."""
+    argv = ["squeue", "-h", "-j", job_id, "--states=all", "-o%T"]
+    return user.run(argv, check=False).stdout.strip()
+
+
+def wait_until_gone(user: CsubUser, *processes: ProcessId | None) -> None:
+    assert None not in processes
+    wait_until(
+        lambda: not any(process is not None and is_alive(process) for process in processes),
+        "its processes have ended",
+    )
+    if user.uid == 0:
+        return
+    # Whoever the tests made for this owns no other processes.
+    wait_until(
+        lambda: not [p for p in list_processes() if read_uid(p.id.pid) == user.uid],
+        "nothing of the user runs",
+    )
+
+
+def states_of(rows: dict[int, dict[str, Any]]) -> list[str]:
+    return [rows[number]["state"] for number in sorted(rows)]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "process"])
+def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
+    user: CsubUser, launcher: str
+) -> None:
+    write_settings(user, launcher=launcher)
+    job_id = start_pack(user)
+    old, guard = runner_pid(user, job_id), read_parent(runner_pid(user, job_id))
+    ended = user.members(job_id)[1]
+    processes = [kill(old), identify(guard)]
+    wait_until(lambda: read_slurm(user, job_id) == "PENDING", "Slurm has it in its queue again")
+    rows = user.members(job_id)
+    assert states_of(rows) == ["FAILED", "PENDING", "PENDING", "PENDING"]
+    told = user.csub("why", f"{job_id}/2").stdout
+    assert f"PENDING: to be started again ({KILLED}): " in told
+    assert KILLED not in user.csub("why", f"{job_id}/4").stdout
+    wait_for_work(user, job_id, 2)
+    wait_until(lambda: not any(p is not None and is_alive(p) for p in processes), "they are gone")
+    assert read_attempt(user, job_id) == 2
+    (user.home / "end").touch()
+    rows = user.finish(job_id)
+    assert states_of(rows) == ["FAILED", "COMPLETED", "COMPLETED", "COMPLETED"]
+    assert rows[1] == {**ended, "slurm_state": rows[1]["slurm_state"]}
+    assert [rows[number]["starts"] for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
+    assert Counter(user.output("ran.txt").split()) == {
+        f"{job_id}/1": 1, f"{job_id}/2": 2, f"{job_id}/3": 2, f"{job_id}/4": 1,
+    }  # fmt: skip
+    for number in (2, 3):
+        # Members have their time to end, as at every requeue, and go on in the same file.
+        said = user.output(f"slurm-{job_id}_{number}.out").splitlines()
+        assert list_starts(user, job_id, number) == ["start restart=none", "start restart=1"]
+        assert (said[0], said[-1]) == ("start restart=none", "start restart=1")
+        if user.sandbox.status().cgroup_version:
+            # Elsewhere Slurm's TERM reaches srun, too, which has its step killed.
+            assert "saved" in said[1:-1]
+        assert rows[number]["evidence"] == [f"restarted: {KILLED}"]
+        assert rows[number]["cause"] == "success"
+    assert list_starts(user, job_id, 4) == ["start restart=none"]
+    assert [event["requeued"] for event in journal(user, job_id, "runner_killed")] == [True]
+    shown = user.csub("show", f"{job_id}/2").stdout
+    assert f"Evidence:    restarted: {KILLED}\n" in shown
+    assert "  Runner:   killed by signal 9 at " in shown
+    assert "; its pack was requeued\n" in shown
+    wait_until_gone(user, *processes)
+    assert list(pack_directory(user, job_id).glob("members/*/env")) == []
+    assert list((user.state / "open").iterdir()) == []
+
+
+def test_where_it_may_not_be_requeued_the_others_are_lost_and_it_is_said_why(
+    user: CsubUser,
+) -> None:
+    job_id = start_pack(user, "--no-requeue")
+    ended = user.members(job_id)[1]
+    runner = runner_pid(user, job_id)
+    processes = [kill(runner), identify(read_parent(runner))]
+    rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST", 4: "LOST"})
+    assert rows[1] == {**ended, "slurm_state": "FAILED"}
+    assert {rows[n]["reason"] for n in (2, 3, 4)} == {f"{KILLED}; it may not be requeued"}
+    assert f"LOST: {KILLED}; it may not be requeued; ran on" in user.csub("why", job_id).stdout
+    assert "; it may not be requeued\n" in user.csub("show", job_id).stdout
+    assert user.csub("wait", job_id, check=False).returncode == 3
+    wait_until_gone(user, *processes)
+    assert read_attempt(user, job_id) == 1
+    # As with every batch script that is killed.
+    details = user.run(["scontrol", "show", "job", job_id]).stdout
+    assert "JobState=FAILED" in details
+    assert "Restarts=0" in details
+    assert "ExitCode=0:9" in details
+
+
+def test_a_pack_whose_runner_is_killed_again_and_again_starts_twice_more_at_most(
+    user: CsubUser,
+) -> None:
+    job_id = start_pack(user)
+    for attempt in (1, 2, 3):
+        wait_for_work(user, job_id, attempt)
+        assert read_attempt(user, job_id) == attempt
+        user.wait_for_states(job_id, {2: "RUNNING", 3: "RUNNING"})
+        kill(runner_pid(user, job_id))
+    # Who never started is submitted again, as after every end of a pack.
+    states = {1: "FAILED", 2: "LOST", 3: "LOST", 4: "REQUEUED"}
+    rows = user.wait_for_states(job_id, states)
+    for number in (2, 3):
+        assert rows[number]["starts"] == 3
+        assert rows[number]["reason"] == f"{KILLED}; it was restarted 2 times before"
+    events = journal(user, job_id, "runner_killed")
+    assert [event["requeued"] for event in events] == [True, True, False]
+    assert len(journal(user, job_id, "attempt")) == 3
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_pack_that_is_cancelled_at_the_same_time_is_cancelled(
+    user: CsubUser, moment: str
+) -> None:
+    scontrol, scancel = shutil.which("scontrol"), shutil.which("scancel")
+    if moment == "between":
+        # The cancel comes after the guard has seen the pack running, and before it is requeued.
+        folder = user.home / "bin"
+        folder.mkdir()
+        program = folder / "scontrol"
+        program.write_text(
+            f'#!/bin/sh\nif [ "$1" = requeue ]; then touch {user.home}/asked; '
+            f'{scancel} "$3"; fi\nexec {scontrol} "$@"\n'
+        )
+        program.chmod(0o755)
+        user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    job_id = start_pack(user)
+    runner = runner_pid(user, job_id)
+    processes = [identify(runner), identify(read_parent(runner))]
+    if moment == "before":
+        user.run(["scancel", job_id])
+    kill(runner)
+    if moment == "after":
+        user.run(["scancel", job_id])
+    rows = user.wait_for_states(job_id, dict.fromkeys((2, 3, 4), "CANCELLED"))
+    assert rows[1]["state"] == "FAILED"
+    assert read_slurm(user, job_id) == "CANCELLED"
+    assert (user.home / "asked").exists() is (moment == "between")
+    wait_until_gone(user, *processes)
+    assert read_attempt(user, job_id) == 1
+    assert Counter(user.output("ran.txt").split()).most_common(1)[0][1] == 1
+    if moment != "after":
+        assert list(pack_directory(user, job_id).glob("killed.*")) == []
+        assert journal(user, job_id, "runner_killed") == []
+
+
+def test_only_the_pack_of_an_array_whose_runner_was_killed_is_requeued(user: CsubUser) -> None:
+    user.script("work.sh", WORK)
+    job_id = user.submit(*OPTIONS, "--degree=2", "--pack-size=2", "--array=1-4", "work.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    packs = sorted(user.state.glob("packs/*"), key=lambda path: int(path.suffix[1:]))
+    assert len(packs) == 2
+    runners = [int((pack / "runner_pid").read_text()) for pack in packs]
+    ids = [
+        dict(word.split(b"=", 1) for word in environment.split(b"\0") if b"=" in word)
+        for environment in (Path(f"/proc/{pid}/environ").read_bytes() for pid in runners)
+    ]
+    # One of them has the id of the array itself, which Slurm takes for all of it.
+    [index] = [n for n in (0, 1) if ids[n][b"SLURM_JOB_ID"] == ids[n][b"SLURM_ARRAY_JOB_ID"]]
+    kill(runners[index])
+    wait_until(lambda: (packs[index] / "attempt").read_text() == "2\n", "it has started again")
+    assert (packs[1 - index] / "attempt").read_text() == "1\n"
+    (user.home / "end").touch()
+    rows = user.finish(job_id)
+    assert states_of(rows) == ["COMPLETED"] * 4
+    again = [row["starts"] for row in rows.values()]
+    assert sorted(again) == [1, 1, 2, 2]
+    assert again[index * 2 : index * 2 + 2] == [2, 2]
+
+
+def test_without_its_guard_a_pack_ends_as_a_killed_batch_script_does(user: CsubUser) -> None:
+    job_id = start_pack(user)
+    runner = runner_pid(user, job_id)
+    processes = [identify(runner), kill(read_parent(runner), signal.SIGKILL)]
+    rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST"})
+    assert rows[2]["reason"] == "its Slurm job is gone, and nobody saw how it ended"
+    assert len(journal(user, job_id, "attempt")) == 1
+    wait_until_gone(user, *processes)
+
+
+def test_a_job_alone_is_its_batch_script_and_is_not_requeued(user: CsubUser) -> None:
+    user.script("work.sh", WORK)
+    job_id = user.submit(*OPTIONS[1:], "--requeue", "work.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    runner = runner_pid(user, job_id)
+    # Above it is slurmstepd: no guard stands between them.
+    assert "slurmstepd" in Path(f"/proc/{read_parent(runner)}/cmdline").read_text()
+    kill(runner)
+    rows = user.wait_for_states(job_id, "LOST")
+    assert rows[1]["starts"] == 1
+    assert read_attempt(user, job_id) == 1

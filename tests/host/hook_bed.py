@@ -1,0 +1,191 @@
+"""A node for root's hooks: simulated GPUs, a directory of root's, and slurmd's part played."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.host.control_groups import NAME, read_hierarchies
+from slurm_colloc.host.mps_control import Peer, read_peer
+from slurm_colloc.host.processes import list_processes, read_environment_value
+from slurm_colloc.sandbox.simgpu.install import snapshot
+from slurm_colloc.sandbox.simgpu.state import Node
+
+NOBODY = 65534
+OTHER = 61234
+# Cgroups are the machine's, whoever else runs these tests.
+NODE = f"hook{os.getpid()}"
+COMMENT = "my run [csub/1 mps]"
+PATIENCE_S = 60
+
+
+@dataclass
+class Ended:
+    """How a hook ended."""
+
+    status: int
+    audit: dict[str, Any]
+
+
+@dataclass
+class Bed:
+    """One node.
+
+    Attributes:
+        home: A directory that every user may pass through.
+        simulation: The simulated GPUs.
+    """
+
+    home: Path
+    simulation: Path
+
+    @property
+    def run(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def policy(self) -> Path:
+        return self.home / "node.toml"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.home / "log" / "hooks.log"
+
+    @property
+    def node(self) -> Node:
+        return Node(self.simulation / "nodes" / NODE)
+
+    def write_policy(self, **values: Any) -> None:
+        lines = {"audit_log": str(self.audit_log), **values}
+        self.policy.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in lines.items()))
+        self.policy.chmod(0o644)
+
+    def environment(self, job_id: str, **variables: str | None) -> dict[str, str]:
+        """What slurmd passes on, through a hook's script."""
+        found: dict[str, str | None] = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C",
+            "SIMGPU_ROOT": str(self.simulation),
+            "SLURMD_NODENAME": NODE,
+            "SLURM_JOB_ID": job_id,
+            "SLURM_JOB_UID": str(NOBODY),
+            "SLURM_JOB_GID": str(NOBODY),
+            "SLURM_JOB_PARTITION": "gpu",
+            "SLURM_JOB_GPUS": "0",
+            "SLURM_JOB_COMMENT": COMMENT,
+            **variables,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def argv(self, command: str) -> list[str]:
+        return [
+            *(sys.executable, "-I", "-B", "-m", "slurm_colloc.host.lifecycle", command),
+            *("--run-directory", str(self.run), "--policy", str(self.policy)),
+        ]
+
+    def hook(self, command: str, job_id: str, **variables: str | None) -> Ended:
+        """Run a hook as slurmd does: it returns once nobody has its output any more."""
+        lines = len(self.read_audit())
+        ended = subprocess.run(
+            self.argv(command),
+            env=self.environment(job_id, **variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+            start_new_session=True,
+        )
+        assert (ended.stdout, ended.stderr) == (b"", b"")
+        told = self.read_audit()[lines:]
+        return Ended(ended.returncode, told[-1] if told else {})
+
+    def prolog(self, job_id: str = "11", **variables: str | None) -> Ended:
+        return self.hook("prolog", job_id, **variables)
+
+    def epilog(self, job_id: str = "11", **variables: str | None) -> Ended:
+        return self.hook("epilog", job_id, SLURM_JOB_COMMENT="changed by its user", **variables)
+
+    def command(self, name: str) -> dict[str, Any]:
+        """`recover` or `status`."""
+        ended = subprocess.run(
+            self.argv(name),
+            env={"SIMGPU_ROOT": str(self.simulation), "SLURMD_NODENAME": NODE},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return {"status": ended.returncode, **json.loads(ended.stdout)}
+
+    def fail_nvml(self, *words: str) -> None:
+        """Make NVML misbehave from now on; without a word it is well again."""
+        (self.simulation / "faults").write_text(" ".join(words) + "\n")
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def read_audit(self) -> list[dict[str, Any]]:
+        if not self.audit_log.exists():
+            return []
+        return [json.loads(line) for line in self.audit_log.read_text().splitlines()]
+
+    def setup(self, job_id: str = "11") -> dict[str, Any]:
+        return dict(json.loads((self.run / job_id / "setup.json").read_text()))
+
+    def checkpoint_path(self, job_id: str = "11") -> Path:
+        return self.run / "jobs" / f"{job_id}.json"
+
+    def change_checkpoint(self, job_id: str = "11", **values: Any) -> None:
+        path = self.checkpoint_path(job_id)
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    def peer(self, job_id: str = "11", name: str = "0") -> Peer:
+        peer = read_peer(str(self.run / job_id / name / "p"))
+        assert peer is not None
+        return peer
+
+    def list_programs(self) -> list[int]:
+        """Daemons and servers that hooks of this node have started."""
+        return [
+            process.id.pid
+            for process in list_processes()
+            if not process.has_ended
+            and process.name.startswith(("nvidia-cuda-mps", "python"))
+            and (
+                read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY") or ""
+            ).startswith(f"{self.run}/")
+        ]
+
+    def list_left(self) -> list[str]:
+        """Files, cgroups and processes that are there."""
+        found = [str(pid) for pid in self.list_programs()]
+        if self.run.is_dir():
+            found += [str(e) for e in self.run.iterdir() if e.name not in ("jobs", "lock")]
+        if (self.run / "jobs").is_dir():
+            found += [str(e) for e in (self.run / "jobs").iterdir()]
+        for mount in read_hierarchies():
+            found += [str(group) for group in Path(mount, NAME).glob(f"{NODE}-*")]
+        return found
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What is on every GPU."""
+        return snapshot(self.simulation)
+
+    def end_all(self) -> None:
+        """Whatever a test has left."""
+        self.fail_nvml()
+        for pid in self.list_programs():
+            os.kill(pid, 9)
+        for mount in read_hierarchies():
+            for group in Path(mount, NAME).glob(f"{NODE}-*"):
+                for _ in range(200):
+                    try:
+                        group.rmdir()
+                        break
+                    except OSError:
+                        subprocess.run(["sleep", "0.02"], check=True)

@@ -1,0 +1,129 @@
+"""What a site allows the hooks: a file that cannot be believed allows nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.host.policy import LIMIT_BYTES, Policy, read_policy
+
+
+@pytest.fixture
+def path(short_directory: Path) -> Path:
+    return short_directory / "node.toml"
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_an_empty_policy_is_the_built_in_one(path: Path) -> None:
+    assert read_policy(write(path, "")) == Policy()
+
+
+def test_every_key_is_read(path: Path) -> None:
+    text = """
+    enabled = false
+    modes = []
+    partitions = ["gpu", "debug"]
+    accounts = ["physics"]
+    max_gpus = 2
+    exclusive_process = true
+    strict = true
+    deadline_s = 8
+    stop_s = 3.5
+    audit_log = ""
+    """
+    assert read_policy(write(path, text)) == Policy(
+        enabled=False,
+        modes=(),
+        partitions=("gpu", "debug"),
+        accounts=("physics",),
+        max_gpus=2,
+        exclusive_process=True,
+        strict=True,
+        deadline_s=8.0,
+        stop_s=3.5,
+        audit_log="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("enable = true", "unknown key 'enable'"),
+        ("enabled = 1", "no usable value for enabled"),
+        ('enabled = "no"', "no usable value for enabled"),
+        ('modes = ["mig"]', "no usable value for modes"),
+        ('modes = "mps"', "no usable value for modes"),
+        ('partitions = [""]', "no usable value for partitions"),
+        ("accounts = [1]", "no usable value for accounts"),
+        ("max_gpus = 0", "no usable value for max_gpus"),
+        ("max_gpus = true", "no usable value for max_gpus"),
+        ("deadline_s = 0", "no usable value for deadline_s"),
+        ("deadline_s = nan", "no usable value for deadline_s"),
+        ("stop_s = 20", "leaves no time"),
+        ('audit_log = "hooks.log"', "no usable value for audit_log"),
+        ("[enabled]", "no usable value for enabled"),
+        ("enabled = ", "no TOML"),
+        ("\x00", "no TOML"),
+        ("#" * (LIMIT_BYTES + 1), "longer than 64 KiB"),
+    ],
+)
+def test_what_is_not_understood_allows_nothing(path: Path, text: str, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        read_policy(write(path, text))
+
+
+def test_no_toml_in_no_known_encoding(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(StateError, match="no TOML"):
+        read_policy(str(path))
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o622])
+def test_a_policy_that_others_may_write_is_not_trusted(path: Path, mode: int) -> None:
+    with pytest.raises(StateError, match="may be written by others"):
+        read_policy(write(path, "", mode))
+
+
+def test_a_policy_below_a_directory_that_others_may_write_is_not_trusted(path: Path) -> None:
+    name = write(path, "")
+    path.parent.chmod(0o777)
+    with pytest.raises(StateError, match="cannot be trusted"):
+        read_policy(name)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+def test_a_policy_of_somebody_else_is_not_trusted(path: Path) -> None:
+    name = write(path, "")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(StateError, match="no file of root's"):
+        read_policy(name)
+
+
+def test_links_fifos_and_directories_are_no_policy(path: Path) -> None:
+    target = path.parent / "target.toml"
+    write(target, "")
+    path.symlink_to(target)
+    with pytest.raises(StateError, match="cannot be read"):
+        read_policy(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StateError, match="no file of root's"):
+        read_policy(str(path))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateError, match=r"no file of root's|cannot be read"):
+        read_policy(str(path))
+
+
+def test_a_missing_policy_is_said_so(path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot be read \(No such file or directory\)"):
+        read_policy(str(path))

@@ -1,0 +1,50 @@
+"""What a node writes is read as it was, by older and newer versions too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from slurm_colloc.model.examination import (
+    Examination,
+    GpuLook,
+    HooksLook,
+    MpsTrial,
+    NvmlLook,
+    StepTrial,
+    TmpdirLook,
+    parse_examination,
+)
+
+FULL = Examination(
+    "n1",
+    "0.1.0",
+    "3.11.2",
+    ("0", "1"),
+    StepTrial("no", None),
+    TmpdirLook("/tmp", "", 5),
+    NvmlLook("", "580", None, 2, (GpuLook("GPU-1"), GpuLook(None, processes=3)), ("doubt",)),
+    MpsTrial("", "/usr/bin/x", "prolog", 1.5, None, ("left",), ("note",)),
+    HooksLook(is_installed=True, is_prepared=True, problem="p"),
+)
+
+
+@pytest.mark.parametrize("seen", [FULL, Examination("n", "v", "p")])
+def test_it_is_read_as_it_was_written(seen: Examination) -> None:
+    value = json.loads(json.dumps({"schema": 1, **dataclasses.asdict(seen)}))
+    assert parse_examination(value) == seen
+
+
+def test_fields_of_a_newer_version_are_left_out() -> None:
+    value = json.loads(json.dumps({**dataclasses.asdict(FULL), "moon": 1}))
+    value["mps"]["sun"] = 2
+    value["nvml"]["gpus"][0]["star"] = 3
+    assert parse_examination(value) == FULL
+
+
+@pytest.mark.parametrize("value", [{}, {"node": "n"}, {"nvml": {}}])
+def test_something_else_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises((TypeError, KeyError)):
+        parse_examination(value)

@@ -1,0 +1,257 @@
+"""What a guard does about a killed runner: whether Slurm is asked, and what is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.revival import Revival, Standing, find_refusal, judge_standing
+from slurm_colloc.runtime.runner import find_killed_before, tell_of_restart
+from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.store.directory import write_pack
+from slurm_colloc.store.kills import RunnerKill, list_kills, write_kill
+from slurm_colloc.store.states import StateRecord, begin_attempt, write_state
+
+from ..store.builders import build_pack
+
+RUNNING = {
+    "JobState": "RUNNING", "Requeue": "1", "Restarts": "0", "PreemptTime": "None",
+    "EndTime": "2026-11-21T11:00:00",
+}  # fmt: skip
+NOW = "2026-11-21T10:59:59"
+
+
+@pytest.mark.parametrize(
+    ("changes", "standing"),
+    [
+        ({}, Standing.RUNS),
+        ({"EndTime": "Unknown"}, Standing.RUNS),
+        ({"JobState": "CANCELLED"}, Standing.ENDS),
+        ({"JobState": "COMPLETING"}, Standing.ENDS),
+        ({"JobState": "TIMEOUT"}, Standing.ENDS),
+        ({"JobState": "NODE_FAIL"}, Standing.ENDS),
+        ({"JobState": "PENDING", "Restarts": "1"}, Standing.ENDS),
+        ({"PreemptTime": "2026-11-21T10:58:00"}, Standing.ENDS),
+        # Slurm has not looked yet.
+        ({"EndTime": "2026-11-21T10:59:59"}, Standing.ENDS),
+        # This node was taken for lost, and the pack runs elsewhere.
+        ({"Restarts": "1"}, Standing.ELSEWHERE),
+    ],
+)
+def test_only_what_slurm_shows_running_and_not_about_to_end_is_touched(
+    changes: dict[str, str], standing: Standing
+) -> None:
+    assert judge_standing({**RUNNING, **changes}, 0, NOW) is standing
+
+
+@pytest.mark.parametrize(
+    ("changes", "earlier", "unfinished", "refusal"),
+    [
+        ({}, 0, True, ""),
+        ({}, 1, True, ""),
+        ({}, 2, True, "it was restarted 2 times before"),
+        ({"Requeue": "0"}, 0, True, "it may not be requeued"),
+        ({}, 0, False, "all its members had ended"),
+    ],
+)
+def test_why_a_pack_is_not_requeued(
+    changes: dict[str, str], earlier: int, unfinished: bool, refusal: str
+) -> None:
+    assert find_refusal({**RUNNING, **changes}, earlier, has_unfinished=unfinished) == refusal
+
+
+# With a scontrol that answers as Slurm does ------------------------------------------------------
+
+_SCONTROL = """#!/bin/sh
+cd "$(dirname "$0")"
+echo "$*" >>asked
+if [ "$1" = requeue ]; then
+    ls ../pack >seen
+    [ ! -e says ] || cat says >&2
+    [ ! -e after ] || mv after job
+    exit "$(cat status 2>/dev/null || echo 0)"
+fi
+[ -e job ] || { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+cat job
+"""
+
+
+class Bed:
+    """A pack with one member that has ended and one that runs, and a Slurm that answers.
+
+    Args:
+        path: A fresh directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.pack, self.programs = path / "pack", path / "bin"
+        write_pack(self.pack, build_pack("s"))
+        self.programs.mkdir()
+        (self.programs / "scontrol").write_text(_SCONTROL)
+        (self.programs / "scontrol").chmod(0o755)
+        begin_attempt(self.pack, 1)
+        write_state(self.pack, 1, StateRecord(MemberState.FAILED, 1, exit_code=ExitCode(3)))
+        write_state(self.pack, 2, StateRecord(MemberState.RUNNING, 1, starts=1))
+        self.answer()
+
+    def answer(self, name: str = "job", **changes: str) -> None:
+        """What Slurm shows of the job; with another name what it shows once it was asked."""
+        fields = {"JobId": "4711", **RUNNING, "EndTime": "Unknown", **changes}
+        text = " ".join(f"{key}={value}" for key, value in fields.items())
+        (self.programs / name).write_text(text)
+
+    def say(self, status: int, text: str) -> None:
+        """How Slurm answers to a requeue."""
+        (self.programs / "status").write_text(str(status))
+        (self.programs / "says").write_text(text)
+
+    def revive(self, restarts: int = 0) -> bool:
+        allocation = Allocation("4711_2", "4711", "n", restarts, 1, (), (), {})
+        slurm = SlurmCommands({"PATH": f"{self.programs}:/usr/bin:/bin"})
+        return Revival(self.pack, allocation, slurm, 9).try_it()
+
+    def list_requeues(self) -> list[str]:
+        asked = (self.programs / "asked").read_text().splitlines()
+        return [line for line in asked if line.startswith("requeue")]
+
+    def read_journal(self) -> list[tuple[bool, str]]:
+        path = self.pack / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines]
+        assert all((event["event"], event["signal"]) == ("runner_killed", 9) for event in events)
+        return [(event["requeued"], event["reason"]) for event in events]
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+def test_a_requeue_is_written_down_before_slurm_is_asked_for_it(bed: Bed) -> None:
+    bed.answer("after", JobState="COMPLETING", Restarts="1")
+    assert bed.revive() is True
+    # By the name of the element, and only as long as the job runs.
+    assert bed.list_requeues() == ["requeue Incomplete 4711_2"]
+    assert "killed.0.json" in (bed.programs / "seen").read_text().split()
+    [kill] = list_kills(bed.pack)
+    assert (kill.restarts, kill.attempt, kill.signal, kill.refusal) == (0, 1, 9, "")
+    assert bed.read_journal() == [(True, "")]
+
+
+def test_where_it_cannot_be_written_down_slurm_is_not_asked(bed: Bed) -> None:
+    # A name that is taken: no file can be moved there, not even by root.
+    (bed.pack / "killed.0.json").mkdir()
+    (bed.pack / "killed.0.json" / "x").touch()
+    with pytest.raises(StateError):
+        bed.revive()
+    assert bed.list_requeues() == []
+
+
+def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
+    bed.say(1, "Requested operation is presently disabled for job 4711_2\n")
+    assert bed.revive() is False
+    words = "scontrol: Requested operation is presently disabled for job 4711_2"
+    refusal = f"Slurm did not requeue it: {words}"
+    assert [kill.refusal for kill in list_kills(bed.pack)] == [refusal]
+    assert bed.read_journal() == [(False, refusal)]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered: bool) -> None:
+    if not answered:
+        bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
+    assert bed.revive() is False
+    [kill] = list_kills(bed.pack)
+    told = "it runs on" if answered else "Slurm's controller did not answer in time"
+    assert kill.refusal.startswith(f"Slurm did not requeue it: {told}")
+
+
+def test_an_unanswered_requeue_that_was_done_counts(bed: Bed) -> None:
+    bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
+    bed.answer("after", JobState="PENDING", Restarts="1")
+    assert bed.revive() is True
+    assert [kill.refusal for kill in list_kills(bed.pack)] == [""]
+
+
+def test_a_cancel_at_the_last_moment_leaves_no_word_of_a_requeue(bed: Bed) -> None:
+    bed.answer("after", JobState="CANCELLED")
+    assert bed.revive() is True
+    assert len(bed.list_requeues()) == 1
+    assert list_kills(bed.pack) == []
+    assert bed.read_journal() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "follows"), [({"JobState": "CANCELLED"}, True), ({"Restarts": "1"}, False)]
+)
+def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
+    bed: Bed, changes: dict[str, str], follows: bool
+) -> None:
+    bed.answer(**changes)
+    assert bed.revive() is follows
+    assert bed.list_requeues() == []
+    assert list_kills(bed.pack) == []
+    assert bed.read_journal() == []
+
+
+def test_where_slurm_does_not_answer_it_is_said(bed: Bed) -> None:
+    (bed.programs / "job").unlink()
+    assert bed.revive() is False
+    [kill] = list_kills(bed.pack)
+    assert kill.refusal.startswith("Slurm could not be asked to requeue it: Slurm's controller ")
+    assert bed.list_requeues() == []
+
+
+def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> None:
+    write_kill(bed.pack, RunnerKill(0, 1, 9, 1.0))
+    write_kill(bed.pack, RunnerKill(1, 2, 9, 2.0, "it may not be requeued"))
+    bed.answer(Restarts="2")
+    bed.answer("after", JobState="PENDING", Restarts="3")
+    assert bed.revive(2) is True
+    bed.answer(Restarts="3")
+    assert bed.revive(3) is False
+    assert len(bed.list_requeues()) == 1
+    assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
+
+
+def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: Bed) -> None:
+    write_state(bed.pack, 2, StateRecord(MemberState.COMPLETED, 1, starts=1))
+    assert bed.revive() is False
+    assert bed.list_requeues() == []
+    assert list_kills(bed.pack)[-1].refusal == "all its members had ended"
+
+
+# In the next attempt -----------------------------------------------------------------------------
+
+
+def test_the_next_attempt_knows_why_it_is_there(bed: Bed) -> None:
+    first, later = (Allocation("4711", "4711", "n", n, 1, (), (), {}) for n in (0, 2))
+    second = dataclasses.replace(first, restarts=1)
+    assert find_killed_before(bed.pack, second) is None
+    kill = RunnerKill(0, 1, 9, 1.0)
+    write_kill(bed.pack, kill)
+    assert find_killed_before(bed.pack, first) is None
+    assert find_killed_before(bed.pack, second) == kill
+    assert find_killed_before(bed.pack, later) is None
+    # Somebody else has requeued it by hand.
+    write_kill(bed.pack, dataclasses.replace(kill, refusal="it may not be requeued"))
+    assert find_killed_before(bed.pack, second) is None
+    (bed.pack / "killed.0.json").write_text("{")
+    assert find_killed_before(bed.pack, second) is None
+
+
+def test_members_are_told_why_they_start_again() -> None:
+    kill = RunnerKill(0, 1, 9, 1.0)
+    record = StateRecord(MemberState.PENDING, 2, starts=1, evidence=("MPS: it was gone",))
+    told = tell_of_restart(tell_of_restart(record, kill), kill)
+    assert told.reason == "its runner was killed by signal 9; it runs again"
+    assert told.evidence == (
+        "MPS: it was gone",
+        "restarted: its runner was killed by signal 9",
+    )
