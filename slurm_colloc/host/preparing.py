@@ -10,9 +10,8 @@ import contextlib
 import dataclasses
 import os
 import pwd
-import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,6 @@ from slurm_colloc.host.mps_support import judge_support
 from slurm_colloc.host.nvml_answer import NvmlAnswer
 from slurm_colloc.host.policy import Policy
 from slurm_colloc.host.prepared import SETUP_SCHEMA, read_shm_device
-from slurm_colloc.host.processes import read_process
 from slurm_colloc.host.undoing import (
     EXCLUSIVE_PROCESS,
     NVML_S,
@@ -326,36 +324,3 @@ def find_owner(uid: int, gid: int) -> Owner:
         words = run_as(Owner(uid, gid, (gid,)), read_groups, timeout_s=_GROUPS_S)
         groups |= {int(word) for word in words.split()}
     return Owner(uid, gid, tuple(sorted(groups)))
-
-
-def find_parent_name() -> str:
-    """The name of the process that runs this hook: slurmd, or slurmstepd with RunInJob."""
-    process = read_process(os.getppid())
-    return "" if process is None else process.name
-
-
-def is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
-    """Whether all of this has been done already, by an earlier run of the same prolog."""
-    from slurm_colloc.host.mps_control import read_peer
-
-    return (
-        checkpoint.phase == READY
-        and checkpoint.boot == boot
-        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
-        and run.has_setup(job.job_id)
-        and all(
-            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
-            and peer.uid == job.uid
-            for name in checkpoint.daemons
-        )
-    )
-
-
-def measure(figures: dict[str, float], name: str, started: float) -> None:
-    """Note how long something took, in ms."""
-    figures[name] = round((time.monotonic() - started) * 1000, 1)
-
-
-def round_figures(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures for people."""
-    return {name: round(value, 1) for name, value in figures.items()}

@@ -144,8 +144,8 @@ def test_a_scancel_message_of_slurm_does_not_overwrite_the_first_members_output(
     job_id = join(busy, "train.sh", "a")
     join(busy, "train.sh", "b")
     free(busy)
-    for name, said in ((f"slurm-{job_id}.out", "up-a"), (f"slurm-{job_id}_2.out", "up-b")):
-        wait_until(lambda name=name, said=said: said in busy.output(name), f"{name} runs")
+    wait_until(lambda: "up-a" in busy.output(f"slurm-{job_id}.out"), "the first runs")
+    wait_until(lambda: "up-b" in busy.output(f"slurm-{job_id}_2.out"), "the second runs")
     busy.run(["scancel", job_id])
     busy.finish(job_id)
     assert busy.output(f"slurm-{job_id}.out").startswith("out a\nup-a\n")
