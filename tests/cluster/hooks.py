@@ -15,7 +15,7 @@ import pytest
 from slurm_colloc.host.control_groups import NAME, read_hierarchies
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, can_reach_checkout, running_sandbox, wait_until
+from .conftest import can_reach_checkout, running_sandbox, wait_until
 
 
 @contextlib.contextmanager
@@ -95,11 +95,3 @@ def read_prepared_setup(sandbox: Sandbox, job_id: str) -> dict[str, Any]:
     """What root told a job."""
     path = run_directory(sandbox) / job_id / "setup.json"
     return dict(json.loads(path.read_text()))
-
-
-def read_proper_comment(user: CsubUser, job_id: str) -> str:
-    """The comment of a job as Slurm has it."""
-    shown = user.run(["scontrol", "show", "job", job_id]).stdout
-    return next(
-        (line.partition("=")[2] for line in shown.split("\n") if "Comment=" in line), ""
-    ).strip()

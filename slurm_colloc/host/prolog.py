@@ -1,0 +1,201 @@
+"""The prolog: prepares what a job asks for, or tells it why not, in its time; who: root."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+
+from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.checkpoint import READY, Checkpoint, RunDirectory
+from slurm_colloc.host.hook_job import HookJob
+from slurm_colloc.host.hook_report import (
+    HookReport,
+    OutOfTime,
+    Place,
+    deadline,
+    describe_recovered,
+    note_undone,
+)
+from slurm_colloc.host.mps_control import read_peer
+from slurm_colloc.host.mps_state import read_boot_id
+from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.preparing import Denied, Preparing
+from slurm_colloc.host.processes import read_process
+from slurm_colloc.host.recovering import read_or_guess, recover
+from slurm_colloc.host.undoing import NVML_S, Undoing, ask_nvml
+from slurm_colloc.model.token import Token, parse_token
+
+_LOCK_S = 2.0
+
+
+def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
+    """Prepare what a job asks for; what cannot be had is told to it."""
+    token = parse_token(job.comment)
+    if token is None or token.mode == "off":
+        return HookReport(outcome="the comment asks for nothing")
+    if not policy.enabled:
+        return HookReport(outcome="switched off by the policy")
+    try:
+        run = RunDirectory(place.run, makes=True)
+    except (CollocError, OSError) as error:
+        return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
+    try:
+        with run.locked_job(job.job_id, _LOCK_S):
+            return _Prolog(place, policy, job, token, run).run()
+    except TimeoutError:
+        return _fail(HookReport(outcome="another hook is at work on this job"), policy)
+    finally:
+        run.close()
+
+
+def _fail(report: HookReport, policy: Policy) -> HookReport:
+    if policy.strict:
+        report.exit_status = 1
+    return report
+
+
+class _Prolog:
+    """One run of the prolog, with the job's lock held."""
+
+    def __init__(
+        self, place: Place, policy: Policy, job: HookJob, token: Token, run: RunDirectory
+    ) -> None:
+
+        self._place = place
+        self._policy = policy
+        self._job = job
+        self._run = run
+        self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
+        self._preparing = Preparing(
+            run, policy, job, token, place.simulation, parent_name=_find_parent_name()
+        )
+        self._report = HookReport()
+
+    def run(self) -> HookReport:
+
+        report = self._report
+        try:
+            with deadline(self._ends_at - time.monotonic()):
+                known = self._run.read_quietly(self._job.job_id)
+                if known is not None and _is_prepared(self._run, known, self._job, read_boot_id()):
+                    return HookReport("prepared", "it was prepared already", known.mode)
+                self._prepare()
+        except Denied as denied:
+            self._fall_back(str(denied), is_fault=False)
+        except (CollocError, OSError) as error:
+            self._fall_back(error.message if isinstance(error, CollocError) else str(error))
+        except OutOfTime:
+            self._fall_back("the hook has run out of its time")
+        report.details["figures"] = self._preparing.figures
+        if self._preparing.notes:
+            report.details["notes"] = self._preparing.notes
+        return report
+
+    def _prepare(self) -> None:
+
+        preparing, job, report = self._preparing, self._job, self._report
+        started = time.monotonic()
+        preparing.check()
+        # NVML gets ready while the others are looked after.
+        question = ask_nvml(self._place.simulation, job.node)
+        try:
+            self._undo_own()
+            _measure(preparing.figures, "before_nvml_ms", started)
+            answer = question.ask(NVML_S)
+        finally:
+            question.close()
+        _measure(preparing.figures, "nvml_ms", started)
+        preparing.choose_gpus(answer)
+        self._recover(preparing.gpus)
+        checkpoint = preparing.claim(answer)
+        preparing.set_modes(checkpoint)
+        daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
+        preparing.tell(daemons, "the node's prolog has prepared MPS")
+        self._run.write(dataclasses.replace(checkpoint, phase=READY))
+        _measure(preparing.figures, "total_ms", started)
+        report.action, report.mode = "prepared", checkpoint.mode
+
+    def _undo_own(self) -> None:
+        """An earlier run for this job was killed, or its epilog never ran."""
+        checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+        if checkpoint is None:
+            return
+        undone = Undoing(
+            self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
+        ).undo()
+        note_undone(self._report, undone)
+        if not undone.is_complete:
+            raise StateError(
+                f"what an earlier run for this job has left cannot be undone: "
+                f"{'; '.join(undone.unsafe + undone.left)}"
+            )
+
+    def _recover(self, claimed: Sequence[str]) -> None:
+        found = recover(
+            self._run,
+            besides=self._job.job_id,
+            claimed=claimed,
+            simulation=self._place.simulation,
+            node=self._job.node,
+        )
+        told = [describe_recovered(one) for one in found if one.report is not None]
+        if told:
+            self._report.details["recovered"] = told
+
+    def _fall_back(self, reason: str, *, is_fault: bool = True) -> None:
+        """Take back what was begun, and let the job know; it starts without."""
+        report = self._report
+        report.action, report.outcome = "told", reason
+        if is_fault:
+            _fail(report, self._policy)
+        try:
+            with deadline(self._policy.stop_s):
+                checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+                if checkpoint is not None:
+                    undone = Undoing(
+                        self._run,
+                        checkpoint,
+                        simulation=self._place.simulation,
+                        node=self._job.node,
+                    ).undo()
+                    note_undone(report, undone)
+                    if not undone.is_complete:
+                        report.action = "none"
+                        return
+                self._preparing.compute_mode = None
+                self._preparing.tell_nothing(reason)
+        except OutOfTime:
+            report.action = "none"
+            report.details["not_told"] = "no time was left"
+        except (CollocError, OSError) as error:
+            # A full /run: without a word the job finds out by itself.
+            report.action = "none"
+            report.details["not_told"] = str(error)
+
+
+def _find_parent_name() -> str:
+    """The name of the process that runs this hook: slurmd, or slurmstepd with RunInJob."""
+    process = read_process(os.getppid())
+    return "" if process is None else process.name
+
+
+def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
+    """Whether all of this has been done already, by an earlier run of the same prolog."""
+    return (
+        checkpoint.phase == READY
+        and checkpoint.boot == boot
+        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
+        and run.has_setup(job.job_id)
+        and all(
+            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
+            and peer.uid == job.uid
+            for name in checkpoint.daemons
+        )
+    )
+
+
+def _measure(figures: dict[str, float], name: str, started: float) -> None:
+    """Note how long something took, in ms."""
+    figures[name] = round((time.monotonic() - started) * 1000, 1)
