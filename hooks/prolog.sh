@@ -47,7 +47,7 @@ case $job in '' | *[!0123456789]*) exit 0 ;; esac
 exec </dev/null 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-
 cd /
 umask 077
-exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \
+/usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \
     "SLURM_JOB_ID=$job" \
     "SLURM_JOB_COMMENT=$comment" \
     ${SLURM_JOB_UID+"SLURM_JOB_UID=$SLURM_JOB_UID"} \
@@ -63,3 +63,7 @@ exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \
     ${simgpu:+"SIMGPU_ROOT=$simgpu"} \
     "$prefix/bin/python" -I -B -m slurm_colloc.host.lifecycle prolog \
     --run-directory "$run" --policy "$policy"
+
+# A status of 1 would also be that of a broken installation, which must not drain the node.
+[ $? -ne 10 ] || exit 1
+exit 0

@@ -5,8 +5,10 @@
     recover   undo what dead jobs have left, at boot
     status    say what there is, as JSON
 
-A hook exits with 1 only where the node is not fit for the next job (or the policy is strict):
-Slurm drains the node then. Every other fault is told to the job in setup.json and to the audit log.
+A hook fails only where the node is not fit for the next job (or the policy is strict): Slurm drains
+the node then. The prolog's script passes on no other status than UNSAFE_PROLOG, so that a broken
+installation drains nothing. Every other fault is told to the job in setup.json, and to the audit
+log.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from slurm_colloc.host.mps_state import read_boot_id
 from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, read_policy
 from slurm_colloc.host.prolog import run_prolog
 from slurm_colloc.host.recovering import read_or_guess, recover
+
+UNSAFE_PROLOG = 10
+"""hooks/prolog.sh turns it into 1, and everything else into 0."""
 
 # -- recover and status ---------------------------------------------------------------------------
 
@@ -146,6 +151,8 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
         report.details["policy"] = problem
     if report.action != "none" or report.outcome != "nothing was prepared":
         _audit(policy, command, job, report, started)
+    if command == "prolog" and report.exit_status:
+        return UNSAFE_PROLOG
     return report.exit_status
 
 

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 HOOKS = Path(__file__).resolve().parents[2] / "hooks"
-STARTED = 42
+STARTED = 10
+"""What the program ends with: the one status that the prolog turns into a failure of its own."""
+
+FAILED = 1
 """What the program ends with: nothing else in a hook does."""
 
 _PROGRAM = """\

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.token import parse_token
 
-from .conftest import HOOKS, STARTED, Installed, install, list_shells
+from .conftest import FAILED, HOOKS, STARTED, Installed, install, list_shells
 
 SHELLS = [pytest.param(shell, id=shell[0]) for shell in list_shells()]
 TOKENS = (
@@ -104,7 +104,7 @@ def test_the_shell_and_the_program_agree_on_what_a_token_is(
     shared_started: Installed, comment: bytes
 ) -> None:
     ended = shared_started.run("prolog", {b"SLURM_JOB_ID": b"7", b"SLURM_JOB_COMMENT": comment})
-    expected = STARTED if parse_token(os.fsdecode(comment)) else 0
+    expected = FAILED if parse_token(os.fsdecode(comment)) else 0
     assert (ended.returncode, ended.stderr) == (expected, b"")
 
 
@@ -132,7 +132,7 @@ def test_a_token_starts_the_prologs_program(
 ) -> None:
     for comment in (token, b"for [me], it's \xff " + token, b"two\nlines " + token):
         environment = {b"SLURM_JOB_ID": b"4711", b"SLURM_JOB_COMMENT": comment}
-        assert shared_started.run("prolog", environment, shell).returncode == STARTED
+        assert shared_started.run("prolog", environment, shell).returncode == FAILED
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -172,7 +172,8 @@ def test_the_program_gets_what_it_is_to_know_and_nothing_else(
     opened = 'exec 3</etc/passwd 5</etc/passwd 9</etc/passwd; exec "$@"'
     outer = ("/bin/sh", "-c", opened, "sh", *(shutil.which(word) or word for word in shell))
     ended = installed.run(name, both, outer, cwd=planted)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (STARTED, b"", b"")
+    status = FAILED if name == "prolog" else STARTED
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, b"", b"")
     seen = installed.seen()
     fixed = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     assert seen["env"] == {**passed, **fixed}
@@ -207,6 +208,15 @@ def test_the_epilog_asks_the_checkpoint_and_not_the_comment(installed: Installed
         assert installed.run("epilog", environment).returncode == STARTED
         environment[b"SLURM_JOB_ID"] = b"9"
         assert installed.run("epilog", environment).returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 9, 11, 137, 255])
+def test_a_broken_installation_drains_no_node_before_a_job(
+    installed: Installed, status: int
+) -> None:
+    (installed.root / "opt/bin/python").write_text(f"#!/bin/sh\nexit {status}\n")
+    environment = {b"SLURM_JOB_ID": b"8", b"SLURM_JOB_COMMENT": b"[csub/1 mps]"}
+    assert installed.run("prolog", environment).returncode == 0
 
 
 def test_without_the_program_jobs_run_and_what_cannot_be_undone_is_said(

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.control_groups import NAME, read_hierarchies
+from slurm_colloc.host.lifecycle import UNSAFE_PROLOG
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.processes import identify, is_alive
 from slurm_colloc.sandbox.simgpu.build import NoCompiler
@@ -419,7 +420,7 @@ def test_gpus_that_cannot_be_told_are_not_touched(
     assert reason in bed.setup()["reason"]
     bed.epilog()
     bed.write_policy(strict=True)
-    assert bed.hook("prolog", "11", **variables).status == 1
+    assert bed.hook("prolog", "11", **variables).status == UNSAFE_PROLOG
     bed.epilog()
     check_clean(bed)
 
@@ -488,7 +489,7 @@ def test_a_run_directory_that_a_user_has_made_beforehand_is_not_used(bed: Bed) -
     assert bed.epilog().status == 0
     assert list(bed.run.iterdir()) == []
     bed.write_policy(strict=True)
-    assert bed.prolog().status == 1
+    assert bed.prolog().status == UNSAFE_PROLOG
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "file"])
