@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from pathlib import Path
+
 import pytest
 
-from .conftest import CsubUser
+from slurm_colloc.host.processes import list_processes, read_uid
+
+from .conftest import CsubUser, wait_until
+from .mps import kill, read_parent
 
 pytestmark = pytest.mark.slurm
 
@@ -38,3 +45,38 @@ def test_a_carried_pack_whose_members_all_succeed_is_completed(user: CsubUser) -
     job_id = user.submit("--array=0-4", "--gres=gpu:1", "--mem=200M", "good.sh")
     rows = user.finish(job_id)
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+
+
+def test_a_carried_pack_whose_runner_is_killed_is_not_requeued(user: CsubUser) -> None:
+    """What its members have done is known on the node alone, so all of them would run again."""
+    config = user.home / ".config" / "slurm_colloc"
+    user.run(["mkdir", "-p", str(config)])
+    (config / "settings.toml").write_text("state_shared = false\n")
+    user.script("work.sh", "echo up; sleep 300")
+    job_id = user.submit("pack", "--requeue", "--gres=gpu:1", "--mem=200M", "work.sh", "work.sh")
+    for number in (1, 2):
+        name = f"slurm-{job_id}_{number}.out"
+        wait_until(lambda name=name: "up" in user.output(name), f"{name} is written")  # type: ignore[misc]
+    found = find_runtime(user)
+    [runner] = [pid for pid in found if read_parent(pid) in found]
+    kill(runner)
+    try:
+        user.wait_for_states(job_id, "FAILED")
+        shown = user.run(["scontrol", "show", "job", job_id]).stdout
+        assert "Restarts=0" in shown
+        assert "Requeue=1" in shown
+    finally:
+        shutil.rmtree(found[runner].parents[1], ignore_errors=True)
+
+
+def find_runtime(user: CsubUser) -> dict[int, Path]:
+    """Processes of the user that run a carried pack, and where it lies on the node."""
+    found = {}
+    for process in list_processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process.id.pid}/cmdline").read_text().split("\0")
+            if "slurm_colloc.runtime" in words and read_uid(process.id.pid) == user.uid:
+                path = Path(words[words.index("slurm_colloc.runtime") + 1])
+                if path.parents[1].name.startswith("csub-pack."):
+                    found[process.id.pid] = path
+    return found

@@ -143,6 +143,7 @@ class Case:
         cause: Why, as `csub show --json` says.
         starts: How often members 1 and 2 are started, and how often member 3.
         restarted_daemons: How often the pack starts another daemon.
+        may_hit_all: MPS may take it for a fault of all, and members 1 and 2 start once more then.
     """
 
     name: str
@@ -152,10 +153,12 @@ class Case:
     cause: str = ""
     starts: tuple[int, int] = (1, 1)
     restarted_daemons: int = 0
+    may_hit_all: bool = False
 
 
 CASES = (
-    Case("sigkill", cause="signal"),
+    # To kill a client while the GPU computes for it is undefined (NVIDIA's manual of MPS).
+    Case("sigkill", cause="signal", may_hit_all=True),
     # First with its share, then with two shares, at last with the whole GPU.
     Case("out-of-memory", cause="CUDA out of memory", starts=(1, 3)),
     Case("memory-limit", options=("--no-requeue",), cause="CUDA out of memory"),
@@ -330,7 +333,9 @@ def test_one_members_fault_is_nobody_elses(bed: Bed, case: Case) -> None:
     for number in (1, 2):
         assert members[number]["state"] == "COMPLETED"
         assert members[number]["cause"] == "success"
-        assert members[number]["starts"] == case.starts[0]
+        starts = members[number]["starts"]
+        hit = [word for word in members[number]["evidence"] if word.startswith("MPS server: ")]
+        assert starts == case.starts[0] + (case.may_hit_all and bool(hit))
     third = members[CULPRIT]
     assert (third["state"], third["cause"], third["starts"]) == (
         case.state,
