@@ -140,7 +140,7 @@ def test_where_it_may_not_be_requeued_the_others_are_lost_and_it_is_said_why(
     job_id = start_pack(user, "--no-requeue")
     ended = user.members(job_id)[1]
     runner = runner_pid(user, job_id)
-    processes = [kill(runner), identify(read_parent(runner))]
+    processes = [identify(read_parent(runner)), kill(runner)]
     rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST", 4: "LOST"})
     assert rows[1] == {**ended, "slurm_state": "FAILED"}
     assert {rows[n]["reason"] for n in (2, 3, 4)} == {f"{KILLED}; it may not be requeued"}
