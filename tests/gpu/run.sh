@@ -119,9 +119,9 @@ run_pytest() {
 }
 
 if [ $# -gt 0 ]; then
-    run_pytest 560 "$@"
+    run_pytest 900 "$@"
 else
-    run_pytest 460 -s tests/gpu/test_gpu_mps.py
-    run_pytest 100 -n 6 -k 'not simulated and not nvidia-550' tests/mps tests/host
+    run_pytest 900 -s tests/gpu/test_gpu_mps.py
+    run_pytest 300 -n 6 -k 'not simulated and not nvidia-550' tests/mps tests/host
 fi
 exit "$worst"

@@ -96,7 +96,11 @@ class Daemon:
     def __init__(self, profile: MpsProfile, places: Places, defaults: Defaults) -> None:
         self.profile = profile
         self.defaults = defaults
-        self.servers = Servers(self.log, places.pipe_directory)
+        self.servers = Servers(
+            self.log,
+            places.pipe_directory,
+            tells_failed_setuid=self.profile.tells_failed_setuid,
+        )
         self._places = places
         self._front_end: FrontEnd | None = None
         self._wake_read, self._wake_write = os.pipe()

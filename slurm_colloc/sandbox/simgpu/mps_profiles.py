@@ -30,6 +30,7 @@ class MpsProfile:
         server_ends_with_daemon: A server ends when its daemon does.
         wedges: A daemon that is started while the one before has not quite ended hangs for ever.
         clients_per_device: Beyond, 808.
+        tells_failed_setuid: The log says why a server cannot become its user.
         owner_words: The middle of the refusal to change a daemon's settings.
         start_refusal: The end of the refusal to start another user's server.
         shutdown_refusal: Likewise, to shut one down.
@@ -46,6 +47,7 @@ class MpsProfile:
     server_ends_with_daemon: bool
     wedges: bool
     clients_per_device: int
+    tells_failed_setuid: bool
     owner_words: str
     start_refusal: str
     shutdown_refusal: str
@@ -74,6 +76,7 @@ DRIVER_550 = MpsProfile(
     server_ends_with_daemon=False,
     wedges=True,
     clients_per_device=48,
+    tells_failed_setuid=True,
     owner_words="the user started it",
     start_refusal="Only the root user may start server for another user.",
     shutdown_refusal="Only the root user may shutdown another user's server.",
@@ -91,6 +94,7 @@ DRIVER_580 = MpsProfile(
     server_ends_with_daemon=True,
     wedges=False,
     clients_per_device=48,
+    tells_failed_setuid=False,
     owner_words=_OWNERS_580,
     start_refusal=_REFUSAL_580,
     shutdown_refusal=_REFUSAL_580,

@@ -75,14 +75,18 @@ class Servers:
     Args:
         log: Writes a line to the daemon's log.
         pipe_directory: CUDA_MPS_PIPE_DIRECTORY.
+        tells_failed_setuid: See MpsProfile.
     """
 
-    def __init__(self, log: Callable[[str], None], pipe_directory: str) -> None:
+    def __init__(
+        self, log: Callable[[str], None], pipe_directory: str, *, tells_failed_setuid: bool
+    ) -> None:
         self.quitting = False
         self.force_at: float | None = None
         self.exit_status = 0
         self._log = log
         self._pipe_directory = pipe_directory
+        self._tells_failed_setuid = tells_failed_setuid
         self._entries: list[ServerEntry] = []
         self._current: ServerEntry | None = None
         self._retry_at: float | None = None
@@ -234,7 +238,8 @@ class Servers:
                 os.setuid(uid)
             except OSError as error:
                 reason = os.strerror(error.errno or 0)
-                log.write(CONTROL, f"Failed to start server using uid {uid}. {reason}")
+                if self._tells_failed_setuid:
+                    log.write(CONTROL, f"Failed to start server using uid {uid}. {reason}")
                 os._exit(1)
             with contextlib.suppress(OSError):
                 os.execvp(PROGRAM, [PROGRAM])

@@ -93,6 +93,9 @@ def set_default_limit(conversation: Conversation) -> None:
     if parse_number(word) == 0 and re.match(r"[+-]?\d", word) is None:
         # What is no number ends the reading: ordinal 0 and no value.
         value = value if conversation.daemon.profile.limits_by_uuid else ""
+    is_known = word.startswith(("GPU-", "MIG-")) or 0 <= parse_number(word) < mps_wire.DEVICES
+    if conversation.daemon.profile.limits_by_uuid and not is_known:
+        conversation.daemon.log(f"set_default_device_pinned_mem_limit {conversation.text}.")
     ordinal = _choose_ordinal(conversation, word)
     if isinstance(ordinal, str):
         defaults.bytes_by_uuid[ordinal] = parse_limit_bytes(value)
