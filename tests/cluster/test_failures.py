@@ -15,7 +15,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, running_sandbox, user_of, wait_until
+from .conftest import CsubUser, administrate, running_sandbox, user_of, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -59,12 +59,6 @@ def submit_pack(user: CsubUser, *words: str) -> str:
 def run_counts(user: CsubUser) -> Counter[str]:
     """How often each script was started: each writes a line."""
     return Counter(user.output("ran.txt").split())
-
-
-def administrate(user: CsubUser, *argv: str, check: bool = True) -> None:
-    """Run a Slurm command as the one who runs the cluster."""
-    root = CsubUser("root", os.geteuid(), os.getegid(), Path("/"), user.sandbox)
-    root.run(list(argv), check=check)
 
 
 def pack_directory(user: CsubUser, job_id: str) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from slurm_colloc.host.processes import ProcessId, identify, is_alive, list_processes, read_uid
 
-from .conftest import CsubUser, wait_until
+from .conftest import CsubUser, administrate, wait_until
 from .mps import (
     explained,
     journal,
@@ -83,6 +85,16 @@ def wait_until_gone(user: CsubUser, *processes: ProcessId | None) -> None:
     )
 
 
+@contextlib.contextmanager
+def closed_partition(user: CsubUser) -> Iterator[None]:
+    """What is in the queue stays there: on a busy machine no look at it is quick enough."""
+    administrate(user, "scontrol", "update", "PartitionName=gpu", "State=DOWN")
+    try:
+        yield
+    finally:
+        administrate(user, "scontrol", "update", "PartitionName=gpu", "State=UP")
+
+
 def states_of(rows: dict[int, dict[str, Any]]) -> list[str]:
     return [rows[number]["state"] for number in sorted(rows)]
 
@@ -95,13 +107,14 @@ def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
     job_id = start_pack(user)
     old, guard = runner_pid(user, job_id), read_parent(runner_pid(user, job_id))
     ended = user.members(job_id)[1]
-    processes = [kill(old), identify(guard)]
-    wait_until(lambda: read_slurm(user, job_id) == "PENDING", "Slurm has it in its queue again")
-    rows = user.members(job_id)
-    assert states_of(rows) == ["FAILED", "PENDING", "PENDING", "PENDING"]
-    told = user.csub("why", f"{job_id}/2").stdout
-    assert f"PENDING: to be started again ({KILLED}): " in told
-    assert KILLED not in user.csub("why", f"{job_id}/4").stdout
+    with closed_partition(user):
+        processes = [kill(old), identify(guard)]
+        wait_until(lambda: read_slurm(user, job_id) == "PENDING", "Slurm has it in its queue again")
+        rows = user.members(job_id)
+        assert states_of(rows) == ["FAILED", "PENDING", "PENDING", "PENDING"]
+        told = user.csub("why", f"{job_id}/2").stdout
+        assert f"PENDING: to be started again ({KILLED}): " in told
+        assert KILLED not in user.csub("why", f"{job_id}/4").stdout
     wait_for_work(user, job_id, 2)
     wait_until(lambda: not any(p is not None and is_alive(p) for p in processes), "they are gone")
     assert read_attempt(user, job_id) == 2
