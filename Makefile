@@ -31,7 +31,7 @@ test:
 	@sh .ci/setup test
 	@$(MAKE) --no-print-directory run-checks
 	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
-	@python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
+	@python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --cov --cov-report=term"
 
 # One release, and words for pytest: make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
 test-matrix:

@@ -47,7 +47,6 @@ TOOLS = (
     "hatchling",
     "hypothesis",
     "pytest",
-    "pytest-rerunfailures",
     "pytest-timeout",
     "pytest-xdist",
 )

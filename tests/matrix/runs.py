@@ -14,9 +14,11 @@ from .roots import CHECKOUT, Root, build_entry_argv
 
 # The last line that pytest prints, with or without its frame of equal signs.
 CLOSING = re.compile(r"^(=+ )?\d+ (passed|failed|skipped|error|deselected|warning|xfailed)\b.* in ")
-PYTEST = ("/opt/csub/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+PYTHON = "/opt/csub/bin/python"
+# The checkout cannot be written there.
+CACHE = ("-o", "cache_dir=/tmp/pytest")
 # Most tests wait for Slurm. A file stays together, for its tests share what it set up.
-WORKERS = ("-n", "2", "--dist", "loadfile")
+WORKERS = "-n 2 --dist loadfile"
 _POLL_S = 0.5
 
 
@@ -58,7 +60,8 @@ def choose_tests(checkout: Path = CHECKOUT) -> list[str]:
 def start_run(root: Root, privilege: Sequence[str], words: Sequence[str]) -> Run:
     """Start pytest in a root with these words, on all folders where they name no test."""
     tests = [] if any(word.startswith("tests") for word in words) else choose_tests()
-    command = [*PYTEST, "-m", WITHOUT, *WORKERS, *words, *tests]
+    command = [PYTHON, "-m", "tests.again", f"--beside={WORKERS}"]
+    command += [*CACHE, "-m", WITHOUT, *words, *tests]
     with root.output.open("wb") as file:
         process = subprocess.Popen(
             build_entry_argv(privilege, root, "ro", command),

@@ -1,0 +1,70 @@
+"""Run pytest, and once more and alone what only failed on a real Slurm.
+
+    python -m tests.again [--beside=WORDS] [PYTEST...]
+
+Tests on a real Slurm wait for daemons, and several of them at a time can keep a small machine so
+busy that one outlasts its patience. Such a test gets a second look when the others are done, and is
+named. Whatever fails then, or has failed without Slurm, has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+import pytest
+
+MOST = 8
+"""With more failures than this it was not the machine."""
+
+
+class Failures:
+    """A plugin that notes what failed.
+
+    Attributes:
+        by_name: For each failed test, whether it is on a real Slurm and needs no GPU.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure, in whatever part of a test."""
+        if report.failed:
+            self.by_name[report.nodeid] = (
+                "slurm" in report.keywords and "gpu" not in report.keywords
+            )
+
+    @property
+    def deserve_a_second_look(self) -> bool:
+        """There are few, and all of them depend on how busy the machine is."""
+        return 0 < len(self.by_name) <= MOST and all(self.by_name.values())
+
+
+def main(words: list[str]) -> int:
+    """Run once, and again where that may help; pytest's exit status of the last run."""
+    beside: list[str] = []
+    if words and words[0].startswith("--beside="):
+        beside = words.pop(0).partition("=")[2].split()
+    failures = Failures()
+    # In this process, so that whoever interrupts it interrupts pytest.
+    status = pytest.main(["--cache-clear", *beside, *words], plugins=[failures])
+    if status == pytest.ExitCode.TESTS_FAILED and failures.deserve_a_second_look:
+        look_again(failures.by_name, words)
+    return int(status)
+
+
+def look_again(names: Iterable[str], words: list[str]) -> NoReturn:
+    """Become the pytest that runs only what has failed."""
+    print("A second look, alone, at what failed beside others:")
+    for name in names:
+        print(f"  {name}")
+    sys.stdout.flush()
+    argv = [sys.executable, "-m", "pytest", *words, "--last-failed"]
+    os.execv(argv[0], [*argv, "--last-failed-no-failures=none"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
