@@ -108,7 +108,8 @@ def test_a_lone_script_gets_the_signals_that_slurm_sends_to_the_batch_script(
     user: CsubUser,
 ) -> None:
     user.script("each.sh", f"trap 'echo got it; exit 6' USR1; echo up; {FOREVER}")
-    job_id = user.submit("--time=1", "--signal=B:USR1@60", "each.sh")
+    # It is long until the limit: slurmctld must not send it before the script is up.
+    job_id = user.submit("--time=5", "--signal=B:USR1@60", "each.sh")
     wait_until(lambda: user.output(f"slurm-{job_id}.out"), "the script is up")
     # As slurmctld does itself when the time of --signal has come.
     user.run(["scancel", "--batch", "--signal=USR1", job_id])
