@@ -28,21 +28,10 @@ from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.files import write_atomic
 
 from ..cluster.conftest import CsubUser, can_reach_checkout, running_sandbox, user_of
+from .driver_use import read_settings
 
 HERE = Path(__file__).parent
 GONE_WITHIN_S = 30.0
-# What must not change; each is asked for by itself, because drivers differ in what they know.
-SETTINGS = (
-    "compute_mode",
-    "mig.mode.current",
-    "mig.mode.pending",
-    "persistence_mode",
-    "power.limit",
-    "clocks.applications.graphics",
-    "clocks.applications.memory",
-    "clocks.max.graphics",
-    "ecc.mode.current",
-)
 
 
 def read_number(name: str, default: float) -> float:
@@ -74,12 +63,14 @@ class Bed:
         user: Who submits.
         out: Where results go.
         is_simulated: The GPU is not real.
+        archive: Where the logs of all packs and members go.
     """
 
     sandbox: Sandbox
     user: CsubUser
     out: Path
     is_simulated: bool
+    archive: str = "kept.tar.gz"
     scale: Scale = field(default_factory=Scale)
     jobs: dict[str, str] = field(default_factory=dict)
     gpu_before: dict[str, Any] = field(default_factory=dict)
@@ -95,11 +86,17 @@ class Bed:
     def finish(self, job_id: str, *, patience_s: float) -> dict[int, dict[str, Any]]:
         """Wait until a pack is over; its members."""
         try:
-            return self.user.finish(job_id, patience_s=patience_s)
+            rows = self.user.finish(job_id, patience_s=patience_s)
         except subprocess.TimeoutExpired:
             told = self.user.describe(job_id)
             self.user.csub("cancel", "--yes", job_id, check=False)
             pytest.fail(f"{job_id} was not over after {patience_s:g} s\n{told}")
+        # Its last member ends a moment before Slurm has written down that the job is over.
+        running = ["squeue", "-h", "-j", job_id, "--states=RUNNING"]
+        self.wait(
+            lambda: not self.user.run(running, check=False).stdout, f"Slurm has ended {job_id}"
+        )
+        return rows
 
     def find_pack(self, job_id: str) -> Path:
         """The directory of a pack."""
@@ -175,22 +172,10 @@ class Bed:
             "processes",
             "mps_processes",
         )
-        return {**{name: gpu[name] for name in names}, "settings": self._read_settings()}
-
-    def _read_settings(self) -> dict[str, str]:
-        if self.is_simulated:
-            return {}
-        found = {}
-        for name in SETTINGS:
-            ended = subprocess.run(
-                ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader", "--id=0"],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            found[name] = ended.stdout.strip() if ended.returncode == 0 else "unknown"
-        return found
+        return {
+            **{name: gpu[name] for name in names},
+            "settings": {} if self.is_simulated else read_settings(),
+        }
 
     def find_leftovers(self) -> dict[str, Any]:
         """What packs of the user have left on the machine; empty for nothing."""
@@ -241,7 +226,7 @@ class Bed:
 
     def keep_files(self) -> None:
         """Keep the logs of all packs and members in one archive."""
-        with tarfile.open(self.out / "kept.tar.gz", "w:gz") as archive:
+        with tarfile.open(self.out / self.archive, "w:gz") as archive:
             for name, job_id in self.jobs.items():
                 with contextlib.suppress(LookupError, OSError):
                     pack = self.find_pack(job_id)
@@ -268,7 +253,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running_bed() -> Iterator[Bed]:
+def running_bed(
+    make: Callable[..., contextlib.AbstractContextManager[Sandbox]] = running_sandbox,
+    archive: str = "kept.tar.gz",
+    **changes: Any,
+) -> Iterator[Bed]:
     """One node with the machine's GPUs and CPUs, and a user who was made for this."""
     is_simulated = os.environ.get("CSUB_GPU_SIMULATED") == "1"
     if os.geteuid() != 0:
@@ -284,14 +273,15 @@ def running_bed() -> Iterator[Bed]:
         "host_memory_mb_per_node": 64000,
         "fake_gpus": is_simulated,
         "simgpu": is_simulated,
+        **changes,
     }
     name = f"csubg{os.getpid()}"
     subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
     try:
         if not can_reach_checkout(name):
             pytest.fail(f"an ordinary user cannot use {sys.executable} with this checkout")
-        with running_sandbox(**settings) as sandbox, user_of(sandbox, name) as user:
-            bed = Bed(sandbox, user, out, is_simulated)
+        with make(**settings) as sandbox, user_of(sandbox, name) as user:
+            bed = Bed(sandbox, user, out, is_simulated, archive)
             bed.gpu_before = bed.read_gpu_state()
             try:
                 yield bed

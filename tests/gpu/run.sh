@@ -1,8 +1,10 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
+# hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
+# minutes.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -11,13 +13,20 @@
 # OUT/mps_faults.json   for each fault: states, causes, evidence, what was left behind
 # OUT/mps_times.json    start and stop of the daemons; the GPU before and after
 # OUT/kept.tar.gz       the logs of all packs, members and Slurm daemons
+# and of hooks:
+# OUT/hooks.csv         every phase of every played prolog and epilog, with NVML cold and warm
+# OUT/hooks.json        medians of these; what each end of a pack left; clients in namespaces of
+#                       their own; throughput under the node's daemon and the pack's own
+# OUT/checks.txt        what csub doctor and csub admin verify printed
+# OUT/kept-containers.tar.gz  the logs of the pack with a /tmp and a /dev/shm of its own
 set -eu
 
 packages=$1
 out=$2
 shift 2
 top=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
+# Not below /tmp: some jobs have one of their own.
+work=$(mktemp -d -p /var/tmp)
 trap 'rm -rf "$work"' EXIT
 chmod a+rx "$work"
 mkdir -p "$out"
@@ -54,7 +63,8 @@ if [ "$packages" != - ]; then
 fi
 
 # Ordinary users take part, so they must be able to read the checkout.
-if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$top/slurm_colloc/__main__.py"; then
+if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$top/slurm_colloc/__main__.py" ||
+    [ "${top#/tmp/}" != "$top" ]; then
     mkdir "$work/checkout"
     (cd "$top" && tar -c --exclude='__pycache__' pyproject.toml slurm_colloc templates hooks \
         site-config tests) | tar -x -C "$work/checkout"
@@ -76,7 +86,9 @@ for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist
         [ ! -e "$wheel" ] || "$venv/bin/python" -m zipfile -e "$wheel" "$site"
     done
 done
-chmod -R a+rX "$venv"
+# As in the nodes' own tree: hooks write no bytecode.
+"$venv/bin/python" -m compileall -q "$site" "$top/slurm_colloc" || true
+chmod -R a+rX "$venv" "$top/slurm_colloc"
 chmod a+x "$venv/bin/csub"
 
 {
@@ -118,7 +130,9 @@ run_pytest() {
     [ "$status" -eq 0 ] || worst=$status
 }
 
-if [ $# -gt 0 ]; then
+if [ "$*" = hooks ]; then
+    run_pytest 500 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
+elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else
     run_pytest 900 -s tests/gpu/test_gpu_mps.py
