@@ -115,6 +115,11 @@ def parse_release(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+def is_configless(config: Mapping[str, str]) -> bool:
+    """Whether nodes get slurm.conf from the controller."""
+    return "enable_configless" in config.get("SlurmctldParameters", "").lower()
+
+
 def is_glob(path: str) -> bool:
     """It names several files."""
     return any(letter in path for letter in "*?[")
@@ -196,7 +201,7 @@ def plan_controller(
     return ControllerPlan(
         slurm_conf=config.get("SLURM_CONF", ""),
         version=config.get("SLURM_VERSION", ""),
-        is_configless="enable_configless" in config.get("SlurmctldParameters", "").lower(),
+        is_configless=is_configless(config),
         hooks=hooks,
         changes=tuple(changes),
         problems=tuple(problems),
@@ -238,7 +243,7 @@ def plan_removal(
     return ControllerPlan(
         slurm_conf=config.get("SLURM_CONF", ""),
         version=config.get("SLURM_VERSION", ""),
-        is_configless="enable_configless" in config.get("SlurmctldParameters", "").lower(),
+        is_configless=is_configless(config),
         hooks=tuple(hooks),
         changes=tuple(changes),
         problems=tuple(problems),
@@ -292,6 +297,11 @@ def _find_notes(config: Mapping[str, str], flags: set[str]) -> list[str]:
         )
     if "runinjob" in flags:
         notes.append("PrologFlags has RunInJob: hooks run in the job's cgroup, and see its GPUs")
+    if is_configless(config):
+        notes.append(
+            "nodes get slurm.conf from the controller, but no script that it names by an absolute "
+            "path, as it names ours: each node needs them in its own file system"
+        )
     if "nohold_on_prolog_fail" not in config.get("SchedulerParameters", ""):
         notes.append(
             "a prolog that fails holds its job; SchedulerParameters=nohold_on_prolog_fail lets it "

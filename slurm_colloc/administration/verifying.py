@@ -115,6 +115,7 @@ def check_python(found: Verification, prefix: str) -> None:
         return
     code = (
         "import sys, slurm_colloc, slurm_colloc.host.lifecycle as l; "
+        "import slurm_colloc.host.prolog, slurm_colloc.host.epilog; "
         "print(slurm_colloc.__version__, '%d.%d.%d' % sys.version_info[:3], l.__file__)"
     )
     try:

@@ -9,9 +9,12 @@ import socket
 import stat
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from slurm_colloc.host.trusted import OPEN_DIRECTORY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _SYSLOG = "/dev/log"
 _NOTICE = 3 * 8 + 5

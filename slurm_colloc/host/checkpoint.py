@@ -21,12 +21,15 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.mps_state import read_boot_id
 from slurm_colloc.host.removal import remove_directory
 from slurm_colloc.host.trusted import OPEN_DIRECTORY, open_trusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 DEFAULT_RUN = "/run/slurm_colloc"
 JOBS = "jobs"

@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Iterable
 
-from slurm_colloc.host.processes import ProcessId, identify
+from slurm_colloc.host.processes import ProcessId, identify, read_process
 
 NAME = "slurm_colloc"
 _REMOVAL_S = 0.5
 _POLL_S = 0.005
 _STEP_DAEMON = "slurmstepd"
+_DAEMONS = ("slurmd", _STEP_DAEMON)
 
 
 def find_hierarchies(mountinfo: str) -> tuple[str, ...]:
@@ -53,13 +54,31 @@ def read_hierarchies() -> tuple[str, ...]:
         return ()
 
 
-def runs_inside_job(parent_name: str) -> bool:
+def find_slurm_daemon(pid: int) -> str:
+    """The name of the nearest of Slurm's daemons above a process; empty where there is none.
+
+    A hook's own parent is the shell of its script.
+
+    Args:
+        pid: The first process to look at.
+    """
+    while pid > 1:
+        process = read_process(pid)
+        if process is None:
+            break
+        if process.name.startswith(_DAEMONS):
+            return process.name
+        pid = process.parent_pid
+    return ""
+
+
+def runs_inside_job(daemon_name: str) -> bool:
     """Whether Slurm runs its hooks inside the job (PrologFlags=RunInJob): there all is the job's.
 
     Args:
-        parent_name: The name of the hook's parent process.
+        daemon_name: The name of Slurm's daemon that runs the hook.
     """
-    return parent_name.startswith(_STEP_DAEMON)
+    return daemon_name.startswith(_STEP_DAEMON)
 
 
 def make_groups(label: str, hierarchies: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,30 +11,48 @@ installation drains nothing. Every other fault is told to the job in setup.json,
 log.
 """
 
+# ruff: noqa: E402 - the bindings of NVML and the rest of this file are loaded side by side
+
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
+
+from slurm_colloc.host.nvml_fork import fork_quietly
+
+# It touches no driver before the policy has been read.
+_QUESTION = (
+    fork_quietly(os.environ.get("SIMGPU_ROOT", ""), os.environ.get("SLURMD_NODENAME", ""))
+    if __name__ == "__main__" and sys.argv[1:2] == ["prolog"] and os.geteuid() == 0
+    else None
+)
+
+import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.host.audit import write_audit
 from slurm_colloc.host.checkpoint import DEFAULT_RUN, RunDirectory
-from slurm_colloc.host.epilog import run_epilog
 from slurm_colloc.host.hook_job import HookJob, read_hook_job
 from slurm_colloc.host.hook_report import HookReport, Place, describe_recovered
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.mps_state import read_boot_id
 from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, read_policy
-from slurm_colloc.host.prolog import run_prolog
 from slurm_colloc.host.recovering import read_or_guess, recover
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 UNSAFE_PROLOG = 10
 """hooks/prolog.sh turns it into 1, and everything else into 0."""
+
+COMMANDS = ("prolog", "epilog", "recover", "status")
+USAGE = (
+    "usage: python -m slurm_colloc.host.lifecycle prolog|epilog|recover|status "
+    "[--run-directory DIRECTORY] [--policy FILE]"
+)
 
 # -- recover and status ---------------------------------------------------------------------------
 
@@ -96,28 +114,37 @@ def build_status(place: Place) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status of the hook."""
-    parser = argparse.ArgumentParser(prog="slurm_colloc.host.lifecycle", description=__doc__)
-    parser.add_argument("command", choices=("prolog", "epilog", "recover", "status"))
-    parser.add_argument("--run-directory", default=DEFAULT_RUN)
-    parser.add_argument("--policy", default=DEFAULT_POLICY)
-    options = parser.parse_args(argv)
+    command, run, policy = _read_arguments(sys.argv[1:] if argv is None else argv)
+    if command not in COMMANDS:
+        sys.stderr.write(f"{USAGE}\n")
+        return UsageProblem.exit_code
     # From a constant line of the hook's script, never from the job.
-    place = Place(options.run_directory, options.policy, os.environ.get("SIMGPU_ROOT", ""))
+    place = Place(run, policy, os.environ.get("SIMGPU_ROOT", ""))
     try:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")
-        if options.command == "status":
+        if command == "status":
             sys.stdout.write(json.dumps(build_status(place), indent=2) + "\n")
             return 0
         os.umask(0o077)
         os.chdir("/")
-        if options.command == "recover":
+        if command == "recover":
             return _recover_and_tell(place)
         job = read_hook_job(os.environ)
     except (CollocError, OSError) as problem:
         sys.stderr.write(f"slurm_colloc: error: {problem}\n")
         return problem.exit_code if isinstance(problem, CollocError) else 1
-    return _run_hook(options.command, place, job)
+    return _run_hook(command, place, job)
+
+
+def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
+    """Command, run directory and policy; an empty command where they are not understood."""
+    values = {"--run-directory": DEFAULT_RUN, "--policy": DEFAULT_POLICY}
+    options = words[1:]
+    if not words or len(options) % 2 or not set(options[::2]) <= set(values):
+        return "", "", ""
+    values.update(zip(options[::2], options[1::2], strict=True))
+    return words[0], values["--run-directory"], values["--policy"]
 
 
 def _recover_and_tell(place: Place) -> int:
@@ -138,13 +165,18 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     policy, problem = _read_policy(place)
+    # Neither loads what only the other needs. A broken installation ends with a status of its own.
+    if command == "epilog":
+        from slurm_colloc.host.epilog import run_epilog
+    else:
+        from slurm_colloc.host.prolog import run_prolog
     try:
         if command == "epilog":
             report = run_epilog(place, policy, job)
         elif problem:
             report = HookReport(outcome=problem)
         else:
-            report = run_prolog(place, policy, job)
+            report = run_prolog(place, policy, job, _QUESTION)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not drain the node
         report = HookReport(outcome=f"unforeseen: {type(error).__name__}: {error}")
     if problem:
@@ -182,4 +214,8 @@ def _audit(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        if _QUESTION is not None:
+            _QUESTION.close()

@@ -14,9 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Union
 
 from slurm_colloc.host.mps_control import ACTIVE, EXITED, FAULT, INITIALIZING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 _LINE = re.compile(
     r"\[(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\s+(?P<who>[A-Za-z]+)\s+(?P<pid>\d+)\]"
@@ -94,10 +97,7 @@ class Problem:
     text: str
 
 
-# A run-time `|` between classes needs Python 3.10.
-LogEvent = Union[  # noqa: UP007
-    StatusChanged, ClientConnected, ClientDisconnected, FaultSeen, Problem
-]
+LogEvent: TypeAlias = "StatusChanged | ClientConnected | ClientDisconnected | FaultSeen | Problem"
 
 
 def parse_line(line: str) -> LogLine:

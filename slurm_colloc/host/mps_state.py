@@ -12,12 +12,15 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.mps_control import MpsPrograms
 from slurm_colloc.host.processes import ProcessId
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STATE = "state.json"
 SCHEMA = 1

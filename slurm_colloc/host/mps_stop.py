@@ -28,7 +28,6 @@ from slurm_colloc.host.processes import (
     identify,
     is_alive,
     list_processes,
-    list_session,
     read_environment_value,
     read_uid,
     wait_until_ended,
@@ -68,11 +67,15 @@ class _Stopping:
         daemon, servers = running.daemon, running.state.servers
         leader_is_ours = is_alive(daemon)
         found = {identity for identity in (daemon, *servers) if is_alive(identity)}
-        for process in list_session(daemon.pid):
-            if leader_is_ours or self._is_of_this_directory(process):
+        for process in list_processes():
+            if process.has_ended:
+                continue
+            if process.session_id == daemon.pid:
+                is_own = leader_is_ours or self._is_of_this_directory(process)
+            else:
+                is_own = self.searches_all and self._is_program_of_this_directory(process)
+            if is_own:
                 found.add(process.id)
-        if self.searches_all:
-            found |= {p.id for p in list_processes() if self._is_program_of_this_directory(p)}
         return sorted(found)
 
     def _is_of_this_directory(self, process: Process) -> bool:

@@ -1,6 +1,7 @@
 """Asks NVML and prints what it says as JSON; who: the user or root; where: a process of its own.
 
-A call into the driver can hang, so nobody else imports pynvml. Started by path:
+A call into the driver can hang, so nobody else imports pynvml. Root's hooks fork (nvml_fork);
+everybody else starts it by path:
 
     nvml_child.py [--on-request] [--compute-mode=UUID=MODE ...] [PATH ...]
 
@@ -25,23 +26,37 @@ _MIB = 1 << 20
 def main(argv: list[str]) -> int:
     """Answer once, or for each line."""
     on_request = "--on-request" in argv
-    wanted = [word.split("=")[1:] for word in argv[1:] if word.startswith("--compute-mode=")]
+    words = [word.split("=")[1:] for word in argv[1:] if word.startswith("--compute-mode=")]
     sys.path[:0] = [word for word in argv[1:] if not word.startswith("--")]
+    nvml, problem = load_bindings()
+    problem = problem or start_nvml(nvml, [(uuid, mode) for uuid, mode in words])
+    if problem:
+        return say({"problem": problem})
+    if not on_request:
+        return say(read_all(nvml))
+    for _ in sys.stdin:
+        say(read_all(nvml))
+    return 0
+
+
+def load_bindings() -> tuple[Any, str]:
+    """The bindings, or why there are none; no driver is touched yet."""
     try:
         import pynvml
     except ImportError:
-        return say({"problem": f"nvidia-ml-py is not installed for {sys.executable}"})
+        return None, f"nvidia-ml-py is not installed for {sys.executable}"
+    return pynvml, ""
+
+
+def start_nvml(nvml: Any, compute_modes: list[tuple[str, str]]) -> str:
+    """Initialise NVML and set compute modes by UUID; why it cannot be, empty where it is done."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return say({"problem": f"NVML cannot be used: {error}"})
-    for uuid, mode in wanted:
-        set_compute_mode(pynvml, uuid, mode)
-    if not on_request:
-        return say(read_all(pynvml))
-    for _ in sys.stdin:
-        say(read_all(pynvml))
-    return 0
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"NVML cannot be used: {error}"
+    for uuid, mode in compute_modes:
+        set_compute_mode(nvml, uuid, mode)
+    return ""
 
 
 def say(value: dict[str, Any]) -> int:

@@ -6,14 +6,19 @@ A file that cannot be believed allows nothing, so nothing in it is ever guessed.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.trusted import open_trusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 DEFAULT_POLICY = "/etc/slurm_colloc/node.toml"
 LIMIT_BYTES = 64 * 1024
@@ -21,6 +26,16 @@ KNOWN_MODES = ("mps",)
 """The modes that hooks of this version can prepare."""
 
 _LONGEST_S = 3600.0
+
+_STRING = r'"[ !#-\[\]-~]*"'
+"""Printable ASCII without quote and backslash."""
+
+_PLAIN_LINE = re.compile(
+    rf"[ \t]*(?:(?P<key>[A-Za-z_]+)[ \t]*=[ \t]*(?P<value>true|false|{_STRING}"
+    r"|(?:0|[1-9][0-9]{0,9})(?:\.[0-9]{1,9})?"
+    rf"|\[ *(?:{_STRING}(?: *, *{_STRING})*)? *\]))?[ \t]*(?:#[ -~]*)?"
+)
+"""A setting, a comment or nothing, in the part of TOML that is JSON as well."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +78,36 @@ def read_policy(path: str) -> Policy:
     """
     data = _read_trusted(path)
     try:
-        import tomllib
+        text = data.decode("utf-8")
+        value = parse_plain_lines(text)
+        if value is None:
+            import tomllib
 
-        value = tomllib.loads(data.decode("utf-8"))
+            value = tomllib.loads(text)
     except (ImportError, ValueError) as error:
         raise StateError(f"the policy {path} is no TOML that can be read ({error})") from error
     return parse_policy(value, path)
+
+
+def parse_plain_lines(text: str) -> dict[str, Any] | None:
+    """Read a policy as nearly all are, a plain value on each line, without TOML's parser; pure.
+
+    It takes a third of the prolog's time to load. What this reads, that one reads alike.
+
+    Returns:
+        The values; None where there is anything else, or anything wrong.
+    """
+    values: dict[str, Any] = {}
+    for line in text.split("\n"):
+        match = _PLAIN_LINE.fullmatch(line)
+        if match is None or match["key"] in values:
+            return None
+        if match["key"]:
+            try:
+                values[match["key"]] = json.loads(match["value"])
+            except ValueError:
+                return None
+    return values
 
 
 def _read_trusted(path: str) -> bytes:

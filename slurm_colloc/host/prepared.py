@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.checkpoint import SETUP
@@ -30,6 +29,10 @@ from slurm_colloc.host.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps_state import DaemonState
 from slurm_colloc.host.processes import identify
 from slurm_colloc.host.trusted import read_trusted_uids
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SETUP_SCHEMA = 1
 ANSWER_S = 3.0

@@ -13,7 +13,6 @@ import pwd
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host import control_groups
@@ -36,6 +35,10 @@ from slurm_colloc.host.undoing import (
 )
 from slurm_colloc.model.token import Token
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 CONTROL_CAP_S = 5.0
 _GROUPS_S = 2.0
 _GPU_LOCK_S = 2.0
@@ -55,7 +58,7 @@ class Preparing:
         job: The job.
         token: What it asks for.
         simulation: The directory of a simulated GPU; empty on a real node.
-        parent_name: The name of the process that runs the hook.
+        daemon_name: The name of Slurm's daemon that runs the hook.
     """
 
     run: RunDirectory
@@ -63,11 +66,12 @@ class Preparing:
     job: HookJob
     token: Token
     simulation: str = ""
-    parent_name: str = ""
+    daemon_name: str = ""
     notes: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     compute_mode: str | None = None
+    _owner: Owner | None = None
 
     # -- what the job is told -------------------------------------------------------------------
 
@@ -115,6 +119,10 @@ class Preparing:
         self.run.write(dataclasses.replace(checkpoint, phase=READY))
 
     # -- preparing ------------------------------------------------------------------------------
+
+    def find_owner(self) -> None:
+        """Find out whom the daemon runs as, while something else gets ready."""
+        self._owner = find_owner(self.job.uid or 0, self.job.gid or 0)
 
     def check(self) -> None:
         """See whether the site lets this job have what it asks for.
@@ -171,7 +179,7 @@ class Preparing:
             NodeError: Another job of ours holds one of them, or nothing can be written.
         """
         groups: tuple[str, ...] = ()
-        if control_groups.runs_inside_job(self.parent_name):
+        if control_groups.runs_inside_job(self.daemon_name):
             self.notes.append("Slurm runs its hooks inside the job: the daemon is the job's")
         else:
             hierarchies = control_groups.read_hierarchies()
@@ -269,7 +277,7 @@ class Preparing:
         Raises:
             NodeError: One cannot be started, or starts no server.
         """
-        owner = find_owner(checkpoint.uid, checkpoint.gid)
+        owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
         groups = self._make_groups(checkpoint)
         daemons = []
         for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):

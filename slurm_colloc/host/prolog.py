@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.checkpoint import READY, Checkpoint, RunDirectory
+from slurm_colloc.host.control_groups import find_slurm_daemon
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.hook_report import (
     HookReport,
@@ -20,9 +21,9 @@ from slurm_colloc.host.hook_report import (
 )
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.mps_state import read_boot_id
+from slurm_colloc.host.nvml_fork import ForkedQuestion
 from slurm_colloc.host.policy import Policy
 from slurm_colloc.host.preparing import Denied, Preparing
-from slurm_colloc.host.processes import read_process
 from slurm_colloc.host.recovering import read_or_guess, recover
 from slurm_colloc.host.undoing import NVML_S, Undoing, ask_nvml
 from slurm_colloc.model.token import Token, parse_token
@@ -30,8 +31,17 @@ from slurm_colloc.model.token import Token, parse_token
 _LOCK_S = 2.0
 
 
-def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
-    """Prepare what a job asks for; what cannot be had is told to it."""
+def run_prolog(
+    place: Place, policy: Policy, job: HookJob, question: ForkedQuestion | None = None
+) -> HookReport:
+    """Prepare what a job asks for; what cannot be had is told to it.
+
+    Args:
+        place: Where.
+        policy: What the site allows.
+        job: Whom.
+        question: A question to NVML that waits to be prepared; it is the caller's to close.
+    """
     token = parse_token(job.comment)
     if token is None or token.mode == "off":
         return HookReport(outcome="the comment asks for nothing")
@@ -43,7 +53,7 @@ def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
         return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
     try:
         with run.locked_job(job.job_id, _LOCK_S):
-            return _Prolog(place, policy, job, token, run).run()
+            return _Prolog(place, policy, job, token, run, question=question).run()
     except TimeoutError:
         return _fail(HookReport(outcome="another hook is at work on this job"), policy)
     finally:
@@ -60,21 +70,27 @@ class _Prolog:
     """One run of the prolog, with the job's lock held."""
 
     def __init__(
-        self, place: Place, policy: Policy, job: HookJob, token: Token, run: RunDirectory
+        self,
+        place: Place,
+        policy: Policy,
+        job: HookJob,
+        token: Token,
+        run: RunDirectory,
+        *,
+        question: ForkedQuestion | None,
     ) -> None:
-
         self._place = place
+        self._question = question
         self._policy = policy
         self._job = job
         self._run = run
         self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
         self._preparing = Preparing(
-            run, policy, job, token, place.simulation, parent_name=_find_parent_name()
+            run, policy, job, token, place.simulation, daemon_name=find_slurm_daemon(os.getppid())
         )
         self._report = HookReport()
 
     def run(self) -> HookReport:
-
         report = self._report
         try:
             with deadline(self._ends_at - time.monotonic()):
@@ -94,14 +110,15 @@ class _Prolog:
         return report
 
     def _prepare(self) -> None:
-
         preparing, job, report = self._preparing, self._job, self._report
         started = time.monotonic()
         preparing.check()
         # NVML gets ready while the others are looked after.
-        question = ask_nvml(self._place.simulation, job.node)
+        question = self._question or ask_nvml(self._place.simulation, job.node)
+        question.prepare()
         try:
             self._undo_own()
+            preparing.find_owner()
             _measure(preparing.figures, "before_nvml_ms", started)
             answer = question.ask(NVML_S)
         finally:
@@ -173,12 +190,6 @@ class _Prolog:
             # A full /run: without a word the job finds out by itself.
             report.action = "none"
             report.details["not_told"] = str(error)
-
-
-def _find_parent_name() -> str:
-    """The name of the process that runs this hook: slurmd, or slurmstepd with RunInJob."""
-    process = read_process(os.getppid())
-    return "" if process is None else process.name
 
 
 def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:

@@ -10,12 +10,11 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
 from slurm_colloc.host.control_groups import list_members, remove_groups
 from slurm_colloc.host.directories import open_private_directory
@@ -23,7 +22,8 @@ from slurm_colloc.host.mps_leftovers import rebuild
 from slurm_colloc.host.mps_options import StopReport
 from slurm_colloc.host.mps_state import read_boot_id, read_state
 from slurm_colloc.host.mps_stop import stop_daemon
-from slurm_colloc.host.nvml import NvmlAnswer, NvmlQuestion
+from slurm_colloc.host.nvml_answer import NvmlAnswer
+from slurm_colloc.host.nvml_fork import ForkedQuestion
 from slurm_colloc.host.processes import (
     end_processes,
     identify,
@@ -74,19 +74,23 @@ def build_node_environment(simulation: str, node: str) -> dict[str, str]:
 
 def ask_nvml(
     simulation: str, node: str, compute_modes: Mapping[str, str] | None = None
-) -> NvmlQuestion:
+) -> ForkedQuestion:
     """Get a question to NVML ready, in a clean environment.
 
     Args:
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
         compute_modes: Compute modes to set first, by UUID.
+
+    Raises:
+        NodeError: There can be no further process.
     """
-    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}
-    if simulation:
-        environ |= build_node_environment(simulation, node)
-        environ["LD_LIBRARY_PATH"] = f"{simulation}/lib"
-    return NvmlQuestion(sys.executable, environ, compute_modes=compute_modes)
+    try:
+        question = ForkedQuestion(simulation, node, compute_modes)
+    except OSError as error:
+        raise NodeError(f"NVML cannot be asked ({error.strerror})") from error
+    question.prepare()
+    return question
 
 
 class Undoing:
@@ -201,7 +205,7 @@ class Undoing:
 
     # -- GPUs -----------------------------------------------------------------------------------
 
-    def _check_gpus(self, question: NvmlQuestion) -> None:
+    def _check_gpus(self, question: ForkedQuestion) -> None:
         """Set compute modes back, and see that nobody of the job's user hangs on its GPUs."""
         answer = question.ask(NVML_S)
         self._restore_modes(answer)

@@ -127,7 +127,9 @@ def test_a_prolog_at_allocation_is_asked_for(flags: str, after: str) -> None:
 
 def test_configless_is_seen() -> None:
     config = {**OLD, "SlurmctldParameters": "idle_on_node_suspend,enable_configless"}
-    assert plan_controller(config, PLACES).is_configless
+    plan = plan_controller(config, PLACES)
+    assert plan.is_configless
+    assert "each node needs them in its own file system" in " ".join(plan.notes)
     assert not plan_controller(OLD, PLACES).is_configless
 
 

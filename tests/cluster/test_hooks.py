@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from slurm_colloc.host.control_groups import read_hierarchies
 from slurm_colloc.host.mps_control import read_peer
+from slurm_colloc.host.processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.sandbox.installation import find_installation
 
-from .conftest import CsubUser, user_of, wait_until
+from .conftest import CsubUser, require_slurm, user_of, wait_until
 from .hooks import (
     changed_policy,
     list_prepared,
@@ -44,6 +47,8 @@ from .mps import (
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
+FIRST_WITH_RUN_IN_JOB = (24, 5)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Sandbox]:
@@ -63,6 +68,17 @@ def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
 def other_user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     with user_of(cluster, accounts[1]) as somebody:
         yield somebody
+
+
+@pytest.fixture(scope="module")
+def cluster_in_job() -> Iterator[Sandbox]:
+    """The same with hooks that run inside the job."""
+    require_slurm()
+    version = find_installation(os.environ).version
+    if version < FIRST_WITH_RUN_IN_JOB:
+        pytest.skip(f"Slurm {version[0]}.{version[1]:02} has no PrologFlags=RunInJob")
+    with sandbox_with_hooks(extra_conf=("PrologFlags=Alloc,Contain,RunInJob",)) as sandbox:
+        yield sandbox
 
 
 def check_nothing_is_left(untouched: Untouched, cluster: Sandbox) -> None:
@@ -247,6 +263,39 @@ def test_slurmd_restarted_in_the_middle_kills_nothing(user: CsubUser, cluster: S
         assert {(row["state"], row["starts"]) for row in rows.values()} == {("COMPLETED", 1)}
         assert wait_for_epilog(cluster, job_id)["action"] == "undone"
     check_nothing_is_left(untouched, cluster)
+
+
+def test_hooks_that_run_inside_the_job_prepare_a_daemon_that_is_the_jobs(
+    cluster_in_job: Sandbox, accounts: tuple[str, ...]
+) -> None:
+    require_other_users(accounts[0])
+    cluster = cluster_in_job
+    with user_of(cluster, accounts[0]) as user:
+        untouched = Untouched(user)
+        user.script("train.sh", TRAIN)
+        job_id = submit_pack(user, "train.sh", "train.sh")
+        with explained(user, job_id):
+            wait_for_clients(user, job_id)
+            pid = prepared_pid(cluster, job_id)
+            assert daemon_pid(user, job_id) == pid
+            notes = read_prepared_setup(cluster, job_id)["notes"]
+            assert "Slurm runs its hooks inside the job: the daemon is the job's" in notes
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
+            if cluster.status().cgroup_version:
+                assert f"/job_{job_id}/" in groups
+            assert "/slurm_colloc/" not in groups
+            # The prolog's step daemon goes on, and so does the daemon where slurmd ends.
+            node = cluster.node_names[0]
+            cluster.kill_node(node)
+            cluster.start_node(node)
+            assert prepared_pid(cluster, job_id) == pid
+            (user.home / "end").touch()
+            rows = user.finish(job_id)
+            assert {(row["state"], row["starts"]) for row in rows.values()} == {("COMPLETED", 1)}
+            line = wait_for_epilog(cluster, job_id)
+            assert (line["action"], line["exit"]) == ("undone", 0)
+            assert identify(pid) is None
+        check_nothing_is_left(untouched, cluster)
 
 
 def test_two_jobs_of_two_users_at_once_have_a_daemon_each(

@@ -21,8 +21,12 @@ from slurm_colloc.host.processes import (
     read_environment_value,
     send_signal,
 )
+from slurm_colloc.sandbox.simgpu.build import NoCompiler
+from slurm_colloc.sandbox.simgpu.install import make_simulation
+from slurm_colloc.sandbox.simgpu.models import H200
 
 from ..mps.nvidia import find_control
+from .hook_bed import DEFAULT, NODE, Bed, set_mode
 
 # Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
 PATIENCE_S = 45
@@ -176,3 +180,29 @@ def list_programs_below(base: Path) -> list[ProcessId]:
 def end_programs_below(base: Path) -> None:
     for identity in list_programs_below(base):
         send_signal(identity, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Iterator[Path]:
+    """A node with two simulated GPUs."""
+    home = Path(tempfile.mkdtemp(prefix="hk", dir="/var/tmp"))
+    home.chmod(0o755)
+    try:
+        make_simulation(home / "sim", {NODE: [H200, H200]})
+        yield home / "sim"
+    except NoCompiler as problem:
+        pytest.skip(str(problem))
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def bed(short_directory: Path, simulation: Path) -> Iterator[Bed]:
+    """The same node with a policy, for root's hooks."""
+    found = Bed(short_directory, simulation)
+    found.write_policy()
+    found.fail_nvml()
+    for gpu in found.node.read_gpus():
+        set_mode(found, gpu.nvml_index, DEFAULT)
+    yield found
+    found.end_all()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from slurm_colloc.host.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.mps_control import Peer, read_peer
@@ -23,6 +29,7 @@ OTHER = 61234
 NODE = f"hook{os.getpid()}"
 COMMENT = "my run [csub/1 mps]"
 PATIENCE_S = 60
+DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
 
 
 @dataclass
@@ -189,3 +196,45 @@ class Bed:
                         break
                     except OSError:
                         subprocess.run(["sleep", "0.02"], check=True)
+
+
+def set_mode(bed: Bed, nvml_index: int, mode: int) -> None:
+    """Set a compute mode as an administrator would."""
+    gpu = bed.node.read_gpus()[nvml_index]
+    bed.node.write_gpu(dataclasses.replace(gpu, compute_mode=mode))
+
+
+def check_clean(bed: Bed) -> None:
+    assert bed.list_left() == []
+
+
+# -- killing a hook -------------------------------------------------------------------------------
+
+
+def require_strace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+
+
+def kill_at(bed: Bed, command: str, call: str, count: int) -> bool:
+    """Run a hook that is killed at a system call of its own; whether it came so far."""
+    ended = subprocess.run(
+        [
+            *("strace", "-o", "/dev/null", "-e", f"trace={call}"),
+            *("-e", f"inject={call}:signal=KILL:when={count}", *bed.argv(command)),
+        ],
+        env=bed.environment("11"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), ended
+    return ended.returncode != 0
+
+
+def list_counts(call: str) -> Iterator[int]:
+    """At which of these calls to kill: at each, or rarer and rarer where most of them only wait."""
+    if call in ("connect", "wait4"):
+        return (2**number for number in itertools.count())
+    return itertools.count(1)

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,7 +275,21 @@ nonsense
     assert find_hierarchies(mountinfo) == ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 
 
-def test_hooks_that_slurm_runs_inside_the_job_are_known_by_their_parent() -> None:
+@pytest.mark.parametrize("name", ["slurmd", "slurmstepd"])
+def test_slurms_daemon_is_found_above_the_shell_of_a_hooks_script(name: str) -> None:
+    look = "import os; from slurm_colloc.host.control_groups import find_slurm_daemon as find; "
+    look += "print(find(os.getppid()))"
+    daemon = (
+        "import subprocess, sys; open('/proc/self/comm', 'w').write(sys.argv[1]); "
+        """subprocess.run(["sh", "-c", '"$0" -c "$1"; true', sys.executable, sys.argv[2]])"""
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", daemon, name, look], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"{name}\n"
+
+
+def test_hooks_that_slurm_runs_inside_the_job_are_known_by_its_name() -> None:
     assert runs_inside_job("slurmstepd")
     assert not runs_inside_job("slurmd")
     assert not runs_inside_job("")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.policy import LIMIT_BYTES, Policy, read_policy
+from slurm_colloc.host.policy import LIMIT_BYTES, Policy, parse_plain_lines, read_policy
+from slurm_colloc.resources import data_path
 
 
 @pytest.fixture
@@ -127,3 +129,58 @@ def test_links_fifos_and_directories_are_no_policy(path: Path) -> None:
 def test_a_missing_policy_is_said_so(path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be read \(No such file or directory\)"):
         read_policy(str(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "enabled = true",
+        "\tenabled=false # off",
+        "# a comment = true",
+        "deadline_s = 8",
+        "deadline_s = 0.5",
+        'audit_log = ""',
+        'audit_log = "/a b#c" # there',
+        "modes = []",
+        'partitions = [ "gpu", "debug"]',
+    ],
+)
+def test_plain_lines_are_read_as_toml_reads_them(line: str) -> None:
+    text = f"strict = true\n{line}\n"
+    assert parse_plain_lines(text) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "enabled = True",
+        "strict = false",
+        "deadline_s = 08",
+        "deadline_s = 1_0",
+        "deadline_s = nan",
+        "deadline_s = +1",
+        "deadline_s = 1e1",
+        'audit_log = "/a\\u0041"',
+        "audit_log = '/a'",
+        'audit_log = """/a"""',
+        'audit_log = "/\u00e4"',
+        'audit_log = "/\x7f"',
+        "modes = [\n]",
+        'modes = ["mps",]',
+        '"enabled" = true',
+        "a.b = true",
+        "[enabled]",
+        "enabled = true\r",
+        "# \x00",
+        "enabled",
+        "enabled = ",
+        "enabled = true strict = true",
+    ],
+)
+def test_all_else_is_left_to_tomls_own_parser(line: str) -> None:
+    assert parse_plain_lines(f"strict = true\n{line}") is None
+
+
+def test_the_policy_that_comes_with_us_is_plain() -> None:
+    text = data_path("site-config", "node.toml").read_text(encoding="utf-8")
+    assert parse_plain_lines(text) == tomllib.loads(text)
