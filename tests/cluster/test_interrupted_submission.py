@@ -238,6 +238,7 @@ def test_a_late_job_of_an_unanswered_submission_is_still_known(watched: CsubUser
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_at_any_moment_leaves_all_of_a_submission_or_nothing(
     user: CsubUser, number: signal.Signals
@@ -280,6 +281,7 @@ def test_a_signal_at_any_moment_leaves_all_of_a_submission_or_nothing(
     assert len(ran) == len(set(ran))
 
 
+@pytest.mark.exhaustive
 def test_kill_between_any_two_steps_of_the_file_system_leaves_nothing_half_made(
     user: CsubUser,
 ) -> None:

@@ -57,6 +57,7 @@ def count_answers(user: CsubUser) -> int:
     return len(read_lines(user, "answers.*"))
 
 
+@pytest.mark.exhaustive
 def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled(
     wide: CsubUser,
 ) -> None:

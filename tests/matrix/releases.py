@@ -66,4 +66,4 @@ LEFT_OUT = (
     "simgpu",
 )
 # There is no GPU and no browser in a root, and no PyTorch for the newest Python.
-WITHOUT = "not (torch or gpu or demo or browser)"
+WITHOUT = "not (torch or gpu or demo or browser or exhaustive)"

@@ -44,6 +44,7 @@ TOKENS = st.builds(
 ALONE = r"\[csub/1 (mps|off|mig=[12347]g(\+[12347]g)*)( gpus=each)?\]"
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=10_000)
 @given(comment=ANY_TEXT)
 @example(comment="")
@@ -66,6 +67,7 @@ def test_any_text_is_read_without_an_exception_and_only_a_whole_token_means_some
     assert len(comment.encode("utf-8", "replace")) <= COMMENT_MAX_BYTES
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=10_000)
 @given(comment=ANY_TEXT, token=TOKENS)
 def test_the_users_words_are_kept_and_the_token_is_read_again(comment: str, token: Token) -> None:

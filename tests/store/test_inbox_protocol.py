@@ -27,6 +27,7 @@ CASES = 10_000
 REAL_PROTOCOL = Protocol()
 
 
+@pytest.mark.exhaustive
 def test_ten_thousand_random_histories_keep_every_promise() -> None:
     seen: Counter[str] = Counter()
     for seed in range(CASES):
@@ -44,6 +45,7 @@ def test_ten_thousand_random_histories_keep_every_promise() -> None:
     assert all(count > CASES // 100 for count in seen.values()), seen
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_histories_that_hypothesis_looks_for_keep_every_promise(source: random.Random) -> None:
@@ -143,6 +145,7 @@ def _explore_many(protocol: Protocol) -> None:
         explore(random.Random(seed), protocol)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_protocol_with_a_fault_is_caught(mutant: str) -> None:
     protocol = dataclasses.replace(REAL_PROTOCOL, **MUTANTS[mutant])  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ CASES = 4_000
 RULES = Rules()
 
 
+@pytest.mark.exhaustive
 def test_thousands_of_random_histories_keep_every_promise() -> None:
     seen: Counter[str] = Counter()
     for seed in range(CASES):
@@ -40,6 +41,7 @@ def test_thousands_of_random_histories_keep_every_promise() -> None:
     assert all(count > CASES // 200 for count in seen.values()), seen
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_histories_that_hypothesis_looks_for_keep_every_promise(source: random.Random) -> None:
@@ -51,6 +53,7 @@ def _explore_many(rules: Rules) -> None:
         explore(random.Random(seed), rules)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
 def test_each_rule_is_needed(rule: str) -> None:
     without = dataclasses.replace(RULES, **{rule: False})

@@ -214,6 +214,7 @@ def run_killed(state: State, at: int) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
