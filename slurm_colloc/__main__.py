@@ -15,8 +15,8 @@ from slurm_colloc.errors import CollocError
 
 SUBCOMMANDS = frozenset(
     {
-        "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs", "queue",
-        "release", "requeue", "shell", "show", "wait", "why",
+        "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs", "profile",
+        "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
     }
 )  # fmt: skip
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})

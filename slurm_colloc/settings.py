@@ -69,6 +69,9 @@ class Settings:
         hook_feature: The node feature by which Slurm knows nodes with hooks; empty for none.
         slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
             matches the running Slurm, else the commands).
+        monitor: Packs are watched: use of the GPU, progress, slowdown.
+        instrument: Members count their training steps, by a hook in their Python.
+        monitor_interval_s: How often the monitor looks, in seconds.
         caps: What the site allows at most.
     """
 
@@ -88,6 +91,9 @@ class Settings:
     hooks: str = "auto"
     hook_feature: str = ""
     slurm_access: str = "auto"
+    monitor: bool = True
+    instrument: bool = True
+    monitor_interval_s: float = 1.0
     caps: Caps = Caps()
 
     def gpu_memory_mb(self, gpu_type: str | None) -> int | None:
@@ -286,6 +292,9 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     caps = values.get("caps", {})
     _check_ranges(path, values, "")
     _check_ranges(path, caps, "caps.")
+    if not 0.5 <= values.get("monitor_interval_s", 1.0) <= 60:
+        shown = values["monitor_interval_s"]
+        raise UsageProblem(f"{path}: monitor_interval_s = {shown} must be from 0.5 to 60")
     feature = values.get("hook_feature", "")
     if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
         raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")

@@ -9,7 +9,10 @@ import typer
 from slurm_colloc import __version__
 from slurm_colloc.cli import acting, looking
 from slurm_colloc.cli.doctor import doctor
+from slurm_colloc.cli.profiling import profile
+from slurm_colloc.cli.reporting import report
 from slurm_colloc.cli.session import say
+from slurm_colloc.cli.topping import top
 
 app = typer.Typer(
     name="csub",
@@ -59,6 +62,9 @@ app.command()(looking.show)
 app.command()(looking.why)
 app.command()(looking.explain)
 app.command()(looking.logs)
+app.command()(report)
+app.command()(top)
+app.add_typer(profile)
 app.command(context_settings={"allow_interspersed_args": False})(acting.shell)
 app.command()(acting.cancel)
 app.command()(acting.hold)

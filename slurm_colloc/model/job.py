@@ -68,6 +68,7 @@ class Job:
             `--dependency` on members that were open when it was submitted.
         depends_on_any: One of `depends` is enough; plain job ids stand among them then.
         slurm_dependency: What Slurm is told instead of such a `--dependency`.
+        instrument: Its Python counts training steps; False with `--no-instrument`.
     """
 
     number: int
@@ -97,3 +98,4 @@ class Job:
     depends: tuple[tuple[str, str], ...] = ()
     depends_on_any: bool = False
     slurm_dependency: str = ""
+    instrument: bool = True

@@ -34,6 +34,7 @@ from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.tender import Tender
 from slurm_colloc.runtime.verdict import Asked, Verdict
 from slurm_colloc.runtime.waker import Waker
+from slurm_colloc.runtime.watching import Watching
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
@@ -140,6 +141,9 @@ class Runner:
             lone=self._lone,
             announce=announce,
         )
+        self._watching = Watching(
+            pack, record, allocation, self.attempt, self.journal, settings=settings
+        )
         config = self._read_config()
         kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
         self._slurm_kill_wait_s = read_kill_wait_s(config)
@@ -156,6 +160,7 @@ class Runner:
             lone=self._lone and slurm is not None,
             journal=self.journal,
             place_on_gpu=self._sharing.place,
+            watch=self._watching.place,
         )
         self._control = Control(
             pack=pack,
@@ -209,6 +214,7 @@ class Runner:
         """Divide the allocation among the members that are there, under the pack's lock."""
         self._waker.install()
         self._sharing.open()
+        self._watching.open()
         self._make_places()
         for number in inbox.list_taken(str(self.pack)):
             # What an earlier attempt left: its unfinished members start again.
@@ -231,8 +237,11 @@ class Runner:
             while not self._turn():
                 self._wait()
         finally:
+            self._watching.stop()
             self._sharing.close()
         self.ledger.finish(self._wait)
+        if self._fate.ending is None:
+            self._watching.summarize()
         self._dependents.finish()
         self._postman.finish(self._wait)
         self.journal.write("end", exit=self.ledger.worst)
@@ -243,6 +252,7 @@ class Runner:
         self._check_fence()
         self.ledger.flush()
         self._sharing.work()
+        self._watching.work()
         self._note_clients()
         self._handle_requests()
         self._tender.collect_started()

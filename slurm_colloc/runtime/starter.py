@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ PORTS = range(12000, 28000)
 LOG_LIMIT = 65536
 
 PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
+Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
 
 class Starter:
@@ -71,8 +72,10 @@ class Starter:
         lone: bool,
         journal: Journal,
         place_on_gpu: PlaceOnGpu,
+        watch: Watch,
     ) -> None:
         self._place_on_gpu = place_on_gpu
+        self._watch = watch
         self._pack = pack
         self._record = record
         self._allocation = allocation
@@ -122,6 +125,7 @@ class Starter:
         composed = environments.compose_environment(captured, self._added, job, plan, where)
         member.gpu, on_gpu = self._place_on_gpu(member)
         composed.update(on_gpu)
+        composed.update(self._watch(member, composed))
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)
         written = self._find_own_outputs() if self._lone else (output, error)

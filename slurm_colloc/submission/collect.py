@@ -241,6 +241,7 @@ def _build_candidate(
             or gpu_memory is not None
         ),
         mail=read_mail(options),
+        instrument=not options.flag("no-instrument"),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, _capture_environment(options, environ))

@@ -16,6 +16,7 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmUnreachable
 from tests.bench.bed import Bed, running_bed
 from tests.bench.hooks import measure_hooks
+from tests.bench.instrument import measure_instrument
 from tests.bench.joining import measure_joining
 from tests.bench.measuring import (
     Section,
@@ -25,6 +26,7 @@ from tests.bench.measuring import (
     render_plain,
     write_markdown,
 )
+from tests.bench.own_jobs import measure_own_jobs
 from tests.bench.queue import measure_queue
 from tests.bench.rpcs import measure_rpcs
 from tests.bench.runner import measure_runner
@@ -46,6 +48,9 @@ def measure(chosen: list[str]) -> Iterator[Section]:
         yield measure_startup()
     if "hooks" in chosen:
         yield measure_hooks()
+        yield from measure_own_jobs()
+    if "instrument" in chosen:
+        yield measure_instrument()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -61,7 +66,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", *GROUPS]
+    names = ["startup", "hooks", "instrument", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

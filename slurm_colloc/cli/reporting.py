@@ -1,0 +1,105 @@
+"""`csub report`: what members used, how fast they were, and what sharing gained or cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slurm_colloc.cli.arguments import Json, Name, States, Targets, tell_problems
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.member import LAST
+from slurm_colloc.model.selection import Choice
+
+if TYPE_CHECKING:
+    from slurm_colloc.report.survey import MemberView, PackView
+    from slurm_colloc.store.packs import State
+
+
+def report(
+    targets: Targets = None,
+    state: States = "",
+    name: Name = "",
+    *,
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a line for each member, with commas.")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
+    ] = None,
+) -> None:
+    """Show what members used, how fast they were, and what sharing gained; last by default."""
+    if write is not None:
+        raise typer.Exit(write_report(write))
+    if as_json and as_csv:
+        raise UsageProblem("--json and --csv exclude each other")
+    choice = Choice.parse(targets or (), state, name, ended=True)
+    if not choice.selections:
+        choice = Choice.parse((LAST,), ended=True)
+    session = Session.open()
+    found = [
+        (_summarise(session.state, view), _choose_numbers(view, members))
+        for view, members in session.survey(choice, follow_all=False)
+    ]
+    if as_json:
+        say(json.dumps([_narrow(summary, numbers) for summary, numbers in found]))
+    elif as_csv:
+        from slurm_colloc.report.summary_csv import render_csv
+
+        say(render_csv(found))
+    else:
+        from slurm_colloc.report.report_view import render_report
+        from slurm_colloc.report.terminal import choose_width
+
+        width = choose_width()
+        parts = [
+            render_report(summary, width, numbers, styled=sys.stdout.isatty())
+            for summary, numbers in found
+        ]
+        say("\n".join(parts))
+    tell_problems(session)
+
+
+def _summarise(state: State, view: PackView) -> dict[str, Any]:
+    """A pack's summary: the one that its end has left, else one made now."""
+    from slurm_colloc.report.summary import build_summary, read_summary
+
+    path = state.pack_path(view.record.pack_id)
+    left = read_summary(path) if all(member.is_final for member in view.members) else None
+    return build_summary(path, state.root, view) if left is None else left
+
+
+def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int] | None:
+    """The members to show; None for all of a pack."""
+    if len(members) == len(view.members):
+        return None
+    return frozenset(member.member.number for member in members)
+
+
+def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:
+    members = [m for m in summary["members"] if numbers is None or m["member"] in numbers]
+    return {**summary, "members": members}
+
+
+def write_report(pack: Path) -> int:
+    """Write a pack's summary.json and its usage profiles; called on the node as the pack ends.
+
+    Returns:
+        0; 1 or another exit status where something was not written, with a line that says why.
+    """
+    from slurm_colloc.report.summary import write_summary
+
+    try:
+        # A directory that was given as `.` has its state directory above it all the same.
+        problems = write_summary(pack.absolute())
+    except CollocError as problem:
+        note(f"error: the summary of {pack} was not written: {problem}")
+        return problem.exit_code
+    for text in problems:
+        note(f"error: {text}")
+    return 1 if problems else 0

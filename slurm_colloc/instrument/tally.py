@@ -1,0 +1,252 @@
+"""What this process has counted, and its writing into the counter file.
+
+Nothing here raises and nothing is printed. A process that cannot have a counter file counts
+nothing, and asks only once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from threading import get_ident
+from time import monotonic_ns
+
+from . import layout
+from .counter_file import open_counters
+from .rounds import Rounds
+
+_HEAD = layout.VERSION | layout.SIZE << 16
+# Stored one by one: each store is whole, and a writer that is killed in between leaves words that
+# are at most one count apart. (struct.pack_into writes zeros first.)
+_SEQUENCE = layout.SEQUENCE
+_STEPS = layout.STEPS
+_SKIPPED = layout.SKIPPED
+_SAMPLES = layout.SAMPLES
+_BATCHES = layout.BATCHES
+_WAIT_NS = layout.WAIT_NS
+_LAST_STEP_NS = layout.LAST_STEP_NS
+_UPDATED_NS = layout.UPDATED_NS
+
+
+class Tally:
+    """The counts of this process.
+
+    Counts of a loader become samples when a step follows them before another loader gives its
+    next batch: those of a validation never do. Once the program itself says how far it is
+    (`explicit_step`), what the hooks had counted as steps is dropped and stays so.
+
+    Args:
+        directory: Where counter files lie; None for a tally that never counts.
+    """
+
+    def __init__(self, directory: str | None) -> None:
+        self.directory = directory
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, as a forked child does: the counts so far are its parent's."""
+        self._words: memoryview | None = None
+        self._given_up = self.directory is None
+        # Reentrant, because a signal handler may count too.
+        self._lock = threading.RLock()
+        self._rounds = Rounds()
+        self._by_hand = False
+        self._steps_by_hand = 0
+        self._skipped_by_hand = 0
+        self._samples_by_hand = False
+        self._samples = 0
+        self._batches = 0
+        self._wait_ns = 0
+        self._loader = 0
+        self._pending = 0
+        self._stepping_thread = 0
+        self._flags = 0
+        self._sequence = 0
+        self._base_samples = 0
+        self._told_optimizers = -1
+        self._told_by_hand = False
+        self._told_flags = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether counting has any effect."""
+        return not self._given_up
+
+    def count_step(self, optimizer: int, stepped: bool = True) -> None:
+        """Count one step of an optimizer, or one that the AMP scaler skipped.
+
+        Args:
+            optimizer: Its id.
+            stepped: False for a skipped one.
+        """
+        words = self._words
+        if words is None:
+            words = self._open()
+            if words is None:
+                return
+        with self._lock:
+            rounds = self._rounds
+            rounds.note(optimizer, stepped)
+            if not self._by_hand:
+                self._write_steps(words, rounds.steps, rounds.skipped, layout.SOURCE_OPTIMIZER)
+
+    def count_by_hand(self, steps: int, skipped: int, samples: int | None) -> None:
+        """Count what the program itself says; see slurm_colloc.progress."""
+        words = self._words
+        if words is None:
+            words = self._open()
+            if words is None:
+                return
+        with self._lock:
+            self._by_hand = True
+            self._steps_by_hand += steps
+            self._skipped_by_hand += skipped
+            if samples is not None:
+                if not self._samples_by_hand:
+                    self._samples_by_hand = True
+                    self._samples = self._base_samples
+                self._samples += samples
+            self._write_steps(words, self._steps_by_hand, self._skipped_by_hand, layout.SOURCE_API)
+
+    def count_batch(self, loader: int, samples: int, wait_ns: int) -> None:
+        """Count one batch that the program got from a loader.
+
+        Args:
+            loader: Identity of the loader.
+            samples: Samples in it.
+            wait_ns: How long the program waited for it.
+        """
+        words = self._words
+        if words is None:
+            words = self._open()
+            if words is None:
+                return
+        with self._lock:
+            if loader != self._loader:
+                self._flags |= layout.FLAG_SEVERAL_LOADERS if self._pending else 0
+                self._loader = loader
+                self._pending = 0
+            self._pending += samples
+            self._batches += 1
+            thread = self._stepping_thread
+            # A thread that fetches ahead waits, but nobody waits for it.
+            if not thread or thread == get_ident():
+                self._wait_ns += wait_ns
+            self._sequence = sequence = self._sequence + 2
+            words[_SEQUENCE] = sequence - 1
+            words[_BATCHES] = self._batches
+            words[_WAIT_NS] = self._wait_ns
+            words[_UPDATED_NS] = monotonic_ns()
+            words[_SEQUENCE] = sequence
+
+    def note_unknown_skips(self) -> None:
+        """Remember that skipped steps are among the counted ones, and cannot be told apart."""
+        self._flags |= layout.FLAG_SKIPS_UNKNOWN
+
+    def _write_steps(self, words: memoryview, steps: int, skipped: int, source: int) -> None:
+        if not self._stepping_thread:
+            self._begin_steps(words)
+        if not self._samples_by_hand:
+            self._samples += self._pending
+            self._pending = 0
+        optimizers = self._rounds.optimizers
+        if (
+            optimizers != self._told_optimizers
+            or self._by_hand is not self._told_by_hand
+            or self._flags != self._told_flags
+        ):
+            self._tell(words, source, optimizers)
+        now = monotonic_ns()
+        self._sequence = sequence = self._sequence + 2
+        words[_SEQUENCE] = sequence - 1
+        words[_STEPS] = steps
+        words[_SKIPPED] = skipped
+        words[_SAMPLES] = self._samples
+        words[_LAST_STEP_NS] = now
+        words[_UPDATED_NS] = now
+        words[_SEQUENCE] = sequence
+
+    def _tell(self, words: memoryview, source: int, optimizers: int) -> None:
+        """Write what seldom changes."""
+        if optimizers > 1:
+            self._flags |= layout.FLAG_SEVERAL_OPTIMIZERS
+        self._told_optimizers = optimizers
+        self._told_by_hand = self._by_hand
+        self._told_flags = self._flags
+        words[layout.HEAD] = _HEAD | self._flags << 32
+        words[layout.ORIGIN] = source | optimizers << 32
+
+    def _begin_steps(self, words: memoryview) -> None:
+        self._stepping_thread = get_ident()
+        if not words[layout.FIRST_STEP_NS]:
+            words[layout.FIRST_STEP_NS] = monotonic_ns()
+        # Once more: a loader may have been used before torch.distributed was set up.
+        words[layout.RANK], words[layout.WORLD] = find_rank()
+
+    def _open(self) -> memoryview | None:
+        with self._lock:
+            # Another thread may have been here first.
+            words = self._words
+            if words is not None:
+                return words
+            if self._given_up or self.directory is None:
+                return None
+            self._given_up = True
+            if is_loader_worker():
+                return None
+            words = open_counters(self.directory)
+            if words is None:
+                return None
+            # Not 0 only in a process that has replaced itself.
+            self._rounds.steps = self._steps_by_hand = words[_STEPS]
+            self._rounds.skipped = self._skipped_by_hand = words[_SKIPPED]
+            self._samples = self._base_samples = words[_SAMPLES]
+            self._batches = words[_BATCHES]
+            self._wait_ns = words[_WAIT_NS]
+            words[layout.HEAD] = _HEAD
+            words[layout.RANK], words[layout.WORLD] = find_rank()
+            self._sequence = words[_SEQUENCE] + 1 & ~1
+            self._words = words
+            self._given_up = False
+            atexit.register(_finish, words, os.getpid())
+            return words
+
+
+def _finish(words: memoryview, pid: int) -> None:
+    # A forked child has inherited this, and may end in an orderly way long before its parent.
+    if os.getpid() == pid:
+        words[layout.HEAD] |= layout.FLAG_FINISHED << 32
+        words[layout.UPDATED_NS] = monotonic_ns()
+
+
+def find_rank() -> tuple[int, int]:
+    """This process's rank and how many there are; -1 and 0 where it has none."""
+    try:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+    except Exception:
+        # Of a half imported or a foreign torch.
+        pass
+    try:
+        return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "0"))
+    except (KeyError, ValueError):
+        return -1, 0
+
+
+def is_loader_worker() -> bool:
+    """Whether this process works for a DataLoader: what it loads is counted where it arrives."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def _read_directory() -> str | None:
+    return os.environ.get(layout.VARIABLE) or None
+
+
+tally = Tally(_read_directory())
+"""The one tally of this process."""
+
+os.register_at_fork(after_in_child=tally.reset)

@@ -1,0 +1,1 @@
+"""Figures from measured series: rates, slowdown, STP, shares, energy. Pure: no files, no clock."""

@@ -1,0 +1,285 @@
+"""Rates of a member from its progress counters, over windows in which it had settled.
+
+A rate is the steps of the windows over their time. The time is that of the steps themselves
+(`last_step_at`) where it is known, so that a slow program is not read with an error of one step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.metrics.series import Value, Window, compute_percentile
+
+WINDOW_LEAST_S = 5.0
+"""A shorter window says nothing: the host runs ahead of the GPU."""
+WARM_UP_S = 10.0
+WARM_UP_STEPS = 20
+PAUSE_LEAST_S = 2.0
+_PAUSE_STEPS = 5.0
+_PAUSE_TIMES = 2.0
+_NEIGHBOURS = 10
+_BLOCKS_LEAST = 3
+
+NO_PROGRESS = "it never reported progress"
+NEVER_MOVED = "its counter never moved"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The counters of one start of a member, a row for each time they were read.
+
+    Attributes:
+        at: When, ascending, in seconds since the epoch.
+        steps: Steps so far.
+        samples: Samples so far.
+        wait_s: Time waited for data so far, in seconds, as the mean of its training processes.
+        last_step_at: When the newest step ended, in seconds since the epoch.
+        first_step_at: When its first step ended; None where that is not known.
+    """
+
+    at: Sequence[float]
+    steps: Sequence[Value]
+    samples: Sequence[Value]
+    wait_s: Sequence[Value]
+    last_step_at: Sequence[Value]
+    first_step_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The time between two steps at which the counter was read.
+
+    Attributes:
+        begin: Seconds since the epoch.
+        end: Seconds since the epoch.
+        steps: Steps in it, at least 1.
+        samples: Samples in it; None where unknown.
+        wait_s: Time waited for data between the two readings; None where unknown.
+        read_s: Time between the two readings, which `wait_s` belongs to.
+    """
+
+    begin: float
+    end: float
+    steps: float
+    samples: float | None
+    wait_s: float | None
+    read_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Its length in seconds."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is left of a start without warm-up and pauses.
+
+    Attributes:
+        intervals: The rest, in order.
+        stepping_s: Time from its first step to its last without pauses, warm-up included.
+        paused_s: Time in pauses: checkpoints, validation, whatever made no step for long.
+        warm_up_s: What was left out at the beginning.
+        steps: Steps in all.
+        reason: Why there are no intervals; empty where there are.
+    """
+
+    intervals: tuple[Interval, ...]
+    stepping_s: float = 0.0
+    paused_s: float = 0.0
+    warm_up_s: float = 0.0
+    steps: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate over settled windows.
+
+    Attributes:
+        steps_per_s: Steps per second; None where unknown.
+        samples_per_s: Samples per second; None where unknown.
+        window_s: Length of the windows in seconds.
+        spread: Coefficient of variation over blocks of at least 5 s; None for fewer than three.
+        reason: Why the rate is unknown; empty where it is known.
+    """
+
+    steps_per_s: float | None
+    samples_per_s: float | None
+    window_s: float
+    spread: float | None
+    reason: str = ""
+
+
+def find_intervals(progress: Progress) -> list[Interval]:
+    """Cut a start at those readings at which its counter had moved.
+
+    Readings without a value are passed over: the next one counts for them, too. A counter that
+    falls was read while it was being written, and counts again once it is above what it was.
+    """
+    rows = []
+    highest = 0.0
+    for index, steps in enumerate(progress.steps):
+        if steps is not None and steps > highest:
+            highest = steps
+            rows.append(index)
+    has_times = all(progress.last_step_at[index] is not None for index in rows)
+    times = progress.last_step_at if has_times else progress.at
+    intervals = []
+    for before, after in itertools.pairwise(rows):
+        begin, end = times[before], times[after]
+        first, last = progress.steps[before], progress.steps[after]
+        if begin is None or end is None or first is None or last is None or end <= begin:
+            continue
+        intervals.append(
+            Interval(
+                begin,
+                end,
+                last - first,
+                _subtract(progress.samples[after], progress.samples[before]),
+                _subtract(progress.wait_s[after], progress.wait_s[before]),
+                progress.at[after] - progress.at[before],
+            )
+        )
+    return intervals
+
+
+def _subtract(after: Value, before: Value) -> float | None:
+    return None if after is None or before is None or after < before else after - before
+
+
+def settle(progress: Progress) -> Settled:
+    """Leave out the warm-up and the pauses of a start.
+
+    The warm-up lasts 10 s and 20 steps, whichever is longer, but no more than half of the time.
+    A pause is an interval that took longer than its steps take elsewhere by 2 s, by five steps
+    and by twice its own steps' time.
+    """
+    known = [steps for steps in progress.steps if steps is not None]
+    if not known:
+        return Settled((), reason=NO_PROGRESS)
+    steps = max(known)
+    intervals = find_intervals(progress)
+    if not intervals:
+        reason = NEVER_MOVED if steps == 0 else "too short: no two readings with steps between"
+        return Settled((), steps=steps, reason=reason)
+    pauses = find_pauses(intervals)
+    moving = [interval for interval in intervals if interval not in pauses]
+    paused_s = sum(interval.length_s for interval in pauses)
+    first = progress.first_step_at
+    # Programs that end within a second of their first step have no other.
+    begin = intervals[0].begin if first is None or first > intervals[0].begin else first
+    stepping_s = max(0.0, intervals[-1].end - begin - paused_s)
+    warm_up_end = begin + min(_find_warm_up_s(intervals, begin), stepping_s / 2)
+    rest = tuple(interval for interval in moving if interval.begin >= warm_up_end)
+    warm_up_s = (rest[0].begin if rest else intervals[-1].end) - begin
+    reason = "" if rest else "too short: it ended while it was warming up"
+    return Settled(rest, stepping_s, paused_s, warm_up_s, steps, reason)
+
+
+def _find_warm_up_s(intervals: Sequence[Interval], begin: float) -> float:
+    done = 0.0
+    for interval in intervals:
+        done += interval.steps
+        if done >= WARM_UP_STEPS:
+            return max(WARM_UP_S, interval.end - begin)
+    return max(WARM_UP_S, intervals[-1].end - begin)
+
+
+def find_pauses(intervals: Sequence[Interval]) -> frozenset[Interval]:
+    """The intervals in which the member did something else than steps for a while."""
+    step_s = _compute_median_step_s(intervals)
+    found = set()
+    for index, interval in enumerate(intervals):
+        if _is_pause(interval, step_s):
+            # A neighbour may have made all steps around it as slow.
+            around = intervals[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS + 1]
+            if _is_pause(interval, _compute_plain_median_step_s(around)):
+                found.add(interval)
+    return frozenset(found)
+
+
+def _is_pause(interval: Interval, step_s: float) -> bool:
+    expected_s = interval.steps * step_s
+    limit_s = max(PAUSE_LEAST_S, _PAUSE_STEPS * step_s, _PAUSE_TIMES * expected_s)
+    return interval.length_s - expected_s > limit_s
+
+
+def _compute_plain_median_step_s(intervals: Sequence[Interval]) -> float:
+    return compute_percentile(sorted(i.length_s / i.steps for i in intervals), 0.5)
+
+
+def _compute_median_step_s(intervals: Sequence[Interval]) -> float:
+    """The step time of the step in the middle."""
+    ordered = sorted((interval.length_s / interval.steps, interval.steps) for interval in intervals)
+    half = sum(steps for _, steps in ordered) / 2
+    for step_s, steps in ordered:
+        half -= steps
+        if half <= 0:
+            return step_s
+    return ordered[-1][0]
+
+
+def select_within(intervals: Iterable[Interval], windows: Sequence[Window]) -> list[Interval]:
+    """The intervals that lie wholly in one of some windows, which are in order."""
+    found = []
+    place = 0
+    for interval in intervals:
+        while place < len(windows) and windows[place][1] < interval.end:
+            place += 1
+        if place == len(windows):
+            break
+        if windows[place][0] <= interval.begin:
+            found.append(interval)
+    return found
+
+
+def compute_rate(intervals: Sequence[Interval], least_s: float = WINDOW_LEAST_S) -> Rate:
+    """The rate over settled intervals.
+
+    Args:
+        intervals: As `settle` leaves them, of one or several starts.
+        least_s: Fewer seconds are too short.
+    """
+    window_s = sum(interval.length_s for interval in intervals)
+    if window_s < least_s:
+        reason = f"too short: {window_s:.1f} s of steps after the warm-up, at least {least_s:.0f}"
+        return Rate(None, None, window_s, None, reason)
+    steps = sum(interval.steps for interval in intervals)
+    samples = sum_known(interval.samples for interval in intervals)
+    return Rate(
+        steps / window_s,
+        # No program trains on nothing: whoever reports no samples has not counted them.
+        samples / window_s if samples else None,
+        window_s,
+        compute_spread(intervals),
+    )
+
+
+def sum_known(values: Iterable[Value]) -> float | None:
+    """The sum; None where one is unknown, or there are none."""
+    total: float | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
+
+
+def compute_spread(intervals: Sequence[Interval]) -> float | None:
+    """Standard deviation over mean of the rates in blocks of at least 5 s."""
+    rates = []
+    steps = length_s = 0.0
+    for interval in intervals:
+        steps += interval.steps
+        length_s += interval.length_s
+        if length_s >= WINDOW_LEAST_S:
+            rates.append(steps / length_s)
+            steps = length_s = 0.0
+    if len(rates) < _BLOCKS_LEAST:
+        return None
+    mean = sum(rates) / len(rates)
+    variance = sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
+    return float(variance**0.5 / mean)

@@ -1,0 +1,197 @@
+"""Usage profiles: what a job used while it was alone on a GPU, over all its runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from slurm_colloc.model.plan import UsageProfile
+
+_SEEN_MOST = 64
+
+
+@dataclass(frozen=True)
+class RunningStatistics:
+    """Mean and spread of a value over runs, without the runs.
+
+    Attributes:
+        mean: Their mean.
+        sd: Their standard deviation (n - 1); None for fewer than two.
+        n: How many there were.
+        last: The newest.
+    """
+
+    mean: float
+    sd: float | None
+    n: int
+    last: float
+
+    def add(self, value: float) -> RunningStatistics:
+        """With one more value (Welford, Technometrics 4(3), 1962)."""
+        n = self.n + 1
+        difference = value - self.mean
+        mean = self.mean + difference / n
+        squares = (self.sd or 0.0) ** 2 * (self.n - 1) + difference * (value - mean)
+        return RunningStatistics(mean, math.sqrt(max(0.0, squares) / (n - 1)), n, value)
+
+    @classmethod
+    def start(cls, value: float) -> RunningStatistics:
+        """Of one value."""
+        return cls(value, None, 1, value)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one start of a member used while it was alone; None where unknown.
+
+    Attributes:
+        signature: Of its job (store.faults.compute_signature).
+        family: The same without numbers among the arguments.
+        name: Its job name.
+        gpu_model: The GPU's model.
+        gpu_uuid: The GPU.
+        source: Which run it was; the same run is not counted twice.
+        at: When it was seen last, in seconds since the epoch.
+        window_s: How long it was alone and settled, in seconds.
+        gpu_memory_peak_mb: Peak of its GPU memory.
+        sm_active: Mean SM activity, 0 to 1.
+        dram_active: Mean DRAM activity, 0 to 1.
+        tensor_active: Mean activity of the tensor cores, 0 to 1.
+        cpu_cores: Mean CPU cores.
+        host_memory_peak_mb: Peak of its host memory.
+        steps_per_s: Its rate.
+        samples_per_s: Its rate in samples.
+        wait_share: Share of the time that it waited for data, 0 to 1.
+        energy_w: Mean power of the GPU in watts.
+        idle_power_w: Power of the GPU before its first step, in watts.
+    """
+
+    signature: str
+    family: str
+    name: str
+    gpu_model: str
+    gpu_uuid: str
+    source: str
+    at: float
+    window_s: float
+    gpu_memory_peak_mb: float | None = None
+    sm_active: float | None = None
+    dram_active: float | None = None
+    tensor_active: float | None = None
+    cpu_cores: float | None = None
+    host_memory_peak_mb: float | None = None
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    wait_share: float | None = None
+    energy_w: float | None = None
+    idle_power_w: float | None = None
+
+
+MEANS = ("sm_active", "dram_active", "tensor_active", "cpu_cores", "wait_share", "energy_w",
+         "idle_power_w")  # fmt: skip
+PEAKS = ("gpu_memory_peak_mb", "host_memory_peak_mb")
+RATES = ("steps_per_s", "samples_per_s")
+
+
+@dataclass(frozen=True)
+class ProfileRecord:
+    """A usage profile; every figure is None where unknown.
+
+    Attributes:
+        signature: Of the job.
+        family: The same without numbers among the arguments.
+        name: Name of the job that was seen last.
+        gpu_model: The GPU's model.
+        gpu_uuids: The GPUs it was measured on.
+        samples: How many runs it is made of.
+        updated_at: Seconds since the epoch.
+        gpu_memory_peak_mb: Largest peak.
+        host_memory_peak_mb: Largest peak.
+        sm_active: Mean over the runs, as the next ones.
+        dram_active: See Observation.
+        tensor_active: See Observation.
+        cpu_cores: See Observation.
+        wait_share: See Observation.
+        energy_w: See Observation.
+        idle_power_w: See Observation.
+        steps_per_s: Solo rate.
+        samples_per_s: Solo rate in samples.
+        seen: The newest runs that are in it.
+    """
+
+    signature: str
+    family: str
+    name: str
+    gpu_model: str
+    gpu_uuids: tuple[str, ...]
+    samples: int
+    updated_at: float
+    gpu_memory_peak_mb: float | None = None
+    host_memory_peak_mb: float | None = None
+    sm_active: float | None = None
+    dram_active: float | None = None
+    tensor_active: float | None = None
+    cpu_cores: float | None = None
+    wait_share: float | None = None
+    energy_w: float | None = None
+    idle_power_w: float | None = None
+    steps_per_s: RunningStatistics | None = None
+    samples_per_s: RunningStatistics | None = None
+    seen: tuple[str, ...] = ()
+
+    @classmethod
+    def start(cls, observation: Observation) -> ProfileRecord:
+        """The profile of a first run."""
+        empty = cls(
+            observation.signature, observation.family, observation.name, observation.gpu_model,
+            (), 0, observation.at,
+        )  # fmt: skip
+        return empty.add(observation)
+
+    def add(self, observation: Observation) -> ProfileRecord:
+        """With one more run; unchanged where that run is in it already."""
+        if observation.source in self.seen:
+            return self
+        values: dict[str, object] = {}
+        for name in MEANS:
+            values[name] = _merge_mean(
+                getattr(self, name), self.samples, getattr(observation, name)
+            )
+        for name in PEAKS:
+            known = [v for v in (getattr(self, name), getattr(observation, name)) if v is not None]
+            values[name] = max(known, default=None)
+        for name in RATES:
+            rate, value = getattr(self, name), getattr(observation, name)
+            if value is not None:
+                rate = RunningStatistics.start(value) if rate is None else rate.add(value)
+            values[name] = rate
+        uuids = (*self.gpu_uuids, observation.gpu_uuid)
+        return replace(
+            self,
+            name=observation.name,
+            gpu_uuids=tuple(dict.fromkeys(uuid for uuid in uuids if uuid)),
+            samples=self.samples + 1,
+            updated_at=max(self.updated_at, observation.at),
+            seen=(*self.seen, observation.source)[-_SEEN_MOST:],
+            **values,  # type: ignore[arg-type]
+        )
+
+    def for_planning(self) -> UsageProfile:
+        """What planning asks for."""
+        return UsageProfile(
+            gpu_memory_peak_mb=_round_up(self.gpu_memory_peak_mb),
+            host_memory_peak_mb=_round_up(self.host_memory_peak_mb),
+            sm_activity=self.sm_active,
+            dram_activity=self.dram_active,
+        )
+
+
+def _merge_mean(mean: float | None, n: int, value: float | None) -> float | None:
+    """A mean of n runs with one more; a run in which it was unknown changes nothing."""
+    if value is None or mean is None:
+        return mean if value is None else value
+    return mean + (value - mean) / (n + 1)
+
+
+def _round_up(value: float | None) -> int | None:
+    return None if value is None else math.ceil(value)

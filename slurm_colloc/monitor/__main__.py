@@ -1,0 +1,80 @@
+"""Measures a pack while it runs. Who: the user; where: the pack's node, started by its runner.
+
+python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECONDS]
+
+It ends at a SIGTERM of its parent, when its parent is gone, and when a newer attempt has begun.
+SIGTERMs of others make it write what it has. It is nice to its neighbours, and keeps off the CPUs
+that members are bound to where the job has others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from slurm_colloc.monitor.capabilities import Capabilities
+from slurm_colloc.monitor.gaps import Gaps
+from slurm_colloc.monitor.gpu_watch import GpuWatch
+from slurm_colloc.monitor.loop import SIGNALS, Loop, Periods
+from slurm_colloc.monitor.members import Members
+from slurm_colloc.monitor.nvml_reading import NvmlReader, choose_by_environment
+from slurm_colloc.monitor.pieces import SampleFiles, load_parquet
+from slurm_colloc.monitor.record import MonitorRecord
+from slurm_colloc.store.counters import read_member_progress
+from slurm_colloc.store.files import make_directory
+from slurm_colloc.store.samples import report_directory
+
+SHORTEST_S = 0.2
+LONGEST_S = 60.0
+_NICE = 10
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure until the pack is over."""
+    pack, attempt, progress_root = argv[0], int(argv[1]), argv[2]
+    interval_s = float(argv[4]) if len(argv) > 4 and argv[3] == "--interval" else 1.0
+    interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
+    parent = os.getppid()
+    # Before any thread is made, so that all of them inherit it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    os.nice(_NICE)
+    os.umask(0o077)
+    started_at = time.time()
+    capabilities, gaps = Capabilities(), Gaps()
+    # The driver may take seconds to wake; meanwhile the rest is loaded.
+    watch = GpuWatch(NvmlReader(choose_by_environment(os.environ), capabilities))
+    make_directory(report_directory(pack))
+    record = MonitorRecord(
+        pack=pack,
+        attempt=attempt,
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        interval_s=interval_s,
+        started_at=started_at,
+        gaps=gaps,
+        capabilities=capabilities,
+    )
+    record.take_over()
+    parquet = load_parquet()
+    loop = Loop(
+        pack=pack,
+        attempt=attempt,
+        parent=parent,
+        periods=Periods(tick_s=interval_s),
+        watch=watch,
+        members=Members(pack, attempt, progress_root, read_member_progress),
+        gpu_files=SampleFiles(pack, "gpu", parquet),
+        member_files=SampleFiles(pack, "members", parquet),
+        record=record,
+        gaps=gaps,
+    )
+    loop.run()
+    loop.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

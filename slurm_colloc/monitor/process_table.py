@@ -1,0 +1,212 @@
+"""Which processes are whose, with few looks at /proc.
+
+A wrapper adopts its orphans, so all of a member's processes stay below it, but for those of an srun
+inside its script: they are a step of their own, and are found by their environment. One listing of
+/proc serves all members; only a process that was not there before is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+_DEPTH_MAX = 64
+_ENVIRONMENT_MOST = 1 << 18
+
+Key = tuple[int, int]
+"""A member's number, and the number of its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc/PID/stat says (proc(5)).
+
+    Attributes:
+        parent: Its parent's pid.
+        start: When it started, in clock ticks after boot.
+        has_ended: It is a zombie.
+        own_cpu_s: CPU time of its own.
+        children_cpu_s: CPU time of its children that have ended and were waited for.
+        threads: How many it has.
+        rss_mb: Its resident memory.
+    """
+
+    parent: int
+    start: int
+    has_ended: bool
+    own_cpu_s: float
+    children_cpu_s: float
+    threads: int
+    rss_mb: float
+
+
+def read_small(path: str, most: int = 4096) -> bytes:
+    """Read a file of /proc in one call.
+
+    Args:
+        path: The file.
+        most: How many bytes of it are wanted.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Read one process, None where it is gone."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return Stat(
+            parent=int(fields[1]),
+            start=int(fields[19]),
+            has_ended=fields[0] in (b"Z", b"X"),
+            own_cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            children_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS,
+            threads=int(fields[17]),
+            rss_mb=int(fields[21]) * _PAGE_MB,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_inner_pid(pid: int) -> int | None:
+    """The pid that a process has in its own namespace (NSpid of proc(5)); None where it is gone."""
+    try:
+        for line in read_small(f"/proc/{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        return None
+    return pid
+
+
+class ProcessTable:
+    """The processes of all members.
+
+    Args:
+        pack: The pack's directory, as in its members' environment.
+    """
+
+    def __init__(self, pack: str) -> None:
+        self._pack = os.fsencode(pack)
+        self._wrappers: dict[Key, int] = {}
+        self._owners: dict[int, Key] = {}
+        self._pids: dict[Key, list[int]] = {}
+        self._foreign: set[int] = set()
+        self._inner: dict[int, int] = {}
+
+    def add(self, key: Key, wrapper_pid: int) -> None:
+        """Follow a member from now on."""
+        self._wrappers[key] = wrapper_pid
+        self._own(wrapper_pid, key)
+        # Its processes may have been seen before it was known.
+        self._foreign.clear()
+
+    def remove(self, key: Key) -> None:
+        """Follow a member no more."""
+        self._wrappers.pop(key, None)
+        for pid in self._pids.pop(key, []):
+            self._owners.pop(pid, None)
+            self._inner.pop(pid, None)
+
+    def forget(self, pid: int) -> None:
+        """A process has ended."""
+        key = self._owners.get(pid)
+        if key is not None and pid != self._wrappers.get(key):
+            del self._owners[pid]
+            self._inner.pop(pid, None)
+            self._pids[key].remove(pid)
+
+    def _own(self, pid: int, key: Key) -> None:
+        self._owners[pid] = key
+        self._pids.setdefault(key, []).append(pid)
+
+    def forget_strangers(self) -> None:
+        """Look at every process anew the next time: a pid may have been given out again."""
+        self._foreign.clear()
+
+    def list_pids(self, key: Key) -> list[int]:
+        """The processes of a member that are known, its wrapper first."""
+        return list(self._pids.get(key, ()))
+
+    def look(self) -> None:
+        """Find the processes that have come."""
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        self._foreign &= pids
+        for pid in [pid for pid in self._owners if pid not in pids]:
+            self.forget(pid)
+        new = pids - self._owners.keys() - self._foreign
+        parents: dict[int, int | None] = {}
+        for pid in new:
+            owner = self._find_owner(pid, parents)
+            if owner is None:
+                self._foreign.add(pid)
+            else:
+                self._own(pid, owner)
+                inner = read_inner_pid(pid)
+                if inner is not None and inner != pid:
+                    self._inner[pid] = inner
+
+    def _find_owner(self, pid: int, parents: dict[int, int | None]) -> Key | None:
+        current: int | None = pid
+        for _ in range(_DEPTH_MAX):
+            if current is None or current <= 1 or current in self._foreign:
+                break
+            if current in self._owners:
+                return self._owners[current]
+            if current not in parents:
+                stat = read_stat(current)
+                parents[current] = None if stat is None else stat.parent
+            current = parents[current]
+        return self._read_member(pid)
+
+    def _read_member(self, pid: int) -> Key | None:
+        """Whose process it says it is, in the environment that it was started with."""
+        try:
+            block = read_small(f"/proc/{pid}/environ", _ENVIRONMENT_MOST)
+        except OSError:
+            return None
+        if b"SLURM_COLLOC_RUN=" not in block:
+            return None
+        words = dict(pair.partition(b"=")[::2] for pair in block.split(b"\0"))
+        if words.get(b"SLURM_COLLOC_PACK") != self._pack:
+            return None
+        # PACK/members/NNNN/run.A.M: see runtime.environment.
+        folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_RUN", b"")).rpartition("/")
+        number, start = folder.rpartition("/")[2], run.rpartition(".")[2]
+        if not (number.isdigit() and start.isdigit()):
+            return None
+        key = int(number), int(start)
+        return key if key in self._wrappers else None
+
+    def share_out(self, by_pid: Mapping[int, float | None]) -> dict[Key, float | None]:
+        """Give each member what NVML's lists say of its processes.
+
+        NVML may name a process of a container by the pid that it has there.
+
+        Args:
+            by_pid: A size of each process; None where it is not told.
+
+        Returns:
+            A sum for each member that has any; None where a part of it is not told.
+        """
+        inner = {inside: pid for pid, inside in self._inner.items()}
+        sums: dict[Key, float | None] = {}
+        for pid, size in by_pid.items():
+            owner = self._owners.get(pid)
+            if owner is None and pid in inner:
+                owner = self._owners.get(inner[pid])
+            if owner is None:
+                continue
+            known = sums.get(owner, 0.0)
+            sums[owner] = None if size is None or known is None else known + size
+        return sums

@@ -1,0 +1,110 @@
+"""What the monitor says of itself: its gaps, its cost, what it could read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.monitor.capabilities import Capabilities
+from slurm_colloc.monitor.gaps import Gaps
+from slurm_colloc.store.files import read_json, write_json
+from slurm_colloc.store.samples import monitor_path
+
+
+@dataclass
+class MonitorRecord:
+    """monitor.json of one attempt.
+
+    Attributes:
+        pack: The pack's directory.
+        attempt: The attempt's number.
+        node: The node's name.
+        interval_s: Between two ticks.
+        started_at: Epoch seconds.
+        gaps: When nothing could be measured.
+        capabilities: What could be read.
+        ticks_due: How many ticks there should have been.
+        ticks_taken: How many there were.
+        rows_dropped: Rows that could not be written for so long that they were given up.
+        mode: The pack's sharing mode.
+        gpus: The GPUs that were watched.
+        gpu_models: By UUID what GPU it is, as `name` and `memory_mb`.
+        earlier: The same of the attempts before.
+    """
+
+    pack: str
+    attempt: int
+    node: str
+    interval_s: float
+    started_at: float
+    gaps: Gaps
+    capabilities: Capabilities
+    ticks_due: int = 0
+    ticks_taken: int = 0
+    rows_dropped: int = 0
+    mode: str = ""
+    gpus: list[str] = field(default_factory=list)
+    gpu_models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+
+    def take_over(self) -> None:
+        """Keep what the monitor before has said, which this one's file replaces."""
+        try:
+            before = read_json(monitor_path(self.pack))
+        except StateError:
+            before = None
+        if before is not None:
+            earlier = before.pop("earlier", [])
+            before.pop("capabilities", None)
+            self.earlier = [*earlier, before]
+
+    def write(self, now: float, *, ended: bool = False) -> None:
+        """Write it.
+
+        Args:
+            now: Epoch seconds.
+            ended: This is the last word.
+
+        Raises:
+            StateError: It cannot be written.
+        """
+        write_json(
+            monitor_path(self.pack),
+            {
+                "attempt": self.attempt,
+                "node": self.node,
+                "interval_s": self.interval_s,
+                "started_at": self.started_at,
+                "written_at": now,
+                "ended_at": now if ended else None,
+                "ticks_due": self.ticks_due,
+                "ticks_taken": self.ticks_taken,
+                "rows_dropped": self.rows_dropped,
+                "gaps": self.gaps.list_all(now),
+                "gaps_left_out": self.gaps.left_out,
+                "cpu_s": time.process_time(),
+                "rss_peak_mb": read_rss_peak_mb(),
+                "mode": self.mode,
+                "gpus": self.gpus,
+                "gpu_models": self.gpu_models,
+                "capabilities": self.capabilities.as_dict(),
+                "earlier": self.earlier,
+            },
+        )
+
+
+def read_rss_peak_mb() -> float | None:
+    """The most memory that this process has had; None where it cannot be read.
+
+    getrusage would answer with what the parent had before the exec.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

@@ -1,0 +1,192 @@
+"""What the samples of a member tell: its rate, slowdown and share, before they are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.metrics.attribution import (
+    Part,
+    attribute_gpu_use,
+    model_sm_activity,
+)
+from slurm_colloc.metrics.interference import Felt, Interference, find_changes, find_interference
+from slurm_colloc.metrics.presence import find_shared
+from slurm_colloc.metrics.rates import (
+    NO_PROGRESS,
+    Interval,
+    Rate,
+    Settled,
+    compute_rate,
+    select_within,
+    sum_known,
+)
+from slurm_colloc.metrics.series import Window
+from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
+from slurm_colloc.metrics.stalls import Stall, split_stalls
+from slurm_colloc.model.profile import Observation
+from slurm_colloc.report.runs import MemberRun, PackRun
+from slurm_colloc.report.solo import SoloRate, build_observations, find_solo_rate
+
+INTERFERENCE_MOST = 20
+"""More changes than these, the strongest, are not listed for a member."""
+
+SHORT_S = 10.0
+"""Who was there for less cannot have a rate, and weighs nothing: it is left out of STP and ANTT."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is computed of a member.
+
+    Attributes:
+        member: The member.
+        rate: Over all its settled windows.
+        shared_rate: Over those in which somebody else was there; None where nobody ever was.
+        solo: Its solo rate; None where unknown.
+        slowdown: Solo rate over rate in company; None where unknown, 1 where it never shared.
+        stepping_s: Time it made steps, without pauses.
+        steps: Its steps; None where it never reported any.
+        sm: Its part of the GPU's SM activity; None where unknown.
+        unknown: Why its slowdown is unknown; empty where it is known.
+        stall: What its time went into.
+        interference: Changes of its rate.
+        warm_up_s: What was left out as warm-up.
+        paused_s: What was left out as pauses.
+        observations: What its usage profile learns.
+    """
+
+    member: MemberRun
+    rate: Rate
+    shared_rate: Rate | None
+    solo: SoloRate | None
+    slowdown: float | None
+    stepping_s: float
+    steps: float | None
+    sm: Part | None
+    unknown: str
+    stall: Stall
+    interference: tuple[Interference, ...]
+    warm_up_s: float
+    paused_s: float
+    observations: tuple[Observation, ...]
+
+    @property
+    def solo_time_s(self) -> float | None:
+        """How long its work takes alone; None where unknown."""
+        if self.shared_rate is None:
+            return self.member.present_s
+        return compute_solo_time_s(
+            self.member.present_s,
+            self.stepping_s,
+            self.steps,
+            None if self.solo is None else self.solo.steps_per_s,
+        )
+
+
+def compute_figures(run: PackRun, member: MemberRun) -> Figures:
+    """Compute what the samples tell of a member."""
+    settled = member.settle()
+    intervals = [interval for start in settled for interval in start.intervals]
+    windows = find_shared(run.phases, member.number)
+    rate = _explain(compute_rate(intervals), member, settled)
+    shared = None
+    if windows:
+        shared = _explain(compute_rate(select_within(intervals, windows)), member, settled)
+    solo = find_solo_rate(run, member, intervals)
+    slowdown, unknown = _compute_slowdown(run, rate, shared, solo)
+    if not member.stays:
+        slowdown, unknown = None, "it was not started"
+    return Figures(
+        member,
+        rate,
+        shared,
+        solo,
+        slowdown,
+        sum(start.stepping_s for start in settled),
+        count_up(member, "steps"),
+        _find_sm(run, member, windows, solo, slowdown),
+        unknown,
+        split_stalls(intervals, slowdown),
+        tuple(_find_interference(run, member, intervals)),
+        sum(start.warm_up_s for start in settled),
+        sum(start.paused_s for start in settled),
+        tuple(build_observations(run, member, settled)),
+    )
+
+
+def _explain(rate: Rate, member: MemberRun, settled: Sequence[Settled]) -> Rate:
+    """A rate that is unknown says why; what was found at the last start says most."""
+    if rate.steps_per_s is not None:
+        return rate
+    reasons = [start.reason for start in settled if start.reason]
+    reason = reasons[-1] if reasons else rate.reason if settled else NO_PROGRESS
+    if not member.starts:
+        reason = "there are no samples of it"
+    elif member.present_s < SHORT_S:
+        reason = f"too short: it was there for {member.present_s:.1f} s"
+    return Rate(None, None, rate.window_s, None, reason)
+
+
+def _compute_slowdown(
+    run: PackRun, rate: Rate, shared: Rate | None, solo: SoloRate | None
+) -> tuple[float | None, str]:
+    if shared is None:
+        return 1.0, ""
+    if rate.steps_per_s is None:
+        return None, rate.reason
+    if solo is None:
+        model = run.gpu_model
+        where = f"on {model}" if model else "(the GPU's model is not known)"
+        return None, f"no solo rate: no usage profile {where}, and never alone for 20 s of steps"
+    if shared.steps_per_s is None:
+        return None, "it shared for too short a time"
+    return compute_slowdown(solo.steps_per_s, shared.steps_per_s), ""
+
+
+def _find_sm(
+    run: PackRun,
+    member: MemberRun,
+    shared: list[Window],
+    solo: SoloRate | None,
+    slowdown: float | None,
+) -> Part | None:
+    track = run.gpu.get("sm_active")
+    alone = None
+    if track is not None:
+        alone = track.compute_mean([(stay.begin, stay.end) for stay in member.stays])
+    modelled = model_sm_activity(None if solo is None else solo.sm_active, slowdown)
+    return attribute_gpu_use(alone, modelled, was_alone=not shared)
+
+
+def count_up(member: MemberRun, name: str) -> float | None:
+    """What was counted over all starts; a start that ended before it counted anything adds none.
+
+    None where nothing was ever counted.
+    """
+    peaks = [start.peak(name) for start in member.starts]
+    return sum_known(peak for peak in peaks if peak is not None)
+
+
+def _find_interference(
+    run: PackRun, member: MemberRun, intervals: Sequence[Interval]
+) -> list[Interference]:
+    others = [entry for other in run.members for entry in _find_felt(other)]
+    found = []
+    for stay in member.stays:
+        window = (stay.begin, stay.end)
+        changes = find_changes(others, member.number, window)
+        found += find_interference(intervals, changes, window)
+    strongest = sorted(found, key=lambda entry: -abs(entry.ratio - 1))[:INTERFERENCE_MOST]
+    return sorted(strongest, key=lambda entry: entry.at)
+
+
+def _find_felt(member: MemberRun) -> list[Felt]:
+    """When a neighbour can be felt."""
+    firsts = [start.first_step_at for start in member.starts if start.first_step_at is not None]
+    found = []
+    for stay in member.stays:
+        inside = [at for at in firsts if stay.begin <= at <= stay.end]
+        first_step_at = min(inside, default=stay.begin)
+        found.append(Felt(member.number, stay.begin, first_step_at, stay.end))
+    return found

@@ -1,0 +1,87 @@
+"""`csub profile`: usage profiles as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from slurm_colloc.model.profile import ProfileRecord, RunningStatistics
+from slurm_colloc.report.terminal import (
+    UNKNOWN,
+    Column,
+    build_lines,
+    build_table,
+    format_figure,
+    format_mb_figure,
+    format_share,
+    render,
+)
+
+SIGNATURE_SHOWN = 12
+"""As many digits of a signature as are shown; they select it, too."""
+
+
+def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = False) -> str:
+    """A line for each usage profile."""
+    columns = [
+        Column("SIGNATURE", is_number=False),
+        Column("NAME", is_number=False, gives_way=True),
+        Column("GPU", is_number=False),
+        Column("RUNS"),
+        Column("STEPS/S"),
+        Column("GPU_MEM"),
+        Column("SM"),
+        Column("CPUS"),
+        Column("UPDATED", is_number=False),
+    ]
+    rows = [
+        (
+            record.signature[:SIGNATURE_SHOWN],
+            record.name,
+            record.gpu_model,
+            str(record.samples),
+            UNKNOWN if record.steps_per_s is None else format_figure(record.steps_per_s.mean),
+            format_mb_figure(record.gpu_memory_peak_mb),
+            format_share(record.sm_active),
+            format_figure(record.cpu_cores, 2),
+            time.strftime("%Y-%m-%d", time.localtime(record.updated_at)),
+        )
+        for record in records
+    ]
+    return render([build_table(columns, rows, width)], width, styled=styled)
+
+
+def render_profile(record: ProfileRecord, width: int) -> str:
+    """All of one usage profile."""
+    updated = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.updated_at))
+    lines = [
+        ("Signature", record.signature),
+        ("Family", record.family),
+        ("Name", record.name),
+        ("GPU", f"{record.gpu_model} {', '.join(record.gpu_uuids)}"),
+        ("Runs", f"{record.samples}, the last {updated}"),
+        ("Steps", _render_rate(record.steps_per_s)),
+        ("Samples", _render_rate(record.samples_per_s)),
+        ("GPU memory", f"{format_mb_figure(record.gpu_memory_peak_mb)} at most"),
+        ("SM", format_share(record.sm_active)),
+        ("Tensor", format_share(record.tensor_active)),
+        ("DRAM", format_share(record.dram_active)),
+        ("CPUs", format_figure(record.cpu_cores, 2)),
+        ("Host memory", f"{format_mb_figure(record.host_memory_peak_mb)} at most"),
+        ("Data wait", format_share(record.wait_share)),
+        ("Power", _render_watts(record.energy_w)),
+        ("Idle power", _render_watts(record.idle_power_w)),
+    ]
+    return render([build_lines(lines)], width)
+
+
+def _render_watts(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} W"
+
+
+def _render_rate(rate: RunningStatistics | None) -> str:
+    if rate is None:
+        return UNKNOWN
+    spread = "" if rate.sd is None else f", standard deviation {format_figure(rate.sd)}"
+    runs = "1 run" if rate.n == 1 else f"{rate.n} runs"
+    return f"{format_figure(rate.mean)} /s over {runs}{spread}, last {format_figure(rate.last)}"

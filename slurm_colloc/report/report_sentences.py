@@ -1,0 +1,181 @@
+"""What a summary says of a whole pack, in sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_colloc.report.summary import Summary
+from slurm_colloc.report.terminal import (
+    UNKNOWN,
+    format_figure,
+    format_mb_figure,
+    format_share,
+    format_span,
+)
+
+_INTERFERENCE_MOST = 5
+
+
+def build_sentences(summary: Summary) -> list[tuple[str, str]]:
+    """Labelled sentences on speed, time, energy, the GPU and the monitor."""
+    pack, window = summary["pack"], summary["window"]
+    if window is None:
+        return [("Figures", "none: no member has started")]
+    lines = []
+    if pack["members"] > 1:
+        lines.append(("Together", _tell_speed(pack)))
+        lines.append(("In a row", _tell_serial(pack)))
+        lines.append(("Saved", _tell_saving(pack)))
+    lines.append(("GPU", _tell_gpu(summary)))
+    lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
+    lines += _tell_interference(summary)
+    lines.append(("Monitor", _tell_coverage(summary["coverage"])))
+    return lines
+
+
+def _tell_speed(pack: dict[str, Any]) -> str:
+    if pack["overlap_s"] <= 0:
+        return f"{pack['members']} members, never two at the same time"
+    stp = format_figure(pack["stp"])
+    if pack["stp"] is None and pack["stp_at_least"] is not None:
+        stp = f"at least {format_figure(pack['stp_at_least'])}"
+    fairness = pack["fairness"]
+    parts = [
+        f"STP {stp} with at most {pack['members_most']} of {pack['members']} members at a time",
+        f"ANTT {format_figure(pack['antt'])}",
+        f"fairness {UNKNOWN if fairness is None else format_figure(fairness['jain'])} (Jain)",
+        f"shared for {format_span(pack['overlap_s'])}",
+    ]
+    return ", ".join(parts)
+
+
+def _tell_serial(pack: dict[str, Any]) -> str:
+    serial_s, shared_s = pack["serial_s"], pack["shared_s"]
+    if serial_s is None:
+        return f"{UNKNOWN}; together it took {format_span(shared_s)}"
+    times = f", {serial_s / shared_s:.2f} times as long" if shared_s > 0 else ""
+    return f"one after the other {format_span(serial_s)}{times}; together {format_span(shared_s)}"
+
+
+def _tell_saving(pack: dict[str, Any]) -> str:
+    hours, kwh = pack["gpu_hours_saved"], pack["kwh_saved"]
+    how = {
+        "solo_power": "members' power alone, measured",
+        "idle_power": f"{format_figure(pack['idle_power_w'])} W of the idle GPU, "
+        f"{pack['idle_power_from']}, over the time saved",
+    }.get(pack["kwh_how"] or "", "")
+    if hours is None and kwh is None:
+        return UNKNOWN
+    energy = "energy unknown" if kwh is None else f"{format_figure(kwh)} kWh"
+    return f"{format_figure(hours)} GPU hours, {energy}{f' ({how})' if how else ''}"
+
+
+def _tell_gpu(summary: Summary) -> str:
+    use = summary["gpu_use"]
+    parts, word = [], ""
+    for metric, name in (
+        ("sm_active", "SM"),
+        ("tensor_active", "tensor"),
+        ("dram_active", "DRAM"),
+        ("utilization", "utilization"),
+    ):
+        spread = use.get(metric)
+        if spread is not None:
+            word = spread["attribution"]
+            parts.append(
+                f"{name} {format_share(spread['mean'])} (p95 {format_share(spread['p95'])})"
+            )
+    memory = use.get("gpu_memory_mb")
+    if memory is not None:
+        parts.append(f"memory at most {format_mb_figure(memory['max'])}")
+    if summary["energy_j"] is not None:
+        parts.append(f"energy {format_energy(summary['energy_j'])}")
+    throttled = {k: v for k, v in summary["throttled_s"].items() if v}
+    parts += [f"throttled by {name} {format_span(value)}" for name, value in throttled.items()]
+    return f"{', '.join(parts)}{f'; {word}' if word else ''}" if parts else UNKNOWN
+
+
+def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
+    found = []
+    sm, energy = unexplained["sm_active"], unexplained["energy_j"]
+    if sm is not None and sm["rest"] is not None:
+        found.append(
+            f"SM activity while sharing: measured {format_share(sm['measured'])}, members by "
+            f"their models {format_share(sm['explained'])}, {_tell_rest(sm['rest'])}"
+            f"{_name_missing(sm)}"
+        )
+    if energy["rest"] is not None and energy["measured"]:
+        share = energy["rest"] / energy["measured"]
+        # Rounding of counters, where everybody was alone.
+        if abs(share) >= 0.005:
+            found.append(
+                f"energy: measured {format_energy(energy['measured'])}, members "
+                f"{format_energy(energy['explained'])}, {_tell_rest(share)}{_name_missing(energy)}"
+            )
+    return found
+
+
+def _tell_rest(share: float) -> str:
+    if share < 0:
+        return f"{format_share(-share)} more than there was"
+    return f"{format_share(share)} unexplained"
+
+
+def _name_missing(part: dict[str, Any]) -> str:
+    numbers = part["members_unknown"]
+    if not numbers:
+        return ""
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"; nothing is known of member{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _tell_interference(summary: Summary) -> list[tuple[str, str]]:
+    begin = summary["window"]["from"]
+    found = [
+        (member["id"], entry) for member in summary["members"] for entry in member["interference"]
+    ]
+    found.sort(key=lambda pair: -abs(pair[1]["ratio"] - 1))
+    lines = []
+    for name, entry in sorted(found[:_INTERFERENCE_MOST], key=lambda pair: pair[1]["at"]):
+        before, after = (
+            format_figure(entry[f"{when}_steps_per_s"]) for when in ("before", "after")
+        )
+        text = (
+            f"after {format_span(entry['at'] - begin)} {name} went from {before} to {after} steps/s"
+        )
+        lines.append(("Change", f"{text}, {_name_company(entry)}"))
+    if len(found) > _INTERFERENCE_MOST:
+        lines.append(("", f"and {len(found) - _INTERFERENCE_MOST} more; --json has all"))
+    return lines
+
+
+def _name_company(entry: dict[str, Any]) -> str:
+    words = []
+    for key, verb in (("came", "came"), ("went", "went")):
+        numbers = sorted(set(entry[key]))
+        if numbers:
+            shown = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+            words.append(f"{shown} {verb}")
+    return f"as {' and '.join(words)}"
+
+
+def _tell_coverage(coverage: dict[str, Any] | None) -> str:
+    if coverage is None:
+        return "it did not run: there are no measurements"
+    if coverage["not_watched"]:
+        return f"it did not run: {coverage['not_watched']}"
+    parts = [f"{format_share(coverage['share'])} of its readings"]
+    if coverage["gaps"]:
+        count = len(coverage["gaps"])
+        gaps = "1 gap" if count == 1 else f"{count} gaps"
+        parts.append(f"{gaps}, {format_span(coverage['gap_s'])} in all")
+    if coverage["not_readable"]:
+        parts.append(f"not readable: {', '.join(sorted(coverage['not_readable']))}")
+    return "; ".join(parts)
+
+
+def format_energy(joules: float | None) -> str:
+    """`19.5 Wh`, `1.2 kWh`; `unknown` for None."""
+    if joules is None:
+        return UNKNOWN
+    return f"{joules / 3600:.3g} Wh" if abs(joules) < 3.6e6 else f"{joules / 3.6e6:.3g} kWh"

@@ -1,0 +1,156 @@
+"""`csub report`: a summary as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slurm_colloc.report.report_sentences import build_sentences, format_energy
+from slurm_colloc.report.summary import Summary
+from slurm_colloc.report.terminal import (
+    UNKNOWN,
+    Column,
+    build_lines,
+    build_table,
+    format_figure,
+    format_mb_figure,
+    format_share,
+    render,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDE = 110
+"""From this width on there are more columns."""
+_NOTES_MOST = 12
+
+_Member = dict[str, Any]
+
+
+def render_report(
+    summary: Summary, width: int, chosen: Collection[int] | None = None, *, styled: bool = False
+) -> str:
+    """A pack's report.
+
+    Args:
+        summary: Its summary.
+        width: Columns of the terminal.
+        chosen: The members to show; None for all.
+        styled: Heads may be bold.
+    """
+    members = _choose(summary, chosen)
+    columns, rows = _build_rows(members, width)
+    parts: list[RenderableType] = [build_lines(_build_head(summary)), ""]
+    if rows:
+        parts += [build_table(columns, rows, width), ""]
+    parts.append(build_lines([*build_sentences(summary), *_build_unknown(summary, members)]))
+    return render(parts, width, styled=styled)
+
+
+def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
+    return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
+
+
+def _build_head(summary: Summary) -> list[tuple[str, str]]:
+    gpu, setup = summary["gpu"], summary["setup"]
+    where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
+    job = summary["job"] or summary["pack_id"]
+    state = "" if summary["final"] else ", still running: figures so far"
+    lines = [
+        (f"Pack {job}", f"{summary['name']}{state}"),
+        ("GPU", " on ".join(filter(None, (where, summary["node"])))),
+    ]
+    if setup is None:
+        is_alone = len(summary["members"]) == 1
+        word = "exclusive (alone on its GPU)" if is_alone else "nobody wrote how it was prepared"
+        lines.append(("Sharing", word))
+        return lines
+    by = {"runner": "by a daemon of the pack's own", "": ""}.get(
+        setup["by"], f"by the node ({setup['by']})"
+    )
+    asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
+    words = ", ".join(filter(None, (by, asked, setup["reason"])))
+    lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
+    lines += [("", f"note: {note}") for note in setup["notes"]]
+    return lines
+
+
+def _build_rows(
+    members: Sequence[_Member], width: int
+) -> tuple[list[Column], list[tuple[str, ...]]]:
+    memory, share, energy = (
+        _choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
+    )
+    wide = width >= WIDE
+    table: list[tuple[Column, Callable[[_Member], str], bool]] = [
+        (Column("MEMBER", is_number=False), lambda m: str(m["id"]), True),
+        (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), True),
+        (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
+        (Column("STEPS"), lambda m: _format_count(m["steps"]), wide),
+        (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
+        (Column("SAMPLES/S"), lambda m: _format_rate(m, "samples"), wide),
+        (Column("SLOW-\nDOWN"), lambda m: format_figure(m["slowdown"]), True),
+        (
+            Column(f"GPU_MEM\n{memory}".rstrip()),
+            lambda m: _format_part(m["gpu_memory_mb"], "peak", format_mb_figure, memory),
+            True,
+        ),
+        (
+            Column(f"GPU SM\n{share}".rstrip()),
+            lambda m: _format_part(m["sm_share"], "value", format_share, share),
+            True,
+        ),
+        (
+            Column(f"ENERGY\n{energy}".rstrip()),
+            lambda m: _format_part(m["energy_j"], "value", format_energy, energy),
+            wide,
+        ),
+        (Column("CPUS" if wide else "CPU"), lambda m: format_figure(m["cpu_cores"], 2), True),
+        (Column("DATA\nWAIT"), lambda m: format_share(m["stall"]["data"]), True),
+    ]
+    kept = [(column, write) for column, write, is_shown in table if is_shown]
+    rows = [tuple(write(member) for _, write in kept) for member in members]
+    return [column for column, _ in kept], rows
+
+
+def _choose_word(members: Sequence[_Member], name: str) -> str:
+    """The word for a whole column; empty where its cells differ."""
+    words = {member[name]["attribution"] for member in members if member[name] is not None}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _format_part(
+    part: dict[str, Any] | None, key: str, write: Callable[[float | None], str], word: str
+) -> str:
+    if part is None:
+        return UNKNOWN
+    text = write(part[key])
+    return text if word else f"{text} {part['attribution']}"
+
+
+def _format_rate(member: _Member, of: str) -> str:
+    return format_figure(member["rate"][f"{of}_per_s"])
+
+
+def _format_count(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _build_unknown(summary: Summary, members: Sequence[_Member]) -> list[tuple[str, str]]:
+    """What is unknown and why; the same sentence for many members is said once."""
+    lines = [("Unknown", text) for text in summary["pack"]["unknown"]]
+    by_note: dict[str, list[str]] = {}
+    for member in members:
+        for note in member["notes"]:
+            by_note.setdefault(note, []).append(str(member["member"]))
+    told = " ".join(summary["pack"]["unknown"])
+    notes = [
+        ("Note", f"member{'s' if len(who) > 1 else ''} {', '.join(who)}: {note}")
+        for note, who in by_note.items()
+        if note.removeprefix("slowdown unknown: ") not in told
+    ]
+    if len(notes) > _NOTES_MOST:
+        rest = len(notes) - _NOTES_MOST
+        notes = [*notes[:_NOTES_MOST], ("", f"and {rest} more notes; --json has all")]
+    return [*lines, *notes, *(("Note", note) for note in summary["notes"])]

@@ -1,0 +1,205 @@
+"""A member alone: its solo rate, and what its usage profile learns from this run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.metrics.energy import find_idle_power_w
+from slurm_colloc.metrics.presence import find_alone, find_shared
+from slurm_colloc.metrics.rates import Interval, Settled, compute_rate, select_within
+from slurm_colloc.metrics.series import Window, measure_windows
+from slurm_colloc.metrics.stalls import compute_data_share
+from slurm_colloc.model.profile import Observation
+from slurm_colloc.report.runs import MemberRun, PackRun
+from slurm_colloc.report.samples import StartSamples
+
+ALONE_LEAST_S = 20.0
+"""A shorter time alone gives no solo rate."""
+_WARM_UP_S = 10.0
+
+PROFILE = "profile"
+THIS_RUN = "this run"
+ALONE = "alone"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class SoloRate:
+    """A member's rate alone.
+
+    Attributes:
+        steps_per_s: The rate.
+        source: `profile`, `this run` for a part of this run, `alone` where it never shared.
+        n: How many runs it is the mean of.
+        sm_active: The GPU's SM activity then, 0 to 1; None where unknown.
+        power_w: The GPU's power then, in watts; None where unknown.
+    """
+
+    steps_per_s: float
+    source: str
+    n: int
+    sm_active: float | None
+    power_w: float | None
+
+
+def find_solo_rate(
+    run: PackRun, member: MemberRun, intervals: Sequence[Interval]
+) -> SoloRate | None:
+    """A member's solo rate; None where it is unknown.
+
+    From its usage profile; else from at least 20 s of this run in which it was alone. A member
+    that never shared was as fast as it is alone, whatever its profile says.
+
+    Args:
+        run: The pack.
+        member: The member.
+        intervals: Its settled intervals.
+    """
+    shared = find_shared(run.phases, member.number)
+    profile = member.profile
+    rate = profile.steps_per_s if profile is not None else None
+    if shared and profile is not None and rate is not None:
+        return SoloRate(rate.mean, PROFILE, rate.n, profile.sm_active, profile.energy_w)
+    windows = find_alone(run.phases, member.number)
+    intervals = select_within(intervals, windows)
+    # Who never shared needs no more than what a rate needs.
+    found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
+    if found.steps_per_s is None:
+        return None
+    used = _hull(intervals, windows)
+    return SoloRate(
+        found.steps_per_s,
+        THIS_RUN if shared else ALONE,
+        1,
+        _mean(run, "sm_active", used),
+        _mean(run, "power_w", used),
+    )
+
+
+def find_idle_power(run: PackRun) -> tuple[float | None, str]:
+    """The GPU's idle power in watts, and in words where it is from.
+
+    From samples before the first member started, else before the first step; else from a usage
+    profile.
+    """
+    power = run.gpu.get("power_w")
+    firsts = [s.first_step_at for m in run.members for s in m.starts if s.first_step_at is not None]
+    begins = [stay.begin for member in run.members for stay in member.stays]
+    moments = [(begins, "before the first member started"), (firsts, "before the first step")]
+    for times, words in moments:
+        value = find_idle_power_w(power, min(times)) if power is not None and times else None
+        if value is not None:
+            return value, f"{MEASURED} {words}"
+    for member in run.members:
+        if member.profile is not None and member.profile.idle_power_w is not None:
+            return member.profile.idle_power_w, f"from the usage profile of {member.view.member}"
+    return None, ""
+
+
+def build_observations(
+    run: PackRun, member: MemberRun, settled: Sequence[Settled]
+) -> list[Observation]:
+    """What a run teaches of a member: each start that was alone for 20 s after its warm-up.
+
+    Args:
+        run: The pack.
+        member: The member.
+        settled: Its progress, a start each.
+    """
+    windows = find_alone(run.phases, member.number)
+    if run.gpu_model is None or member.signature is None or not windows:
+        return []
+    found = (
+        _observe(run, member, *pair, windows) for pair in zip(member.starts, settled, strict=True)
+    )
+    return [observation for observation in found if observation is not None]
+
+
+def _observe(
+    run: PackRun,
+    member: MemberRun,
+    start: StartSamples,
+    settled: Settled,
+    windows: list[Window],
+) -> Observation | None:
+    own = _clip(windows, (start.begin, start.end))
+    intervals = select_within(settled.intervals, own)
+    if settled.steps > 0:
+        used = _hull(intervals, own)
+    else:
+        # Nothing tells when it had settled; a GPU job without progress still has a peak.
+        used = _clip(own, (start.begin + _WARM_UP_S, start.end))
+    used_s = measure_windows(used)
+    if used_s < ALONE_LEAST_S:
+        return None
+    rate = compute_rate(intervals, ALONE_LEAST_S)
+    idle_power_w, origin = find_idle_power(run)
+    at = start.read("at")
+    memory = _select_rows(at, own)
+    return Observation(
+        signature=member.signature or "",
+        family=member.family or "",
+        name=member.view.name,
+        gpu_model=run.gpu_model or "",
+        gpu_uuid=run.gpu_uuid or "",
+        source=f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}",
+        at=used[-1][1],
+        window_s=used_s,
+        gpu_memory_peak_mb=_peak(start.read("gpu_memory_mb"), memory),
+        sm_active=_mean(run, "sm_active", used),
+        dram_active=_mean(run, "dram_active", used),
+        tensor_active=_mean(run, "tensor_active", used),
+        cpu_cores=_compute_cores(at, start.read("cpu_s"), _select_rows(at, used)),
+        host_memory_peak_mb=_peak(start.read("host_memory_mb"), memory),
+        steps_per_s=rate.steps_per_s,
+        samples_per_s=rate.samples_per_s,
+        wait_share=compute_data_share(intervals),
+        energy_w=_mean(run, "power_w", used),
+        # What a profile said is not measured again.
+        idle_power_w=idle_power_w if origin.startswith(MEASURED) else None,
+    )
+
+
+def _select_rows(at: Sequence[float], windows: Sequence[Window]) -> list[range]:
+    """The rows of each window."""
+    return [range(bisect_left(at, begin), bisect_right(at, end)) for begin, end in windows]
+
+
+def _peak(values: Sequence[float | None], rows: Sequence[range]) -> float | None:
+    known = (values[row] for part in rows for row in part)
+    return max((value for value in known if value is not None), default=None)
+
+
+def _compute_cores(
+    at: Sequence[float], cpu: Sequence[float | None], rows: Sequence[range]
+) -> float | None:
+    """CPU seconds per second over windows; None where the counter was not read."""
+    cpu_s = length_s = 0.0
+    for part in rows:
+        known = [(at[row], value) for row in part if (value := cpu[row]) is not None]
+        if len(known) > 1:
+            cpu_s += known[-1][1] - known[0][1]
+            length_s += known[-1][0] - known[0][0]
+    return cpu_s / length_s if length_s > 0 else None
+
+
+def _mean(run: PackRun, metric: str, windows: list[Window]) -> float | None:
+    track = run.gpu.get(metric)
+    return track.compute_mean(windows) if track is not None else None
+
+
+def _clip(windows: list[Window], to: Window) -> list[Window]:
+    clipped = [(max(begin, to[0]), min(end, to[1])) for begin, end in windows]
+    return [(begin, end) for begin, end in clipped if end > begin]
+
+
+def _hull(intervals: Sequence[Interval], windows: list[Window]) -> list[Window]:
+    """The parts of windows from their first settled interval to their last."""
+    found = []
+    for window in windows:
+        inside = select_within(intervals, [window])
+        if inside:
+            found.append((inside[0].begin, inside[-1].end))
+    return found

@@ -1,0 +1,159 @@
+"""Tables for a terminal; every text of a user comes out harmless."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+UNKNOWN = "unknown"
+_PIPED_WIDTH = 140
+_NAME_LEAST = 6
+
+
+def escape_controls(text: str) -> str:
+    """A text without control characters, line breaks and marks that turn its direction.
+
+    What cannot be printed is shown by its number, as Python writes it.
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: Its head; a second line says how its numbers were obtained.
+        is_number: Its cells stand to the right.
+        gives_way: It is cut where the table is too wide.
+    """
+
+    title: str
+    is_number: bool = True
+    gives_way: bool = False
+
+
+def choose_width() -> int:
+    """How wide to print: the terminal's width; wide where it goes into a file or a program."""
+    is_told = os.environ.get("COLUMNS", "").isdigit()
+    if is_told or (sys.stdout is not None and sys.stdout.isatty()):
+        return max(40, shutil.get_terminal_size().columns)
+    return _PIPED_WIDTH
+
+
+def build_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """A table of plain text: nothing in a cell is markup.
+
+    Args:
+        columns: The columns; those that give way share what the others leave.
+        rows: The cells.
+        width: Columns of the terminal.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[escape_controls(cell) for cell in row] for row in rows]
+    widths = [
+        max(cell_len(text) for text in (*column.title.split("\n"), *(row[i] for row in cells)))
+        for i, column in enumerate(columns)
+    ]
+    giving = sum(column.gives_way for column in columns)
+    over = sum(widths) + len(widths) - width
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column, own in zip(columns, widths, strict=True):
+        least = min(own, _NAME_LEAST)
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            width=max(least, own - -(-over // giving)) if column.gives_way and over > 0 else own,
+        )
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def build_lines(lines: Sequence[tuple[str, str]]) -> Table:
+    """Labelled sentences; the sentences wrap beside their label."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(Text(f"{label}:" if label else ""), Text(escape_controls(text)))
+    return grid
+
+
+def render(parts: Sequence[RenderableType], width: int, *, styled: bool = False) -> str:
+    """The text of some parts, without blanks at the end of lines."""
+    from rich.console import Console
+
+    console: Console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=styled,
+        no_color=not styled,
+        color_system="standard" if styled else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def format_figure(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, never in powers of ten; `unknown` for None."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    text = f"{value:.{digits}g}"
+    if "e" not in text:
+        return text
+    return f"{value:.0f}" if abs(value) >= 1 else f"{value:.{digits + 3}f}"
+
+
+def format_share(value: float | None) -> str:
+    """`34 %`; `unknown` for None."""
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def format_mb_figure(value: float | None) -> str:
+    """`812 MB`, `15.3 GB`; `unknown` for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f} MB" if value < 10_000 else f"{value / 1024:.1f} GB"
+
+
+def format_span(seconds: float | None) -> str:
+    """`2 h 05 min`, `3 min 20 s`, `8.4 s`; `unknown` for None."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0:
+        return f"-{format_span(-seconds)}"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,258 @@
+"""The monitor beside a pack's members, and the directory in which they publish their progress."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launcher import Process, start_process
+from slurm_colloc.runtime.roster import Member
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.files import make_directory, write_json
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.records import PackRecord
+
+LEAST_HOST_MEMORY_MB = 1024
+"""Of a pack's host memory; the monitor takes up to 80 MB of it, which a small job would miss."""
+
+START_AFTER_S = 3.0
+"""After the first member; what is over before has nothing to show but its accounting."""
+
+RESTARTS_MAX = 3
+"""How often a monitor that ended by itself is started again."""
+
+STOP_WAIT_S = 3.0
+"""How long the monitor may take to write what it still has."""
+
+SUMMARY_WAIT_S = 30.0
+"""How long the summary may take; `csub report` makes it where it was not made."""
+
+_SHARED_MEMORY = "/dev/shm"
+_PREFIX = "csub-progress-"
+
+
+def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | None) -> str:
+    """Why a pack is not watched; empty where it is; pure.
+
+    Args:
+        record: Its pack.json.
+        settings: The settings of this node.
+        host_memory_mb: What it may use; None where that is not limited or not known.
+    """
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if record.carried:
+        return "nothing comes back from the node of a pack that travels in its batch script"
+    if host_memory_mb is not None and host_memory_mb < LEAST_HOST_MEMORY_MB:
+        return (
+            f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 80 MB; "
+            f"packs with {LEAST_HOST_MEMORY_MB} MB are watched"
+        )
+    return ""
+
+
+def read_host_memory_mb(environ: Mapping[str, str]) -> int | None:
+    """What Slurm lets the job use on this node, in MB; None where it does not say; pure."""
+    with contextlib.suppress(KeyError, ValueError):
+        if "SLURM_MEM_PER_NODE" in environ:
+            return int(environ["SLURM_MEM_PER_NODE"])
+        return int(environ["SLURM_MEM_PER_CPU"]) * int(environ["SLURM_CPUS_ON_NODE"])
+    return None
+
+
+class Watching:
+    """Starts and ends the monitor of an attempt.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        journal: The pack's log.
+        settings: The settings of this node.
+    """
+
+    def __init__(
+        self,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        journal: Journal,
+        *,
+        settings: Settings,
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._attempt = attempt
+        self._journal = journal
+        self._settings = settings
+        self._root = ""
+        self._lock: int | None = None
+        self._begin_at: float | None = None
+        self._process: Process | None = None
+        self._starts = 0
+
+    def open(self) -> None:
+        """Make the place where members publish their progress, or write down why there is none."""
+        host_memory_mb = read_host_memory_mb(self._allocation.environment)
+        obstacle = find_obstacle(self._record, self._settings, host_memory_mb)
+        if not obstacle:
+            remove_forgotten()
+            try:
+                self._make_root()
+            except OSError as error:
+                obstacle = f"{error.filename}: {error.strerror}"
+        if obstacle:
+            self._refuse(obstacle)
+
+    def _make_root(self) -> None:
+        base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
+        # A name that nobody can have made before, on a path where everybody can write.
+        self._root = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        self._lock = os.open(f"{self._root}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _refuse(self, reason: str) -> None:
+        self._journal.write("not_watched", reason=reason)
+        with contextlib.suppress(OSError, StateError):
+            make_directory(self._pack / "report")
+            value = {
+                "attempt": self._attempt,
+                "node": self._allocation.node,
+                "not_watched": reason,
+            }
+            write_json(f"{self._pack}/report/monitor.json", value)
+
+    # -- members ------------------------------------------------------------------------------
+
+    def place(self, member: Member, environment: Mapping[str, str]) -> dict[str, str]:
+        """What is added to the environment of a member that starts now.
+
+        Args:
+            member: The member.
+            environment: Its environment up to now.
+        """
+        if not self._root:
+            return {}
+        directory = f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            # It was held at the last moment, and starts only now.
+            pass
+        except OSError as error:
+            self._journal.write("no_progress", member=member.number, reason=str(error))
+            return {}
+        if self._begin_at is None:
+            self._begin_at = time.monotonic() + START_AFTER_S
+        if not (self._settings.instrument and member.spec.job.instrument):
+            return {}
+        from slurm_colloc.store.injection import injected_environment
+
+        return injected_environment(environment, directory)
+
+    # -- the monitor --------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Start the monitor once that is due, and again where it has ended."""
+        if self._begin_at is None or time.monotonic() < self._begin_at:
+            return
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return
+            self._process = None
+            self._journal.write("monitor_ended", status=status)
+        if self._starts > RESTARTS_MAX:
+            return
+        self._starts += 1
+        # One that ends at once is not started again at once.
+        self._begin_at = time.monotonic() + 10.0 * self._starts
+        words = [str(self._pack), str(self._attempt), self._root]
+        words += ["--interval", f"{self._settings.monitor_interval_s:g}"]
+        self._process = self._start("slurm_colloc.monitor", *words)
+        if self._process is not None:
+            self._journal.write("monitor", pid=self._process.pid)
+
+    def _start(self, module: str, *words: str) -> Process | None:
+        argv = [sys.executable, "-IB", "-m", module, *words]
+        log = f"{self._pack}/monitor.log"
+        try:
+            return start_process(argv, self._allocation.environment, log)
+        except OSError as error:
+            self._journal.write("not_started", program=module, reason=str(error))
+            return None
+
+    def stop(self) -> None:
+        """Have the monitor write what it still has, and end it."""
+        process, self._process = self._process, None
+        self._begin_at = None
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+            if not _wait_for(process, STOP_WAIT_S):
+                process.kill()
+                self._journal.write("monitor_killed")
+        if self._root:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = ""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def summarize(self) -> None:
+        """Have the summary of a pack written that was watched."""
+        if self._starts == 0:
+            return
+        process = self._start("slurm_colloc", "report", "--write", str(self._pack))
+        if process is not None and not _wait_for(process, SUMMARY_WAIT_S):
+            process.kill()
+            self._journal.write("no_summary", reason=f"it took more than {SUMMARY_WAIT_S:g} s")
+
+
+def remove_forgotten() -> None:
+    """Remove what runners have left that were killed."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(_SHARED_MEMORY)):
+            if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == (
+                os.geteuid()
+            ):
+                _remove_unless_locked(entry.path)
+
+
+def _remove_unless_locked(directory: str) -> None:
+    try:
+        lock = os.open(f"{directory}/lock", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        # Another runner is about to make it.
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _wait_for(process: Process, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,221 @@
+"""Reads the counter files of a member's processes; written by slurm_colloc.instrument.
+
+One start of a member has a directory of its own, with one file for each process that counted
+anything. What a field means stands in instrument/layout.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from slurm_colloc.instrument import layout
+
+ProgressSource = Literal["optimizer", "api", "regex"]
+
+_SOURCES: dict[int, ProgressSource] = {
+    layout.SOURCE_OPTIMIZER: "optimizer",
+    layout.SOURCE_API: "api",
+    layout.SOURCE_REGEX: "regex",
+}
+# A writer needs a microsecond; one that was killed while writing stays odd for ever. Every word
+# is whole by itself even then.
+_TRIES = 4
+# More than any member has; a directory full of rubbish is not to keep the reader busy.
+_MOST_FILES = 4096
+
+
+@dataclass(frozen=True)
+class ProcessProgress:
+    """What one process has counted.
+
+    Attributes:
+        pid: Its pid, in its own namespace.
+        start_ticks: Its start in clock ticks since boot.
+        rank: Its rank; None where it has none.
+        world: How many ranks there are; None where unknown.
+        steps: Training steps that changed parameters.
+        skipped: Steps that an AMP scaler skipped.
+        samples: Samples of the batches that steps followed.
+        batches: Batches of all DataLoaders.
+        wait_s: Time waited for batches, in seconds.
+        first_step_s: Time of the first step, in seconds of CLOCK_MONOTONIC; None before it.
+        last_step_s: Time of the last step, likewise.
+        updated_s: Time of the last count of anything, likewise.
+        source: What counted the steps; None before the first.
+        optimizers: How many optimizers were seen.
+        finished: Python has ended normally.
+        several_loaders: Some loader's batches were followed by no step, such as a validation's.
+        skips_unknown: Skipped steps may be among `steps` (a fused optimizer on a GPU).
+    """
+
+    pid: int
+    start_ticks: int
+    rank: int | None
+    world: int | None
+    steps: int
+    skipped: int
+    samples: int
+    batches: int
+    wait_s: float
+    first_step_s: float | None
+    last_step_s: float | None
+    updated_s: float | None
+    source: ProgressSource | None
+    optimizers: int
+    finished: bool
+    several_loaders: bool
+    skips_unknown: bool
+
+
+@dataclass(frozen=True)
+class MemberProgress:
+    """What all processes of one start of a member have counted.
+
+    Attributes:
+        steps: Sum over the processes that are rank 0 or have no rank.
+        skipped: Likewise.
+        samples: Sum over all processes.
+        batches: Likewise.
+        wait_s: Likewise, in seconds; for a share of time divide it by `trainers` too.
+        trainers: Processes that have stepped, of any rank; 0 before the first step.
+        first_step_s: The earliest, in seconds of CLOCK_MONOTONIC; None before the first step.
+        last_step_s: The latest, likewise.
+        updated_s: The latest count of anything, likewise.
+        source: What counted the steps; `api` where any process used it, None before the first.
+        several_optimizers: A process has more than one optimizer.
+        several_loaders: See ProcessProgress.
+        skips_unknown: See ProcessProgress.
+        processes: One by one, by file name.
+    """
+
+    steps: int
+    skipped: int
+    samples: int
+    batches: int
+    wait_s: float
+    trainers: int
+    first_step_s: float | None
+    last_step_s: float | None
+    updated_s: float | None
+    source: ProgressSource | None
+    several_optimizers: bool
+    several_loaders: bool
+    skips_unknown: bool
+    processes: tuple[ProcessProgress, ...]
+
+
+def read_member_progress(directory: str) -> MemberProgress | None:
+    """Read what a start of a member has counted so far.
+
+    Files that are no counter files, or of a version that is not known, are passed over.
+
+    Args:
+        directory: That of the one start.
+
+    Returns:
+        None where nothing was counted, or nothing can be read: that is not 0.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(layout.SUFFIX))
+    except OSError:
+        return None
+    read = (read_process_progress(directory, name) for name in names[:_MOST_FILES])
+    processes = tuple(process for process in read if process is not None)
+    return add_up(processes) if processes else None
+
+
+def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
+    """Read one counter file; None where it is none."""
+    numbers = name.removesuffix(layout.SUFFIX).split(".")
+    if len(numbers) != 2 or not numbers[1].isdecimal():
+        return None
+    try:
+        # Of a member, which may have put anything there.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(f"{directory}/{name}", flags)
+    except OSError:
+        return None
+    try:
+        content = b""
+        for _ in range(_TRIES):
+            content = os.pread(descriptor, layout.SIZE, 0)
+            if _is_settled(content):
+                break
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return parse_counters(content, int(numbers[1]))
+
+
+def _is_settled(content: bytes) -> bool:
+    at = layout.SEQUENCE * 8
+    return not int.from_bytes(content[at : at + 8], "little") & 1
+
+
+def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:
+    """Take a counter file apart; None where it is none or of another version."""
+    if len(content) < layout.RECORD.size:
+        return None
+    (
+        magic, version, _, flags, pid, _, steps, skipped, samples, batches, wait_ns, _,
+        first_ns, last_ns, updated_ns, rank, world, source, optimizers,
+    ) = layout.RECORD.unpack_from(content)  # fmt: skip
+    if magic != layout.MAGIC or version != layout.VERSION:
+        return None
+    return ProcessProgress(
+        pid=pid,
+        start_ticks=start_ticks,
+        rank=rank if rank >= 0 else None,
+        world=world if world > 0 else None,
+        steps=steps,
+        skipped=skipped,
+        samples=samples,
+        batches=batches,
+        wait_s=wait_ns / 1e9,
+        first_step_s=_to_seconds(first_ns),
+        last_step_s=_to_seconds(last_ns),
+        updated_s=_to_seconds(updated_ns),
+        source=_SOURCES.get(source),
+        optimizers=optimizers,
+        finished=bool(flags & layout.FLAG_FINISHED),
+        several_loaders=bool(flags & layout.FLAG_SEVERAL_LOADERS),
+        skips_unknown=bool(flags & layout.FLAG_SKIPS_UNKNOWN),
+    )
+
+
+def _to_seconds(time_ns: int) -> float | None:
+    return time_ns / 1e9 if time_ns > 0 else None
+
+
+def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
+    """Make one member's progress of that of its processes, of which there is at least one."""
+    # Ranks of one training step together, so theirs are the same steps.
+    leading = [process for process in processes if not process.rank]
+    sources = {process.source for process in processes}
+    return MemberProgress(
+        steps=sum(process.steps for process in leading),
+        skipped=sum(process.skipped for process in leading),
+        samples=sum(process.samples for process in processes),
+        batches=sum(process.batches for process in processes),
+        wait_s=sum(process.wait_s for process in processes),
+        trainers=sum(process.last_step_s is not None for process in processes),
+        first_step_s=_choose(min, (process.first_step_s for process in processes)),
+        last_step_s=_choose(max, (process.last_step_s for process in processes)),
+        updated_s=_choose(max, (process.updated_s for process in processes)),
+        source=next((s for s in ("api", "optimizer", "regex") if s in sources), None),
+        several_optimizers=any(process.optimizers > 1 for process in processes),
+        several_loaders=any(process.several_loaders for process in processes),
+        skips_unknown=any(process.skips_unknown for process in processes),
+        processes=processes,
+    )
+
+
+def _choose(
+    function: Callable[[list[float]], float], times: Iterable[float | None]
+) -> float | None:
+    known = [time for time in times if time is not None]
+    return function(known) if known else None

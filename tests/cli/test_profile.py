@@ -1,0 +1,183 @@
+"""`csub profile`, and the files it handles."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatistics
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profiles import (
+    add_observations,
+    build_profile_mapping,
+    compute_family,
+    list_profiles,
+    parse_profile,
+    profile_path,
+    read_profile,
+    slug_gpu_model,
+)
+
+from .test_report import Person
+
+OBSERVATION = Observation(
+    signature="0123456789abcdef" * 2, family="f" * 32, name="train\x1b[31m",
+    gpu_model="NVIDIA H200", gpu_uuid="GPU-1", source="p/1.1.1", at=1e9, window_s=60,
+    gpu_memory_peak_mb=1000, sm_active=0.4, cpu_cores=1.5, steps_per_s=20.0, energy_w=300,
+)  # fmt: skip
+
+
+def observe(run: int, **changes: Any) -> Observation:
+    return dataclasses.replace(OBSERVATION, source=f"p/{run}", at=1e9 + run, **changes)
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Person:
+    return Person(tmp_path)
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=2, max_size=30))
+def test_mean_and_spread_are_those_of_all_runs(values: list[float]) -> None:
+    found = RunningStatistics.start(values[0])
+    for value in values[1:]:
+        found = found.add(value)
+    assert found.n == len(values)
+    assert found.last == values[-1]
+    assert math.isclose(found.mean, statistics.fmean(values), rel_tol=1e-9)
+    assert found.sd == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6)
+
+
+def test_what_a_run_does_not_know_changes_nothing() -> None:
+    record = ProfileRecord.start(observe(1)).add(observe(2, sm_active=None, steps_per_s=None))
+    assert record.sm_active == 0.4
+    assert record.steps_per_s is not None
+    assert record.steps_per_s.n == 1
+    assert record.samples == 2
+    assert record.dram_active is None
+    assert record.add(observe(2)) is record, "a run counts once"
+    assert record.for_planning().gpu_memory_peak_mb == 1000
+
+
+def test_packs_that_end_together_lose_nothing(tmp_path: Path) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda run: add_observations(tmp_path, [observe(run)]), range(40)))
+    record = read_profile(tmp_path, OBSERVATION.signature, "NVIDIA H200")
+    assert record is not None
+    assert record.samples == 40
+    assert sorted(path.suffix for path in (tmp_path / "profiles").iterdir()) == ["", ".json"]
+
+
+def test_a_family_has_no_numbers_and_no_task() -> None:
+    job = Job(1, "a", "a.sh", ("--lr", "0.1", "--epochs=90"), "/")
+    other = dataclasses.replace(job, arguments=("--lr", "3e-4", "--epochs=5"))
+    assert compute_family(b"x", job) == compute_family(b"x", other)
+    assert compute_signature(b"x", job) != compute_signature(b"x", other)
+    named = dataclasses.replace(job, arguments=("--model", "vit", "--epochs=90"))
+    assert compute_family(b"x", job) != compute_family(b"x", named)
+    assert compute_family(b"x", job) != compute_family(b"y", job)
+
+
+def test_a_gpu_model_makes_a_harmless_file_name(tmp_path: Path) -> None:
+    assert slug_gpu_model("NVIDIA H200") == "nvidia-h200"
+    assert profile_path(tmp_path, "a", "../../x\x00/y").parent == tmp_path / "profiles"
+    assert slug_gpu_model("\u202e") == "unknown"
+
+
+def test_json_and_back() -> None:
+    record = ProfileRecord.start(observe(1)).add(observe(2, steps_per_s=22.0))
+    text = json.dumps(build_profile_mapping(record))
+    assert parse_profile(json.loads(text), "x") == record
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("schema", 2), ("signature", "../../etc"), ("samples", "3"), ("samples", 0), ("name", None),
+     ("sm_active", "much"), ("sm_active", float("nan")), ("gpu_memory_peak_mb", -1),
+     ("steps_per_s", 3), ("steps_per_s", {"mean": 1}), ("gpu_uuids", "GPU-1"), ("seen", [1]),
+     ("updated_at", None)],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_key(key: str, value: object) -> None:
+    mapping = {**build_profile_mapping(ProfileRecord.start(OBSERVATION)), key: value}
+    with pytest.raises(UsageProblem) as caught:
+        parse_profile(mapping, "here.json")
+    assert str(caught.value).startswith(f"here.json: {key}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_profiles_are_listed_shown_and_forgotten(person: Person) -> None:
+    assert "There are no usage profiles" in person.csub("profile", "list").stdout
+    other = observe(9, signature="f" * 32, name="vit")
+    add_observations(person.state, [observe(1), observe(2, steps_per_s=22.0), other])
+    listed = person.csub("profile", "list", columns=80)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "0123456789ab" in listed.stdout
+    assert "\x1b" not in listed.stdout
+    shown = person.csub("profile", "show", "0123").stdout
+    assert "21 /s over 2 runs" in shown
+    assert "1000 MB" in shown
+    assert len(json.loads(person.csub("profile", "list", "--json").stdout)) == 2
+    assert person.csub("profile", "show", "nobody").returncode == 7
+    assert person.csub("profile", "forget").returncode == 2
+    assert "1 usage profile." in person.csub("profile", "forget", "vit").stdout
+    assert [r.signature for r in list_profiles(person.state)[0]] == [OBSERVATION.signature]
+    assert person.csub("profile", "forget", "--all").returncode == 0
+    assert list_profiles(person.state) == ([], [])
+
+
+def test_profiles_travel(person: Person, tmp_path: Path) -> None:
+    add_observations(person.state, [observe(1), observe(2)])
+    exported = person.csub("profile", "export").stdout
+    file = tmp_path / "profiles.json"
+    file.write_text(exported)
+    (tmp_path / "b").mkdir()
+    there = Person(tmp_path / "b")
+    assert "1 usage profile" in there.csub("profile", "import", str(file)).stdout
+    assert list_profiles(there.state)[0] == list_profiles(person.state)[0]
+    again = there.csub("profile", "import", str(file))
+    assert again.returncode == 0
+    assert "as many runs or more" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "it is not JSON"), ("3", "must be a usage profile or a list"),
+     ('[{"schema": 9}]', "item 1: schema: it is of version 9"),
+     ("[" * 100_000, "it is not JSON")],
+)  # fmt: skip
+def test_a_bad_file_is_one_sentence_and_changes_nothing(
+    person: Person, tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    done = person.csub("profile", "import", str(file))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "bad.json" in done.stderr
+    assert list_profiles(person.state) == ([], [])
+
+
+def test_a_profile_of_another_version_is_ignored_named_and_kept(person: Person) -> None:
+    add_observations(person.state, [observe(1)])
+    path = profile_path(person.state, OBSERVATION.signature, "NVIDIA H200")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 7}))
+    before = path.read_bytes()
+    done = person.csub("profile", "list")
+    assert done.returncode == 0
+    assert "ignored:" in done.stderr
+    assert "version 7" in done.stderr
+    assert read_profile(person.state, OBSERVATION.signature, "NVIDIA H200") is None
+    (problem,) = add_observations(person.state, [observe(2)])
+    assert "left as it is" in problem
+    assert path.read_bytes() == before

@@ -1,0 +1,150 @@
+"""`csub report` and `csub top` as people call them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.report.summary import summary_path, write_summary
+from slurm_colloc.store.locks import hold_lock
+
+from ..report.generated import T0, UUID, Truth, make_pack
+
+
+class Person:
+    """Somebody with a home and packs that have run."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "home"
+        self.state = self.home / ".local" / "state" / "slurm_colloc"
+        self.state.mkdir(parents=True)
+
+    def csub(self, *arguments: str, columns: int | None = None) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8"}
+        if columns is not None:
+            environment["COLUMNS"] = str(columns)
+        return subprocess.run(
+            [sys.executable, "-m", "slurm_colloc", *arguments],
+            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Person:
+    return Person(tmp_path)
+
+
+def make_two(person: Person) -> Path:
+    return make_pack(
+        person.state,
+        [Truth(1, 0, 120, lambda at: 20 if at < 60 else 12), Truth(2, 60, 120, lambda _: 9)],
+        names=["\x1b[31mresnet", "[red]vit"],
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_report_is_a_table_of_the_members(person: Person, columns: int) -> None:
+    make_two(person)
+    done = person.csub("report", "4711", columns=columns)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    for words in ("4711/1", "4711/2", "\\x1b[31mresnet", "[red]vit", "1.67", "modelled"):
+        assert words in done.stdout, words
+    assert "\x1b" not in done.stdout
+    last = person.csub("report", columns=columns)
+    assert last.stdout == done.stdout, "the newest submission is meant"
+
+
+def test_json_and_csv_have_the_chosen_members(person: Person) -> None:
+    make_two(person)
+    (summary,) = json.loads(person.csub("report", "4711/2", "--json").stdout)
+    assert summary["schema"] == 1
+    assert [member["id"] for member in summary["members"]] == ["4711/2"]
+    assert summary["members"][0]["slowdown"] is None
+    rows = list(csv.DictReader(io.StringIO(person.csub("report", "last", "--csv").stdout)))
+    assert [row["member"] for row in rows] == ["4711/1", "4711/2"]
+    by_name = person.csub("report", "--name", "*vit", "--csv").stdout
+    assert "4711/1" not in by_name
+    assert "4711/2" in by_name
+
+
+def test_what_cannot_be_reported_is_one_sentence(person: Person) -> None:
+    assert person.csub("report", "4711").returncode == 7
+    make_two(person)
+    done = person.csub("report", "4711", "--json", "--csv")
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr
+    assert person.csub("report", "4711/9").returncode == 7
+
+
+def test_the_runner_has_the_summary_written(person: Person, tmp_path: Path) -> None:
+    pack = make_two(person)
+    done = person.csub("report", "--write", str(pack))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    value = json.loads(summary_path(pack).read_text())
+    assert value["final"] is True
+    assert list((person.state / "profiles").glob("*.nvidia-h200.json"))
+    # From now on that one is shown, though profiles know more.
+    value["members"][0]["slowdown"] = 7.77
+    summary_path(pack).write_text(json.dumps(value))
+    assert "7.77" in person.csub("report", "4711").stdout
+    refused = person.csub("report", "--write", str(tmp_path))
+    assert refused.returncode != 0
+    assert "was not written" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_summary_that_was_damaged_is_made_anew(person: Person) -> None:
+    pack = make_two(person)
+    write_summary(pack)
+    summary_path(pack).write_text("{")
+    done = person.csub("report", "4711")
+    assert done.returncode == 0
+    assert "4711/2" in done.stdout
+
+
+def test_top_says_when_nothing_runs(person: Person) -> None:
+    make_two(person)
+    done = person.csub("top")
+    assert done.returncode == 0
+    assert done.stdout.startswith("No pack of yours is running.")
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> None:
+    truths = [Truth(1, 0, 60, lambda _: 9), Truth(2, 0, 60, lambda _: 9)]
+    pack = make_pack(person.state, truths, job_id="L1", running=True, names=["\x1b[2Jwiped", "b"])
+    with hold_lock(pack / "alive", 0) as lock:
+        assert lock
+        waiting = person.csub("top", columns=columns)
+        assert "has measured nothing yet" in waiting.stdout
+        latest = {
+            "schema": 1, "at": time.time(),
+            "gpus": {UUID: {"sm_active": 0.42, "power_w": 310.0, "dram_active": None}},
+            "members": {"1": {"start": 1, "steps": 4321, "steps_per_s": 9.01, "cpu_cores": 1.5,
+                              "gpu_memory_mb": 812.0, "wait_share": 0.25, "last_step_age_s": 0.4},
+                        "2": {"start": 1, "steps": None}},
+        }  # fmt: skip
+        (pack / "latest.json").write_text(json.dumps(latest))
+        done = person.csub("top", "--once", columns=columns)
+        assert (done.returncode, done.stderr) == (0, "")
+        for words in ("L1/1", "4321", "9.01", "812 MB", "25 %", "SM 42 %", "whole_gpu", "unknown"):
+            assert words in done.stdout, words
+        assert "\x1b" not in done.stdout
+        assert "DRAM" not in done.stdout, "it could not be read"
+        assert max(map(len, done.stdout.splitlines())) <= columns
+        assert "L1/2" not in person.csub("top", "L1/1").stdout
+        (pack / "latest.json").write_text(json.dumps({**latest, "at": T0}))
+        assert "last heard of" in person.csub("top", columns=columns).stdout
+        (pack / "latest.json").write_text("{")
+        assert "is damaged" in person.csub("top", columns=columns).stdout
+        running = person.csub("report", "L1", columns=columns)
+        assert "still running" in running.stdout

@@ -1,0 +1,135 @@
+"""Counter files are read as they were written, and anything else is passed over."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.instrument import layout
+from slurm_colloc.store.counters import (
+    ProcessProgress,
+    add_up,
+    parse_counters,
+    read_member_progress,
+    read_process_progress,
+)
+
+WORDS = 32
+
+
+def build_content(**changed: int) -> bytes:
+    """A counter file whose word N holds 100 + N, but for the words that are named."""
+    words = [100 + number for number in range(WORDS)]
+    for name, value in changed.items():
+        words[getattr(layout, name)] = value
+    content = bytearray(struct.pack(f"<{WORDS}q", *words))
+    content[:8] = layout.MAGIC
+    if "HEAD" not in changed:
+        content[8:16] = struct.pack("<HHI", layout.VERSION, layout.SIZE, 0)
+    return bytes(content)
+
+
+def build_process(**changed: object) -> ProcessProgress:
+    content = build_content(RANK=-1, WORLD=0, ORIGIN=layout.SOURCE_OPTIMIZER | 1 << 32)
+    process = parse_counters(content, 5)
+    assert process is not None
+    return ProcessProgress(**{**process.__dict__, **changed})
+
+
+def test_every_word_is_where_the_table_says() -> None:
+    head = layout.VERSION | layout.SIZE << 16 | (1 | 4 | 8) << 32
+    process = parse_counters(build_content(HEAD=head, ORIGIN=2 | 3 << 32), 77)
+    assert process == ProcessProgress(
+        pid=102,
+        start_ticks=77,
+        rank=113,
+        world=114,
+        steps=104,
+        skipped=105,
+        samples=106,
+        batches=107,
+        wait_s=108e-9,
+        first_step_s=110e-9,
+        last_step_s=111e-9,
+        updated_s=112e-9,
+        source="api",
+        optimizers=3,
+        finished=True,
+        several_loaders=True,
+        skips_unknown=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(256),
+        b"CSUBPROG",
+        build_content()[:100],
+        build_content(HEAD=2 | 256 << 16),
+        os.urandom(256),
+    ],
+    ids=["empty", "zeros", "magic", "cut", "version 2", "noise"],
+)
+def test_what_is_no_counter_file_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "1.2.progress").write_bytes(content)
+    assert read_process_progress(str(tmp_path), "1.2.progress") is None
+    assert read_member_progress(str(tmp_path)) is None
+
+
+def test_odd_names_links_and_pipes_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "a.progress").write_bytes(build_content())
+    (tmp_path / "1.x.progress").write_bytes(build_content())
+    (tmp_path / "elsewhere").write_bytes(build_content())
+    (tmp_path / "1.1.progress").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "1.3.progress")
+    (tmp_path / "1.4.progress").mkdir()
+    assert read_member_progress(str(tmp_path)) is None
+
+
+def test_nothing_counted_is_not_zero(tmp_path: Path) -> None:
+    assert read_member_progress(str(tmp_path)) is None
+    assert read_member_progress(str(tmp_path / "gone")) is None
+
+
+def test_a_writer_that_was_killed_while_it_wrote_is_read_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "1.2.progress").write_bytes(build_content(SEQUENCE=7))
+    progress = read_member_progress(str(tmp_path))
+    assert progress is not None
+    assert progress.processes[0].steps == 104
+
+
+def test_ranks_step_together_and_processes_without_a_rank_do_not() -> None:
+    ranks = tuple(
+        build_process(rank=rank, world=3, steps=10, skipped=1, samples=5, batches=2, wait_s=0.5)
+        for rank in range(3)
+    )
+    member = add_up(ranks)
+    assert (member.steps, member.skipped, member.samples, member.batches) == (10, 1, 15, 6)
+    assert (member.wait_s, member.trainers) == (1.5, 3)
+    alone = add_up((build_process(steps=10), build_process(steps=4)))
+    assert alone.steps == 14
+
+
+def test_the_first_and_the_last_of_times_and_the_surest_source() -> None:
+    early = build_process(first_step_s=1.0, last_step_s=2.0, updated_s=9.0, source="api")
+    late = build_process(first_step_s=1.5, last_step_s=4.0, updated_s=5.0, optimizers=2)
+    loading = build_process(first_step_s=None, last_step_s=None, updated_s=6.0, source=None)
+    member = add_up((late, early, loading))
+    assert (member.first_step_s, member.last_step_s, member.updated_s) == (1.0, 4.0, 9.0)
+    assert (member.source, member.trainers, member.several_optimizers) == ("api", 2, True)
+    waiting = add_up((loading,))
+    assert (waiting.source, waiting.first_step_s, waiting.trainers) == (None, None, 0)
+
+
+def test_the_start_of_a_process_with_an_odd_name() -> None:
+    fields = " ".join(str(number) for number in range(3, 53))
+    assert layout.parse_start_ticks(f"12 (a) b) c) {fields}".encode()) == 22
+    for text in (b"", b"12 (a) S 1 2"):
+        with pytest.raises(ValueError, match=r"few|not found"):
+            layout.parse_start_ticks(text)

@@ -1,0 +1,205 @@
+"""Series, stalls, attribution, energy and interference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.metrics.attribution import (
+    Attribution,
+    attribute_gpu_use,
+    attribute_whole,
+    compute_rest,
+    model_sm_activity,
+)
+from slurm_colloc.metrics.energy import (
+    EnergyPhase,
+    compute_saving,
+    find_idle_power_w,
+    measure_energy,
+    split_energy,
+)
+from slurm_colloc.metrics.interference import Felt, find_changes, find_interference
+from slurm_colloc.metrics.rates import Interval
+from slurm_colloc.metrics.series import Track, compute_percentile, describe_values
+from slurm_colloc.metrics.stalls import compute_data_share, split_stalls
+
+VALUES = st.lists(st.none() | st.floats(0, 1e6), max_size=50)
+
+
+def make_intervals(begin: int, end: int, rate: float, wait: float | None = 0.1) -> list[Interval]:
+    return [Interval(t, t + 1, rate, None, wait, 1.0) for t in range(begin, end)]
+
+
+@given(VALUES)
+def test_what_was_not_read_is_in_no_mean(values: list[float | None]) -> None:
+    known = [value for value in values if value is not None]
+    spread = describe_values(values)
+    if not known:
+        assert spread is None
+        return
+    assert spread is not None
+    assert spread.mean == pytest.approx(sum(known) / len(known))
+    assert min(known) <= spread.p50 <= spread.p95 <= spread.max == max(known)
+    track = Track([float(t) for t in range(len(values))], values)
+    assert track.compute_mean([(-1, len(values))]) == pytest.approx(spread.mean, abs=1e-6)
+    assert track.compute_mean([(-5, -1)]) is None
+
+
+def test_percentiles_lie_between_their_neighbours() -> None:
+    assert compute_percentile([1, 2, 3, 4], 0.5) == 2.5
+    assert compute_percentile([7], 0.95) == 7
+    with pytest.raises(ValueError, match="no values"):
+        compute_percentile([], 0.5)
+
+
+def test_a_counter_is_read_between_its_readings_and_never_outside() -> None:
+    track = Track([0, 10, 20, 30], [100, 200, None, 500])
+    assert track.compute_increase((0, 30)) == 400
+    assert track.compute_increase((5, 20)) == 350 - 150
+    assert track.compute_increase((-1, 10)) is None
+    assert track.compute_increase((0, 31)) is None
+    assert Track([0, 10], [500, 3]).compute_increase((0, 10)) is None, "it was set back"
+
+
+def test_power_is_integrated_where_there_is_no_counter() -> None:
+    power = Track([0, 10, 20], [100, 300, 300])
+    assert power.compute_integral((0, 20)) == 2000 + 3000
+    assert measure_energy(None, power, (0, 20)) == 5000
+    assert measure_energy(Track([0, 20], [10, 4010]), power, (0, 20)) == 4000
+    assert measure_energy(Track([0, 20], [None, None]), None, (0, 20)) is None
+
+
+def test_idle_power_needs_three_readings() -> None:
+    power = Track([0, 1, 2, 3, 4], [90, 110, 100, 400, 400])
+    assert find_idle_power_w(power, 2) == 100
+    assert find_idle_power_w(power, 1) is None
+
+
+def test_waiting_for_data_is_a_share_of_the_time() -> None:
+    assert compute_data_share(make_intervals(0, 20, 10, 0.37)) == pytest.approx(0.37)
+    assert compute_data_share(make_intervals(0, 20, 10, 1.2)) == 1
+    assert compute_data_share([*make_intervals(0, 9, 1), *make_intervals(9, 10, 1, None)]) is None
+    assert compute_data_share([]) is None
+
+
+@given(st.none() | st.floats(0.5, 50))
+def test_what_is_not_measured_of_stalls_is_unknown(slowdown: float | None) -> None:
+    stall = split_stalls([], slowdown)
+    assert (stall.data, stall.host, stall.device) == (None, None, None)
+    assert (stall.sharing is None) == (slowdown is None)
+    assert stall.sharing is None or 0 <= stall.sharing < 1
+
+
+@given(st.floats(0, 1), st.floats(1, 50))
+def test_in_company_a_member_has_no_more_activity_than_alone(solo: float, slowdown: float) -> None:
+    modelled = model_sm_activity(solo, slowdown)
+    assert modelled is not None
+    assert 0 <= modelled <= solo
+    assert model_sm_activity(solo, 1.0) == solo
+    assert model_sm_activity(None, slowdown) is None
+    assert model_sm_activity(solo, None) is None
+
+
+def test_only_who_was_alone_has_an_exact_part() -> None:
+    exact = attribute_gpu_use(0.6, None, was_alone=True)
+    assert exact is not None
+    assert exact.attribution is Attribution.EXACT
+    modelled = attribute_gpu_use(0.6, 0.2, was_alone=False)
+    assert modelled is not None
+    assert (modelled.value, modelled.attribution) == (0.2, Attribution.MODELLED)
+    assert attribute_gpu_use(0.6, None, was_alone=False) is None
+    assert attribute_gpu_use(None, 0.2, was_alone=True) is None
+    assert attribute_whole([1]) is Attribution.EXACT
+    assert attribute_whole([1, 2]) is Attribution.WHOLE_GPU
+
+
+@given(st.none() | st.floats(0, 1e6), VALUES)
+def test_parts_and_the_rest_make_the_whole(whole: float | None, parts: list[float | None]) -> None:
+    rest = compute_rest(whole, parts)
+    if whole is None:
+        assert rest.rest is None
+    else:
+        assert rest.rest is not None
+        assert rest.explained + rest.rest == pytest.approx(whole, abs=1e-3)
+
+
+PHASES = st.lists(
+    st.builds(
+        EnergyPhase,
+        st.floats(0.1, 1000),
+        st.none() | st.floats(0, 1e6),
+        st.none() | st.floats(0, 1),
+        st.dictionaries(st.integers(1, 5), st.none() | st.floats(0, 1), max_size=4),
+    ),
+    max_size=8,
+)
+
+
+@given(PHASES, st.none() | st.floats(0, 500))
+def test_energy_of_members_and_the_rest_is_what_was_measured(
+    phases: list[EnergyPhase], idle_power_w: float | None
+) -> None:
+    split = split_energy(phases, idle_power_w)
+    known = [part.value for part in split.parts.values() if part is not None]
+    if any(phase.energy_j is None for phase in phases) or not phases:
+        assert split.whole_j is None
+        assert split.rest_j is None
+    else:
+        assert split.rest_j is not None
+        assert sum(known) + split.rest_j == pytest.approx(split.whole_j, abs=1e-2)
+    for phase in phases:
+        shares = len(phase.sm_by_member) > 1
+        for member, own in phase.sm_by_member.items():
+            if phase.energy_j is None or (shares and (own is None or idle_power_w is None)):
+                assert split.parts[member] is None, "unknown in, unknown out"
+
+
+def test_idle_power_is_split_evenly_and_the_rest_by_activity() -> None:
+    phase = EnergyPhase(10, 3000, 0.8, {1: 0.4, 2: 0.2})
+    split = split_energy([phase, EnergyPhase(5, 700, 0.4, {1: 0.4})], 100)
+    first, second = split.parts[1], split.parts[2]
+    assert first is not None
+    assert second is not None
+    assert first.value == 500 + 2000 * 0.5 + 700
+    assert second.value == 500 + 2000 * 0.25
+    assert split.rest_j == 2000 * 0.25, "nobody's model explains it"
+    assert first.attribution is Attribution.MODELLED
+    alone = split_energy([EnergyPhase(5, 700, None, {3: None})], None).parts[3]
+    assert alone is not None
+    assert (alone.value, alone.attribution) == (700, Attribution.EXACT)
+
+
+def test_energy_saved_says_how_it_was_found() -> None:
+    measured = compute_saving(3.6e6, [3.6e6, 3.6e6], 200, 100, 50)
+    assert (measured.kwh, measured.how) == (1, "solo_power")
+    by_idle = compute_saving(3.6e6, [3.6e6, None], 7200, 3600, 100)
+    assert by_idle.kwh == pytest.approx(0.1)
+    assert by_idle.how == "idle_power"
+    assert compute_saving(None, [None], None, 100, 50).kwh is None
+    assert compute_saving(1.0, [None], 200, 100, None).kwh is None
+
+
+def test_the_neighbour_that_slowed_a_member_is_named() -> None:
+    stays = [Felt(1, 0, 4, 100), Felt(2, 40, 41, 70), Felt(3, 42, 46, 200)]
+    changes = find_changes(stays, 1, (0, 100))
+    assert [(c.begin, c.end, c.came, c.went) for c in changes] == [
+        (40, 46, (2, 3), ()),
+        (70, 70, (), (2,)),
+    ]
+    rates = ((10, 40, 20), (40, 46, 1), (46, 70, 10), (70, 99, 16))
+    intervals = [i for begin, end, rate in rates for i in make_intervals(begin, end, rate)]
+    found = find_interference(intervals, changes, (0, 100))
+    assert [(f.at, f.came, f.went, f.ratio) for f in found] == [
+        (40, (2, 3), (), 0.5),
+        (70, (), (2,), 1.6),
+    ]
+
+
+def test_a_change_that_cannot_be_compared_is_none() -> None:
+    changes = find_changes([Felt(2, 3, 3, 200)], 1, (0, 100))
+    assert find_interference(make_intervals(0, 99, 20), changes, (0, 100)) == [], "3 s before it"
+    changes = find_changes([Felt(2, 50, 50, 200)], 1, (0, 100))
+    steady = [*make_intervals(0, 50, 20), *make_intervals(50, 99, 19.5)]
+    assert find_interference(steady, changes, (0, 100)) == [], "within its own ups and downs"

@@ -1,0 +1,188 @@
+"""GPUs as NVIDIA's own binding shows them, on the simulated library: well, ill, and gone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from slurm_colloc.store.samples import GPU_COLUMNS
+
+from ..simgpu.conftest import Simulation, wait_until
+from .bed import Bed, Row, environment_of
+
+MEASURED = [name for name, _ in GPU_COLUMNS[3:]]
+GPM = ["sm_active", "sm_occupancy", "tensor_active", "dram_active"]
+# What the simulated driver does not have; see docs/simulated-gpu.md.
+ABSENT = {
+    *("nvlink_tx_mib_s", "nvlink_rx_mib_s"),
+    *("throttle_power_s", "throttle_thermal_s", "throttle_brake_s"),
+}
+SILENT = {"nvml": "NVML does not answer"}
+
+
+def is_read(bed: Bed, uuid: str, name: str = "power_w") -> bool:
+    latest = bed.latest
+    return latest is not None and latest["gpus"].get(uuid, {}).get(name) is not None
+
+
+def gaps_of(bed: Bed, text: str) -> list[tuple[float, float, str]]:
+    return [(a, b, c) for a, b, c in bed.monitor["gaps"] if text in c]
+
+
+def rows_of(bed: Bed, uuid: str) -> list[Row]:
+    return [row for row in bed.rows("gpu") if row["uuid"] == uuid]
+
+
+def test_all_that_a_gpu_has_is_read(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    simulation.start("--sm", "40", "--dram", "10", "--gpu-memory", "2G", "--seconds", "120")
+    bed.write_setup(h200)
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, h200, "sm_active"), "GPM has two samples")
+    time.sleep(2)
+    told = bed.end_monitor(monitor)
+    rows = rows_of(bed, h200)
+    last = rows[-1]
+    assert {name for name in MEASURED if last[name] is None} == ABSENT
+    assert last["sm_active"] == pytest.approx(0.4, rel=0.1)
+    assert last["dram_active"] == pytest.approx(0.1, rel=0.1)
+    assert last["gpu_memory_mb"] == 2048 + 512
+    assert last["pcie_tx_mib_s"] == 0
+    energies = [row["energy_j"] for row in rows if row["energy_j"] is not None]
+    assert energies == sorted(energies)
+    assert told["capabilities"]["sm_active"] == {"source": "gpm:2", "state": "ok", "detail": ""}
+    assert {told["capabilities"][name]["state"] for name in ABSENT} == {"unsupported"}
+    assert told["gpus"] == [h200]
+
+
+def test_a_gpu_without_gpm_is_read_by_the_rest(bed: Bed, simulation: Simulation) -> None:
+    _, a100 = simulation.uuids
+    bed.write_setup(a100)
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, a100), "it is read")
+    told = bed.end_monitor(monitor)
+    last = rows_of(bed, a100)[-1]
+    assert [last[name] for name in GPM] == [None] * 4
+    assert last["utilization"] == 0
+    assert told["capabilities"]["sm_active"]["state"] == "unsupported"
+    assert told["capabilities"]["utilization"]["state"] == "ok"
+
+
+def test_gpu_memory_is_each_member_s_own(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    environ = {**environment_of(simulation), "CUDA_VISIBLE_DEVICES": h200}
+    bed.write_setup(h200)
+    command = "simgpu run --sm 10 --seconds 120 --gpu-memory"
+    bed.start_member(1, f"{command} 1G & {command} 2G & wait", extra=environ)
+    bed.start_member(2, "sleep 120", extra=environ)
+    simulation.start("--gpu-memory", "4G", "--seconds", "120")
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(
+        lambda now: now["members"].get("1", {}).get("gpu_memory_mb") == 1024 + 2048 + 2 * 512,
+        "all of its processes are counted",
+    )
+    assert (bed.latest or {})["members"]["2"]["gpu_memory_mb"] == 0
+    bed.end_monitor(monitor)
+
+
+def test_without_a_setup_slurm_says_which_gpu(bed: Bed, simulation: Simulation) -> None:
+    _, a100 = simulation.uuids
+    environ = {**environment_of(simulation), "SLURM_JOB_GPUS": "1"}
+    monitor = bed.start_monitor(environ)
+    bed.wait_for(lambda _: is_read(bed, a100), "it is found")
+    assert bed.end_monitor(monitor)["gpus"] == [a100]
+
+
+def test_where_nobody_knows_the_gpu_none_is_read(bed: Bed, simulation: Simulation) -> None:
+    bed.start_member(1, "sleep 120")
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda now: "1" in now["members"], "the member is seen")
+    bed.end_monitor(monitor)
+    assert bed.rows("gpu") == []
+    assert gaps_of(bed, "it is not known which GPU is the pack's")
+
+
+def test_a_lost_gpu_is_a_gap_and_its_neighbour_is_read(bed: Bed, simulation: Simulation) -> None:
+    h200, a100 = simulation.uuids
+    bed.write_setup(h200, a100)
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, h200) and is_read(bed, a100), "both are read")
+    simulation.run("faults", f"lost={h200}")
+    bed.wait_for(lambda now: now["problems"] == {h200: "NVML: GPU is lost"}, "it is lost")
+    assert is_read(bed, a100)
+    simulation.run("faults")
+    bed.wait_for(lambda _: is_read(bed, h200, "sm_active"), "it is back")
+    bed.end_monitor(monitor)
+    since, until, reason = gaps_of(bed, "lost")[0]
+    assert reason == f"gpu {h200}: NVML: GPU is lost"
+    within = [row for row in rows_of(bed, h200) if since <= row["at"] < until]
+    assert within
+    assert all(row[name] is None for row in within for name in MEASURED)
+
+
+def test_nvml_that_comes_later(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    bed.write_setup(h200)
+    simulation.run("faults", "no-driver")
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda now: "Not Loaded" in now["problems"].get("nvml", ""), "it is not there")
+    simulation.run("faults")
+    bed.wait_for(lambda _: is_read(bed, h200), "it is there")
+    bed.end_monitor(monitor)
+    assert gaps_of(bed, "Driver Not Loaded")
+    assert rows_of(bed, h200)[0]["power_w"] is None
+
+
+def test_a_gpu_whose_every_call_fails_is_tried_again(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    bed.write_setup(h200)
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, h200), "it is read")
+    state = simulation.node.directory / "gpus" / "0"
+    away = state.rename(simulation.directory / "away")
+    bed.wait_for(lambda now: "Unknown Error" in now["problems"].get(h200, ""), "all calls fail")
+    away.rename(state)
+    bed.wait_for(lambda _: is_read(bed, h200, "sm_active"), "it is back")
+    bed.end_monitor(monitor)
+    assert gaps_of(bed, f"gpu {h200}: NVML: Unknown Error")
+
+
+def test_a_driver_that_hangs_stops_no_member_s_samples(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    bed.write_setup(h200)
+    bed.start_member(1, "sleep 120")
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, h200), "it is read")
+    simulation.run("faults", "hang=30")
+    bed.wait_for(lambda now: now["problems"] == SILENT, "the driver hangs")
+    since = len(bed.member_rows(1))
+    wait_until(lambda: len(bed.member_rows(1)) > since + 10, "members are read")
+    # Nor does it stop the end.
+    bed.end_monitor(monitor)
+    assert gaps_of(bed, "gpu: NVML does not answer")
+    assert rows_of(bed, h200)[-1]["power_w"] is None
+
+
+def test_a_driver_that_hung_is_read_again(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    bed.write_setup(h200)
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda _: is_read(bed, h200), "it is read")
+    simulation.run("faults", "hang=0.5")
+    bed.wait_for(lambda now: now["problems"] == SILENT, "the driver hangs")
+    simulation.run("faults")
+    wait_until(lambda: is_read(bed, h200), "it is back")
+    bed.end_monitor(monitor)
+    assert all(until > since for since, until, _ in gaps_of(bed, "does not answer"))
+
+
+def test_a_driver_that_hangs_from_the_start(bed: Bed, simulation: Simulation) -> None:
+    h200, _ = simulation.uuids
+    bed.write_setup(h200)
+    bed.start_member(1, "sleep 120")
+    simulation.run("faults", "hang=30")
+    monitor = bed.start_monitor(environment_of(simulation))
+    bed.wait_for(lambda now: "1" in now["members"], "the member is seen")
+    bed.end_monitor(monitor)
+    assert gaps_of(bed, "NVML has not answered yet")

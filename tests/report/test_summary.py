@@ -1,0 +1,304 @@
+"""Summaries of packs whose samples are generated, so that the truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.report.report_view import render_report
+from slurm_colloc.report.samples import read_samples
+from slurm_colloc.report.summary import (
+    build_summary,
+    read_summary,
+    summary_path,
+    write_summary,
+)
+from slurm_colloc.store.profiles import list_profiles
+from slurm_colloc.store.samples import GPU_COLUMNS
+from slurm_colloc.store.states import begin_attempt
+
+from .generated import T0, UUID, Truth, make_gpu_rows, make_pack, write_samples, write_table
+
+
+def member_of(summary: dict[str, Any], number: int) -> dict[str, Any]:
+    return next(dict(m) for m in summary["members"] if m["member"] == number)
+
+
+def test_rates_are_exact_and_the_neighbour_that_slowed_a_member_is_named(tmp_path: Path) -> None:
+    first = Truth(
+        1, 0, 300, lambda at: 20 if at < 100 else 12, pauses=[(150, 158)], gaps=[(200, 230)]
+    )
+    second = Truth(2, 100, 300, lambda _at: 30, wait_share=0.4)
+    pack = make_pack(tmp_path, [first, second])
+    summary = build_summary(pack, tmp_path)
+    one, two = member_of(summary, 1), member_of(summary, 2)
+    assert one["rate"]["shared_steps_per_s"] == pytest.approx(12, rel=0.01)
+    assert one["solo"]["steps_per_s"] == pytest.approx(20, rel=0.01)
+    assert one["solo"]["source"] == "this run"
+    assert one["slowdown"] == pytest.approx(20 / 12, rel=0.01)
+    assert one["steps"] == len(first.make_steps())
+    assert one["samples"] == 128 * one["steps"]
+    assert one["rate"]["paused_s"] == pytest.approx(8, abs=1)
+    assert one["stall"]["data"] == pytest.approx(0.1, abs=0.05)
+    (change,) = one["interference"]
+    assert change["came"] == [2]
+    assert change["ratio"] == pytest.approx(0.6, rel=0.01)
+    assert two["rate"]["steps_per_s"] == pytest.approx(30, rel=0.01)
+    assert two["stall"]["data"] == pytest.approx(0.4, abs=0.05)
+    assert two["slowdown"] is None
+    assert any("no usage profile on NVIDIA H200" in note for note in two["notes"])
+    assert summary["pack"]["stp"] is None
+    assert summary["pack"]["serial_s"] is None
+    assert summary["pack"]["unknown"]
+
+
+def test_the_second_run_finds_the_usage_profiles_of_the_first(tmp_path: Path) -> None:
+    for number, rate in ((1, 20), (2, 40)):
+        alone = make_pack(
+            tmp_path,
+            [Truth(number, 0, 100, lambda _at, rate=rate: rate)],  # type: ignore[misc]
+            submission=f"20260101-00000{number}-a",
+            job_id=f"471{number}",
+            gpu=make_gpu_rows(100, sm=lambda _at: 0.3, power=lambda _at: 250),
+        )
+        assert write_summary(alone) == []
+    records, problems = list_profiles(tmp_path)
+    assert problems == []
+    assert {round(r.steps_per_s.mean) for r in records if r.steps_per_s} == {20, 40}
+    assert all(r.sm_active == pytest.approx(0.3) for r in records)
+    assert all(r.idle_power_w == 100 for r in records)
+    assert all(r.gpu_uuids == (UUID,) for r in records)
+    truths = [Truth(1, 0, 300, lambda _at: 15), Truth(2, 0, 300, lambda _at: 32)]
+    pack = make_pack(
+        tmp_path, truths, submission="20260102-000000-a", job_id="4800",
+        gpu=make_gpu_rows(300, sm=lambda _at: 0.5, power=lambda _at: 400),
+    )  # fmt: skip
+    summary = build_summary(pack, tmp_path)
+    one, two = member_of(summary, 1), member_of(summary, 2)
+    assert one["solo"]["source"] == "profile"
+    assert one["slowdown"] == pytest.approx(20 / 15, rel=0.01)
+    assert two["slowdown"] == pytest.approx(40 / 32, rel=0.01)
+    figures = summary["pack"]
+    assert figures["stp"] == pytest.approx(15 / 20 + 32 / 40, rel=0.01)
+    assert figures["antt"] == pytest.approx((20 / 15 + 40 / 32) / 2, rel=0.01)
+    assert figures["unknown"] == []
+    work = sum(4 + len(t.make_steps()) / r for t, r in zip(truths, (20, 40), strict=True))
+    assert figures["serial_s"] == pytest.approx(work, rel=0.01)
+    assert figures["gpu_hours_saved"] == pytest.approx((work - 300) / 3600, rel=0.02)
+    assert figures["kwh_how"] == "solo_power"
+    assert figures["kwh_saved"] == pytest.approx((250 * work - 400 * 300) / 3.6e6, rel=0.03)
+    # 0.3 alone, three and four fifths of it in company; nothing explains the rest.
+    assert one["sm_share"] == {"value": pytest.approx(0.225, rel=0.01), "attribution": "modelled"}
+    assert summary["unexplained"]["sm_active"]["rest"] == pytest.approx(
+        0.5 - 0.225 - 0.24, abs=0.005
+    )
+    energies = [m["energy_j"]["value"] for m in (one, two)]
+    assert energies[0] == pytest.approx(15000 + 90000 * 0.225 / 0.5, rel=0.02)
+    rest = summary["unexplained"]["energy_j"]["rest"]
+    assert sum(energies) + rest == pytest.approx(summary["energy_j"], rel=1e-6)
+    assert summary["gpu_use"]["sm_active"]["attribution"] == "whole_gpu"
+
+
+def test_a_member_alone_has_exact_figures_and_no_slowdown(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 7)])
+    summary = build_summary(pack, tmp_path)
+    one = member_of(summary, 1)
+    assert one["slowdown"] == 1
+    assert one["sm_share"]["attribution"] == "exact"
+    assert one["energy_j"]["attribution"] == "exact"
+    assert one["energy_j"]["value"] == pytest.approx(60 * 300, rel=0.02)
+    assert one["gpu_memory_mb"] == {"peak": 1000, "attribution": "per_process"}
+    assert one["cpu_cores"] == pytest.approx(1.5, rel=0.01)
+    assert summary["gpu_use"]["sm_active"]["attribution"] == "exact"
+    assert summary["pack"]["stp"] == 1
+    assert summary["pack"]["gpu_hours_saved"] == 0
+
+
+def test_a_member_that_is_started_again_counts_on(tmp_path: Path) -> None:
+    truths = [
+        Truth(1, 0, 60, lambda _at: 10),
+        Truth(1, 65, 200, lambda _at: 10, start=2),
+        Truth(2, 0, 200, lambda _at: 5),
+    ]
+    summary = build_summary(make_pack(tmp_path, truths), tmp_path)
+    one = member_of(summary, 1)
+    assert one["starts"] == 2
+    assert one["steps"] == sum(len(t.make_steps()) for t in truths[:2])
+    assert one["rate"]["steps_per_s"] == pytest.approx(10, rel=0.01)
+    assert one["cpu_s"] == pytest.approx(1.5 * 195, rel=0.02)
+
+
+def test_short_silent_and_failed_members_are_unknown_and_say_why(tmp_path: Path) -> None:
+    truths = [
+        Truth(1, 0, 120, lambda _at: 10),
+        Truth(2, 0, 2, lambda _at: 10, startup_s=0.2),
+        Truth(3, 0, 120, lambda _at: 10, reports=False, gpu_memory_mb=None),
+        Truth(4, 0, 40, lambda _at: 10),
+    ]
+    pack = make_pack(tmp_path, truths, failed=[4], gpu=make_gpu_rows(120, sm=lambda _at: None))
+    summary = build_summary(pack, tmp_path)
+    brief, silent, failed = (member_of(summary, n) for n in (2, 3, 4))
+    assert brief["rate"]["unknown"].startswith("too short: it was there for 2")
+    assert brief["slowdown"] is None
+    assert silent["rate"]["unknown"] == "it never reported progress"
+    for name in ("steps", "samples", "progress", "gpu_memory_mb", "sm_share", "slowdown"):
+        assert silent[name] is None, name
+    assert failed["state"] == "FAILED"
+    assert failed["rate"]["steps_per_s"] == pytest.approx(10, rel=0.01)
+    assert summary["gpu_use"]["sm_active"] is None
+    assert summary["unexplained"]["sm_active"]["rest"] is None
+    assert member_of(summary, 1)["energy_j"] is None
+    assert any("member 2: there for less than 10 s" in text for text in summary["pack"]["unknown"])
+
+
+def test_pieces_of_a_running_pack_give_the_same_as_the_final_files(tmp_path: Path) -> None:
+    truths = [Truth(1, 0, 120, lambda _at: 10), Truth(2, 30, 120, lambda _at: 20)]
+    whole = build_summary(make_pack(tmp_path / "a", truths), tmp_path / "a")
+    pieces = build_summary(make_pack(tmp_path / "b", truths, pieces=9), tmp_path / "b")
+    for summary in (whole, pieces):
+        del summary["made_at"]
+    assert pieces == whole
+
+
+def test_a_damaged_piece_is_left_out_and_named(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 120, lambda _at: 10)], pieces=6)
+    path = pack / "report" / "members.000003.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    empty = pack / "report" / "gpu.000002.parquet"
+    empty.write_bytes(b"")
+    summary = build_summary(pack, tmp_path)
+    assert member_of(summary, 1)["rate"]["steps_per_s"] == pytest.approx(10, rel=0.01)
+    assert [n for n in summary["notes"] if "members.000003.parquet" in n]
+    assert [n for n in summary["notes"] if "gpu.000002.parquet" in n]
+
+
+def test_a_pack_without_a_monitor_has_a_summary_without_figures(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5), Truth(2, 0, 60, lambda _at: 5)])
+    for path in (pack / "report").iterdir():
+        path.unlink()
+    summary = build_summary(pack, tmp_path)
+    assert summary["coverage"] is None
+    assert member_of(summary, 1)["cpu_s"] is None
+    assert member_of(summary, 1)["rate"]["unknown"] == "there are no samples of it"
+    assert summary["pack"]["stp"] is None
+    assert any("the monitor did not run" in note for note in summary["notes"])
+    json.dumps(summary, allow_nan=False)
+    (pack / "report" / "monitor.json").write_text('{"schema": 1, "not_watched": "no pyarrow"}')
+    summary = build_summary(pack, tmp_path)
+    assert summary["coverage"]["share"] is None
+    assert "it did not run: no pyarrow" in render_report(summary, 140)
+
+
+def test_what_is_no_number_counts_as_not_read(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    gpu = make_gpu_rows(60, sm=lambda at: float("nan") if at < 50 else 0.4)
+    write_table(pack / "report" / "gpu.parquet", GPU_COLUMNS, gpu)
+    summary = build_summary(pack, tmp_path)
+    assert summary["gpu_use"]["sm_active"]["max"] == pytest.approx(0.4)
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_long_run_is_thinned_without_losing_totals_or_peaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truths = [Truth(1, 0, 900, lambda _at: 10), Truth(2, 0, 900, lambda _at: 25)]
+    pack = make_pack(tmp_path, truths)
+    rows = [row for truth in truths for row in truth.make_rows()]
+    rows[333]["gpu_memory_mb"] = 5000.0
+    write_samples(pack, rows, make_gpu_rows(900))
+    exact = build_summary(pack, tmp_path)
+    monkeypatch.setattr("slurm_colloc.report.sample_tables.ROWS_PER_MEMBER", 100)
+    samples = read_samples(pack)
+    assert samples.stride_s > 8
+    assert all(s.table.num_rows < 120 for starts in samples.starts.values() for s in starts)
+    thinned = build_summary(pack, tmp_path)
+    for number in (1, 2):
+        one, other = member_of(thinned, number), member_of(exact, number)
+        for name in ("steps", "samples", "cpu_s", "gpu_memory_mb", "read_bytes"):
+            assert one[name] == other[name], name
+        rates = one["rate"]["steps_per_s"], other["rate"]["steps_per_s"]
+        assert rates[0] == pytest.approx(rates[1], rel=0.01)
+    assert member_of(thinned, 1)["gpu_memory_mb"]["peak"] == 5000
+
+
+def test_the_summary_that_a_pack_leaves_is_read_until_it_runs_again(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    assert read_summary(pack) is None
+    write_summary(pack)
+    left = read_summary(pack)
+    assert left is not None
+    assert left["final"] is True
+    assert left["window"]["from"] == T0
+    begin_attempt(pack, 2)
+    assert read_summary(pack) is None
+
+
+def test_a_pack_that_is_summed_up_twice_teaches_once(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    write_summary(pack)
+    write_summary(pack)
+    (record,) = list_profiles(tmp_path)[0]
+    assert record.samples == 1
+
+
+def test_only_time_alone_teaches(tmp_path: Path) -> None:
+    pack = make_pack(
+        tmp_path,
+        [Truth(1, 0, 200, lambda at: 10 if at < 60 else 6), Truth(2, 60, 200, lambda _: 9)],
+    )
+    write_summary(pack)
+    (record,) = list_profiles(tmp_path)[0]
+    assert record.name == "train1"
+    assert record.steps_per_s is not None
+    assert record.steps_per_s.mean == pytest.approx(10, rel=0.01)
+
+
+def test_a_failure_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    write_summary(pack)
+    before = summary_path(pack).read_bytes()
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("slurm_colloc.store.files.os.replace", fail)
+    with pytest.raises(StateError, match="the disk is full"):
+        write_summary(pack)
+    monkeypatch.undo()
+    assert summary_path(pack).read_bytes() == before
+    assert not list((pack / "report").glob("*.tmp*"))
+
+
+def test_something_that_is_no_pack_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "packs" / "x").mkdir(parents=True)
+    with pytest.raises(NotFound, match="is no pack"):
+        build_summary(tmp_path / "packs" / "x", tmp_path)
+
+
+def test_a_pack_of_sixty_four(tmp_path: Path) -> None:
+    truths = [Truth(n, n / 2, 80, lambda _at: 4) for n in range(1, 65)]
+    summary = build_summary(make_pack(tmp_path, truths), tmp_path)
+    assert len(summary["members"]) == 64
+    assert summary["pack"]["members_most"] == 64
+    assert all(m["rate"]["steps_per_s"] == pytest.approx(4, rel=0.01) for m in summary["members"])
+
+
+def list_keys(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in list_keys(item)}
+    if isinstance(value, list):
+        return {key for item in value for key in list_keys(item)}
+    return set()
+
+
+def test_every_field_of_the_summary_is_described(tmp_path: Path) -> None:
+    truths = [Truth(1, 0, 100, lambda at: 20 if at < 60 else 12), Truth(2, 60, 100, lambda _: 9)]
+    summary = build_summary(make_pack(tmp_path, truths), tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    # What the monitor could not read is named by the monitor.
+    del summary["coverage"]["not_readable"]["nvlink_tx_mib_s"]
+    assert [key for key in sorted(list_keys(summary)) if f"`{key}`" not in text] == []

@@ -1,0 +1,92 @@
+"""What people see: tables at any width, CSV, and hostile names that stay harmless."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.report.report_view import render_report
+from slurm_colloc.report.summary import Summary, build_summary
+from slurm_colloc.report.summary_csv import render_csv
+from slurm_colloc.report.terminal import Column, build_table, escape_controls, format_span, render
+
+from .generated import Truth, make_pack
+
+HOSTILE = ["\x1b]0;owned\x07\x1b[31mred", "[bold red]name[/] :smile:", "=HYPERLINK(1)\r\n\u202eexe"]
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    truths = [Truth(1, 0, 100, lambda at: 20 if at < 60 else 12), Truth(2, 60, 100, lambda _: 9),
+              Truth(3, 60, 62, lambda _: 9)]  # fmt: skip
+    return build_summary(make_pack(tmp_path, truths, names=HOSTILE), tmp_path)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_report_fits_and_says_what_is_unknown(summary: Summary, width: int) -> None:
+    text = render_report(summary, width)
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("4711/1", "COMPLETED", "1.67", "1000 MB", "per_process", "modelled", "unknown",
+                  "no usage profile", "asked for auto", "MPS works here",
+                  "the daemon had to be started twice", "whole_gpu",
+                  "% of its readings"):  # fmt: skip
+        assert words in " ".join(text.split()), words
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_hostile_names_do_nothing(summary: Summary, width: int) -> None:
+    text = render_report(summary, width)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    assert "[bold" in text, "it is no markup"
+    assert "\\x1b]" in text
+    assert "☺" not in text
+
+
+def test_only_the_chosen_members_are_shown(summary: Summary) -> None:
+    text = render_report(summary, 140, {2})
+    assert "4711/2" in text
+    assert "4711/3 " not in text
+    rows = list(csv.DictReader(io.StringIO(render_csv([(summary, {2})]))))
+    assert [row["member"] for row in rows] == ["4711/2"]
+
+
+def test_csv_has_a_line_for_each_member_and_nothing_for_what_is_unknown(summary: Summary) -> None:
+    text = render_csv([(summary, None)])
+    first, second, third = csv.DictReader(io.StringIO(text))
+    assert float(first["slowdown"]) == pytest.approx(20 / 12, rel=0.01)
+    assert first["sm_share_attribution"] == "modelled"
+    assert second["slowdown"] == ""
+    assert second["solo_steps_per_s"] == ""
+    assert third["steps"] == ""
+    assert third["name"].startswith("'="), "no formula"
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+@given(st.text())
+def test_an_escaped_text_can_be_printed(text: str) -> None:
+    escaped = escape_controls(text)
+    assert escaped.isprintable()
+    assert escape_controls(escaped) == escaped
+    escaped.encode()
+
+
+@given(st.lists(st.tuples(st.text(max_size=80), st.integers(0, 10**6)), max_size=5))
+def test_a_table_is_never_wider_than_the_terminal(cells: list[tuple[str, int]]) -> None:
+    columns = [Column("NAME", is_number=False, gives_way=True), Column("STEPS")]
+    rows = [(name, str(number)) for name, number in cells]
+    text = render([build_table(columns, rows, 40)], 40)
+    lines = text.splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert all(str(number) in line for (_, number), line in zip(cells, lines[1:], strict=True))
+
+
+def test_spans_are_said_as_people_say_them() -> None:
+    assert [format_span(s) for s in (None, 8.44, 200, 7500, -65)] == [
+        "unknown", "8.4 s", "3 min 20 s", "2 h 05 min", "-1 min 05 s",
+    ]  # fmt: skip
