@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,9 +118,11 @@ class Watching:
             self._refuse(obstacle)
 
     def _make_root(self) -> None:
-        base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
+        base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else "/tmp"
         # A name that nobody can have made before, on a path where everybody can write.
-        self._root = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        root = f"{base}/{_PREFIX}{os.urandom(8).hex()}"
+        os.mkdir(root, 0o700)
+        self._root = root
         self._lock = os.open(f"{self._root}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -177,6 +178,8 @@ class Watching:
             self._process = None
             self._journal.write("monitor_ended", status=status)
         if self._starts > RESTARTS_MAX:
+            self._begin_at = None
+            self._give_up()
             return
         self._starts += 1
         # One that ends at once is not started again at once.
@@ -186,6 +189,15 @@ class Watching:
         self._process = self._start("slurm_colloc.monitor", *words)
         if self._process is not None:
             self._journal.write("monitor", pid=self._process.pid)
+
+    def _give_up(self) -> None:
+        """Say why nothing was measured, where no monitor could say anything."""
+        said = ""
+        with contextlib.suppress(OSError), open(f"{self._pack}/monitor.log", "rb") as file:
+            lines = file.read(65536).decode("utf-8", "replace").splitlines()
+            said = lines[-1] if lines else ""
+        if not os.path.exists(f"{self._pack}/report/monitor.json"):
+            self._refuse(f"the monitor ended at each start{said and f': {said}'}")
 
     def _start(self, module: str, *words: str) -> Process | None:
         argv = [sys.executable, "-IB", "-m", module, *words]

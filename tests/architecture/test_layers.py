@@ -21,6 +21,7 @@ LAYERS = "Imports go one way"
 PURE = "Values and planning touch nothing outside"
 LIGHT_RUNTIME = "What runs on the node stays light"
 LIGHT_SUBMISSION = "Submission loads no numerical library"
+LIGHT_MONITOR = "The monitor stays small"
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def plant(checkout: Path, package: str, statement: str) -> None:
 def test_every_contract_is_kept(checkout: Path) -> None:
     status, output = lint_imports(checkout)
     assert status == 0, output
-    for contract in (LAYERS, PURE, LIGHT_RUNTIME, LIGHT_SUBMISSION):
+    for contract in (LAYERS, PURE, LIGHT_RUNTIME, LIGHT_SUBMISSION, LIGHT_MONITOR):
         assert f"{contract} KEPT" in output
 
 
@@ -88,6 +89,16 @@ def test_every_contract_is_kept(checkout: Path) -> None:
         ("host", "import slurm_colloc.runtime", LAYERS),
         ("submission", "import pandas", LIGHT_SUBMISSION),
         ("submission", "import torch", LIGHT_SUBMISSION),
+        ("monitor", "import slurm_colloc.runtime", LAYERS),
+        ("runtime", "import slurm_colloc.monitor", LAYERS),
+        ("report", "import slurm_colloc.monitor", LAYERS),
+        ("metrics", "import slurm_colloc.planning", LAYERS),
+        ("metrics", "import slurm_colloc.report", LAYERS),
+        ("metrics", "import os", PURE),
+        ("instrument", "import slurm_colloc.errors", LAYERS),
+        ("instrument", "import slurm_colloc.progress", LAYERS),
+        ("monitor", "import rich", LIGHT_MONITOR),
+        ("monitor", "import pandas", LIGHT_MONITOR),
     ],
 )
 def test_a_planted_import_breaks_its_contract(
@@ -143,7 +154,10 @@ def test_only_owners_of_an_outside_program_may_start_one(module: str, may: bool,
     assert ("TID251" in done.stdout) is not may
 
 
-@pytest.mark.parametrize("package", ["runtime", "host", "submission", "planning", "model", "store"])
+@pytest.mark.parametrize(
+    "package",
+    ["runtime", "host", "submission", "planning", "metrics", "model", "store", "instrument"],
+)
 def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
     names = sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts)

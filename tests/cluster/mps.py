@@ -60,7 +60,7 @@ def shorten_waits(user: CsubUser, **waits: object) -> None:
     write_settings(user, node_python=str(launcher))
 
 
-def write_settings(user: CsubUser, **settings: str) -> None:
+def write_settings(user: CsubUser, **settings: object) -> None:
     """Write the user's settings.toml."""
     path = user.home / ".config" / "slurm_colloc" / "settings.toml"
     path.parent.mkdir(parents=True, exist_ok=True)

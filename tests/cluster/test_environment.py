@@ -44,6 +44,8 @@ OF_EVERY_JOB = {
 }
 OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
     "SLURM_COLLOC_MEMBER": "the member's own name",
+    "SLURM_COLLOC_PROGRESS": "where its steps are counted, in packs that are watched",
+    "PYTHONPATH": "what counts them; that the user's own comes behind it: test_watching.py",
 }
 OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
     "PATH": "the member's srun, scontrol and others come first (the rest is compared)",
