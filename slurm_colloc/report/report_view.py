@@ -148,7 +148,7 @@ def _build_unknown(summary: Summary, members: Sequence[_Member]) -> list[tuple[s
     notes = [
         ("Note", f"member{'s' if len(who) > 1 else ''} {', '.join(who)}: {note}")
         for note, who in by_note.items()
-        if note.removeprefix("slowdown unknown: ") not in told
+        if note.removeprefix("slowdown unknown: ").removeprefix("rate unknown: ") not in told
     ]
     if len(notes) > _NOTES_MOST:
         rest = len(notes) - _NOTES_MOST

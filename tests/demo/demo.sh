@@ -78,6 +78,7 @@ csub wait "$job" || status=$?
 echo "$status"
 show csub show "$job"
 show csub logs "$job"
+show csub report "$job"
 
 [ "$status" -eq 3 ] || {
     echo "The demo went wrong: the worst exit status should be 3, it is $status." >&2
