@@ -86,6 +86,7 @@ class MonitorRecord:
                 "gaps_left_out": self.gaps.left_out,
                 "cpu_s": time.process_time(),
                 "rss_peak_mb": read_rss_peak_mb(),
+                "own_memory_mb": read_own_memory_mb(),
                 "mode": self.mode,
                 "gpus": self.gpus,
                 "gpu_models": self.gpu_models,
@@ -98,12 +99,22 @@ class MonitorRecord:
 def read_rss_peak_mb() -> float | None:
     """The most memory that this process has had; None where it cannot be read.
 
-    getrusage would answer with what the parent had before the exec.
+    getrusage would answer with what the parent had before the exec. Pages of libraries count, which
+    all processes share, and of which some kernels map twice as many as others.
     """
+    return _read_status_mb("VmHWM:")
+
+
+def read_own_memory_mb() -> float | None:
+    """The memory that this process alone has now; None where it cannot be read."""
+    return _read_status_mb("RssAnon:")
+
+
+def _read_status_mb(name: str) -> float | None:
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             for line in file:
-                if line.startswith("VmHWM:"):
+                if line.startswith(name):
                     return int(line.split()[1]) / 1024
     except (OSError, ValueError, IndexError):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from .conftest import CsubUser, wait_until, wait_until_quiet
 
 pytestmark = pytest.mark.slurm
 
@@ -42,6 +42,7 @@ def test_a_member_that_answers_the_time_limit_with_success_has_still_failed(
     user.script("ok.sh", "exit 0", directives=TWO_SECONDS)
     job_id = user.submit("pack", "--gres=gpu:1", "polite.sh", "ok.sh")
     assert user.run(["csub", "wait", job_id], check=False).returncode == 1
+    wait_until_quiet(user)
     shown = user.run(["scontrol", "-o", "show", "job", job_id]).stdout
     assert "ExitCode=1:0" in shown
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from slurm_colloc.monitor.pieces import SampleFiles, load_parquet
-from slurm_colloc.monitor.record import read_rss_peak_mb
+from slurm_colloc.monitor.record import read_own_memory_mb, read_rss_peak_mb
 from slurm_colloc.store.samples import report_directory
 
 TICKS_PER_PIECE = 10
@@ -91,6 +91,7 @@ def main(argv: list[str]) -> None:
         "close_s": time.monotonic() - started,
         "rss_running_mb": rss_running_mb,
         "rss_peak_mb": read_rss_peak_mb(),
+        "own_memory_mb": read_own_memory_mb(),
         "size_mb": sum(one.stat().st_size for one in Path(report_directory(pack)).iterdir()) / 1e6,
     }
     print(json.dumps(told))
