@@ -69,6 +69,8 @@ class Job:
         depends_on_any: One of `depends` is enough; plain job ids stand among them then.
         slurm_dependency: What Slurm is told instead of such a `--dependency`.
         instrument: Its Python counts training steps; False with `--no-instrument`.
+        progress_regex: What is looked for in its output; see model.progress_regex. None for
+            nothing.
     """
 
     number: int
@@ -99,3 +101,4 @@ class Job:
     depends_on_any: bool = False
     slurm_dependency: str = ""
     instrument: bool = True
+    progress_regex: str | None = None

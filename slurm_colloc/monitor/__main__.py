@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.monitor.capabilities import Capabilities
+from slurm_colloc.monitor.following import Following
 from slurm_colloc.monitor.gaps import Gaps
 from slurm_colloc.monitor.gpu_watch import GpuWatch
 from slurm_colloc.monitor.loop import SIGNALS, Loop, Periods
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         parent=parent,
         periods=Periods(tick_s=interval_s),
         watch=watch,
-        members=Members(pack, attempt, progress_root, read_member_progress),
+        members=Members(pack, attempt, progress_root, Following(read_member_progress).read),
         gpu_files=SampleFiles(pack, "gpu", parquet),
         member_files=SampleFiles(pack, "members", parquet),
         record=record,

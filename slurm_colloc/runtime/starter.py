@@ -125,13 +125,14 @@ class Starter:
         composed = environments.compose_environment(captured, self._added, job, plan, where)
         member.gpu, on_gpu = self._place_on_gpu(member)
         composed.update(on_gpu)
-        composed.update(self._watch(member, composed))
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)
         written = self._find_own_outputs() if self._lone else (output, error)
         member.outputs = _measure_outputs(
-            *written, truncates=job.truncate_output and not self._lone
+            *(path and os.path.join(job.directory, path) for path in written),
+            truncates=job.truncate_output and not self._lone,
         )
+        composed.update(self._watch(member, composed))
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
         launch = build_launch(

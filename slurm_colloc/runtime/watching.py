@@ -19,6 +19,7 @@ from slurm_colloc.runtime.launcher import Process, start_process
 from slurm_colloc.runtime.roster import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.files import make_directory, write_json
+from slurm_colloc.store.following import write_follow_request
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.records import PackRecord
 
@@ -159,6 +160,9 @@ class Watching:
             return {}
         if self._begin_at is None:
             self._begin_at = time.monotonic() + START_AFTER_S
+        if member.spec.job.progress_regex is not None:
+            with contextlib.suppress(StateError):
+                write_follow_request(directory, member.spec.job.progress_regex, member.outputs)
         if not (self._settings.instrument and member.spec.job.instrument):
             return {}
         from slurm_colloc.store.injection import injected_environment

@@ -315,6 +315,12 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("share", _REQ, Concern.GROUP, "auto, mps, timeslice, exclusive; mps! forbids a fallback"),
     _own("max-slowdown", _REQ, Concern.MEMBER, "the slowdown that the job accepts, 1 or more"),
     _own("gpu-mem", _REQ, Concern.MEMBER, "the GPU memory that the job needs, as in 10G"),
+    _own(
+        "progress-regex",
+        _REQ,
+        Concern.MEMBER,
+        "how the job's output tells its progress, as in 'step (?P<step>[0-9]+)'",
+    ),
     _own("no-instrument", _NO, Concern.MEMBER, "leave the job's Python as it is: count no steps"),
     Option(
         "join",

@@ -77,7 +77,7 @@ class MemberProgress:
     Attributes:
         steps: Sum over the processes that are rank 0 or have no rank.
         skipped: Likewise.
-        samples: Sum over all processes.
+        samples: Sum over all processes; None where nobody says.
         batches: Likewise.
         wait_s: Likewise, in seconds; for a share of time divide it by `trainers` too.
         trainers: Processes that have stepped, of any rank; 0 before the first step.
@@ -93,7 +93,7 @@ class MemberProgress:
 
     steps: int
     skipped: int
-    samples: int
+    samples: int | None
     batches: int
     wait_s: float
     trainers: int

@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.arrays import ArraySpec, parse_array
 from slurm_colloc.model.export import compute_captured
 from slurm_colloc.model.job import ArrayTask, Job
+from slurm_colloc.model.progress_regex import parse_progress_regex
 from slurm_colloc.model.quantities import (
     parse_gpu_memory_mb,
     parse_time_limit_s,
@@ -242,6 +243,7 @@ def _build_candidate(
         ),
         mail=read_mail(options),
         instrument=not options.flag("no-instrument"),
+        progress_regex=read_option(options, "progress-regex", parse_progress_regex),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, _capture_environment(options, environ))

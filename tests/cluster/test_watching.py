@@ -230,3 +230,21 @@ def test_of_a_killed_runner_no_monitor_stays_and_its_files_go_with_the_next(
     user.script("short.sh", "true")
     user.finish(user.submit("pack", *OPTIONS, "short.sh", "short.sh"))
     assert list_progress(user) == []
+
+
+def test_what_a_program_prints_is_its_progress_where_that_is_asked_for(mps_user: CsubUser) -> None:
+    user = mps_user
+    work = "for i in $(seq 0 20 600); do echo iteration $i of 600; sleep 0.4; done"
+    user.script("solve.sh", work)
+    (user.home / "below").mkdir()
+    os.chown(user.home / "below", user.uid, user.gid)
+    where = ("--chdir=below", "--output=solver.%a.log")
+    regex = r"--progress-regex=iteration (?P<step>\d+) of"
+    job_id = user.submit("pack", *OPTIONS, *where, regex, "solve.sh", "solve.sh")
+    user.finish(job_id)
+    for member in report(user, job_id)["members"]:
+        assert (member["steps"], member["progress"]) == (600, "regex")
+        assert member["samples"] is None
+    told = user.csub("pack", *OPTIONS, "--progress-regex=(", "solve.sh", "solve.sh", check=False)
+    assert told.returncode == 2
+    assert "--progress-regex=(: it is no regular expression of Python's" in told.stderr
