@@ -1,6 +1,6 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test test-matrix check bench clean node-tree node-deb node-rpm
+.PHONY: help demo test coverage test-matrix check bench clean node-tree node-deb node-rpm
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
@@ -11,7 +11,8 @@ SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gp
 
 help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
-	@echo 'make test    set-up, static checks and all tests, with line coverage'
+	@echo 'make test    set-up, static checks and all tests'
+	@echo 'make coverage  all tests, with line coverage'
 	@echo 'make test-matrix  the tests that say something about a release, on other Slurms and Pythons'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
 	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
@@ -30,8 +31,13 @@ WORKERS ?= 3
 test:
 	@sh .ci/setup test
 	@$(MAKE) --no-print-directory run-checks
+	@python -m tests.again "--beside=-n $(WORKERS) --dist loadfile"
+
+# Measuring nearly doubles the time that each program takes to start.
+coverage:
+	@sh .ci/setup test
 	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
-	@python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --cov --cov-report=term"
+	@python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
 
 # One release, and words for pytest: make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
 test-matrix:
