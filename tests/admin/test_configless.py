@@ -49,7 +49,7 @@ class Node:
         """Run a program there, which finds Slurm as any program of the node does."""
         environ = {name: text for name, text in os.environ.items() if name != "SLURM_CONF"}
         done = subprocess.run(
-            ["nsenter", "--mount", f"--target={self.slurmd.pid}", "--wd=/", *argv],
+            ["nsenter", "--mount", "--root", f"--target={self.slurmd.pid}", "--wd", *argv],
             env={**environ, "SLURM_COLLOC_BASE": self.places.base},
             capture_output=True,
             text=True,
@@ -92,7 +92,10 @@ def node(base: Path, sandbox: Sandbox, node_tree: Path) -> Iterator[Node]:
     [name] = sandbox.node_names
     sandbox.kill_node(name)
     slurmd = start_slurmd(sandbox, name)
+    sent = f"/proc/{slurmd.pid}/root/run/slurm/conf/slurm.conf"
     try:
+        # The controller calls it idle for a while whether it runs or not.
+        wait_for(lambda: slurmd.poll() is not None or os.path.lexists(sent))
         wait_for(lambda: slurmd.poll() is not None or read_node_state(sandbox) == "idle")
         if slurmd.poll() == 99:
             pytest.skip("no mount namespaces here")
