@@ -1,10 +1,10 @@
-"""Run pytest, and once more and alone what only failed on a real Slurm.
+"""Run pytest, and once more and alone what failed beside others.
 
     python -m tests.again [--beside=WORDS] [PYTEST...]
 
-Tests on a real Slurm wait for daemons, and several of them at a time can keep a small machine so
+Most tests wait for daemons and processes, and several of them at a time can keep a small machine so
 busy that one outlasts its patience. Such a test gets a second look when the others are done, and is
-named. Whatever fails then, or has failed without Slurm, has failed.
+named. Whatever fails then has failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Failures:
     """A plugin that notes what failed.
 
     Attributes:
-        by_name: For each failed test, whether it is on a real Slurm and needs no GPU.
+        by_name: For each failed test, whether it needs no GPU.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,11 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure, in whatever part of a test."""
         if report.failed:
-            self.by_name[report.nodeid] = (
-                "slurm" in report.keywords and "gpu" not in report.keywords
-            )
+            self.by_name[report.nodeid] = "gpu" not in report.keywords
 
     @property
     def deserve_a_second_look(self) -> bool:
-        """There are few, and all of them depend on how busy the machine is."""
+        """There are few, and all of them may depend on how busy the machine is."""
         return 0 < len(self.by_name) <= MOST and all(self.by_name.values())
 
 
