@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -88,9 +89,12 @@ class Follower:
     def _read_lines(self, path: str) -> list[str]:
         """Whole lines; a program that draws a progress bar ends them with a carriage return."""
         data = b""
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self._files[path]:
+        # It may be a FIFO that nobody writes to, or any other thing that never answers.
+        with contextlib.suppress(OSError), open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return []
+            if status.st_size < self._files[path]:
                 # It was emptied.
                 self._files[path], self._rests[path] = 0, b""
             file.seek(self._files[path])
@@ -154,6 +158,10 @@ class Following:
             updated_s=follower.last_s,
             source="regex",
         )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _choose(known: int | None, text: str | None) -> int | None:

@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
@@ -28,8 +28,14 @@ from slurm_colloc.runtime.gate import Gate
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.mail import Postman
+from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
 from slurm_colloc.runtime.roster import Member, Place, Roster
 from slurm_colloc.runtime.sharing import Sharing
+from slurm_colloc.runtime.slurm_config import (
+    read_kill_wait_s,
+    requeues_jobs,
+    signals_tasks_alone,
+)
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.tender import Tender
 from slurm_colloc.runtime.verdict import Asked, Verdict
@@ -40,7 +46,6 @@ from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.directory import list_members, read_spec, write_ended
 from slurm_colloc.store.holds import is_held
-from slurm_colloc.store.kills import RunnerKill, read_kill
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import StateRecord, begin_attempt, read_attempt, read_state
@@ -50,44 +55,6 @@ STARTING_WAIT_S = 0.02
 
 LET_GO_SHARE = 0.3
 """Of KillWait, after which members that have not ended at TERM are not counted on any more."""
-
-
-def read_kill_wait_s(config: Mapping[str, str]) -> float:
-    """Slurm's KillWait; its default of 30 s where it cannot be read."""
-    with contextlib.suppress(KeyError, ValueError, IndexError):
-        return float(config["KillWait"].split()[0])
-    return 30.0
-
-
-def signals_tasks_alone(config: Mapping[str, str]) -> bool:
-    """Signals other than KILL reach only the tasks of a step, not the processes below them.
-
-    So does proctrack/cgroup (`_slurm_cgroup_is_pid_a_slurm_task`, 22.05 to 26.05); the other
-    plugins signal every process of the step.
-    """
-    return config.get("ProctrackType", "") == "proctrack/cgroup"
-
-
-def requeues_jobs(config: Mapping[str, str]) -> bool:
-    """Slurm's JobRequeue; its default of 1 where it cannot be read."""
-    return config.get("JobRequeue", "1").split()[:1] != ["0"]
-
-
-def find_killed_before(pack: Path, allocation: Allocation) -> RunnerKill | None:
-    """The killed runner for which Slurm has restarted the job; None where it was not for one."""
-    with contextlib.suppress(StateError):
-        kill = read_kill(pack, allocation.restarts - 1)
-        if kill is not None and not kill.refusal:
-            return kill
-    return None
-
-
-def tell_of_restart(record: StateRecord, kill: RunnerKill) -> StateRecord:
-    """A member's record with the reason why it starts again."""
-    evidence = (*record.evidence, f"restarted: {kill}")
-    return dataclasses.replace(
-        record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence))
-    )
 
 
 class Fenced(CollocError):
@@ -237,8 +204,11 @@ class Runner:
             while not self._turn():
                 self._wait()
         finally:
-            self._watching.stop()
-            self._sharing.close()
+            try:
+                self._watching.stop()
+            finally:
+                # Whatever became of the monitor, no daemon may be left.
+                self._sharing.close()
         self.ledger.finish(self._wait)
         if self._fate.ending is None:
             self._watching.summarize()

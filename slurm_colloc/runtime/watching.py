@@ -38,7 +38,9 @@ STOP_WAIT_S = 3.0
 SUMMARY_WAIT_S = 30.0
 """How long the summary may take; `csub report` makes it where it was not made."""
 
-_SHARED_MEMORY = "/dev/shm"
+_BASES = ("/dev/shm", "/tmp")
+"""Where members may publish their progress, the best first."""
+
 _PREFIX = "csub-progress-"
 
 
@@ -119,13 +121,23 @@ class Watching:
             self._refuse(obstacle)
 
     def _make_root(self) -> None:
-        base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else "/tmp"
+        base = next((path for path in _BASES if os.access(path, os.W_OK | os.X_OK)), _BASES[-1])
         # A name that nobody can have made before, on a path where everybody can write.
-        root = f"{base}/{_PREFIX}{os.urandom(8).hex()}"
-        os.mkdir(root, 0o700)
-        self._root = root
-        self._lock = os.open(f"{self._root}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        name = f"{_PREFIX}{os.urandom(8).hex()}"
+        making = f"{base}/.{name}"
+        lock = -1
+        os.mkdir(making, 0o700)
+        try:
+            lock = os.open(f"{making}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Found only now: nobody is to take it for forgotten before it is locked.
+            os.rename(making, f"{base}/{name}")
+        except OSError:
+            shutil.rmtree(making, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
+            raise
+        self._root, self._lock = f"{base}/{name}", lock
 
     def _refuse(self, reason: str) -> None:
         self._journal.write("not_watched", reason=reason)
@@ -190,7 +202,7 @@ class Watching:
         self._begin_at = time.monotonic() + 10.0 * self._starts
         words = [str(self._pack), str(self._attempt), self._root]
         words += ["--interval", f"{self._settings.monitor_interval_s:g}"]
-        self._process = self._start("slurm_colloc.monitor", *words)
+        self._process = self._start("monitor.log", "slurm_colloc.monitor", *words)
         if self._process is not None:
             self._journal.write("monitor", pid=self._process.pid)
 
@@ -203,11 +215,10 @@ class Watching:
         if not os.path.exists(f"{self._pack}/report/monitor.json"):
             self._refuse(f"the monitor ended at each start{said and f': {said}'}")
 
-    def _start(self, module: str, *words: str) -> Process | None:
+    def _start(self, log: str, module: str, *words: str) -> Process | None:
         argv = [sys.executable, "-IB", "-m", module, *words]
-        log = f"{self._pack}/monitor.log"
         try:
-            return start_process(argv, self._allocation.environment, log)
+            return start_process(argv, self._allocation.environment, f"{self._pack}/{log}")
         except OSError as error:
             self._journal.write("not_started", program=module, reason=str(error))
             return None
@@ -233,7 +244,8 @@ class Watching:
         """Have the summary of a pack written that was watched."""
         if self._starts == 0:
             return
-        process = self._start("slurm_colloc", "report", "--write", str(self._pack))
+        words = ("report", "--write", str(self._pack))
+        process = self._start("summary.log", "slurm_colloc", *words)
         if process is not None and not _wait_for(process, SUMMARY_WAIT_S):
             process.kill()
             self._journal.write("no_summary", reason=f"it took more than {SUMMARY_WAIT_S:g} s")
@@ -241,19 +253,20 @@ class Watching:
 
 def remove_forgotten() -> None:
     """Remove what runners have left that were killed."""
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(_SHARED_MEMORY)):
-            if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == (
-                os.geteuid()
-            ):
-                _remove_unless_locked(entry.path)
+    for base in _BASES:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(base)):
+                if not entry.name.startswith(_PREFIX):
+                    continue
+                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    _remove_unless_locked(entry.path)
 
 
 def _remove_unless_locked(directory: str) -> None:
     try:
         lock = os.open(f"{directory}/lock", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        # Another runner is about to make it.
+        # Another runner is removing it.
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

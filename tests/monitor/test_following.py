@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -80,6 +81,14 @@ def test_what_is_no_number_changes_nothing(tmp_path: Path) -> None:
     write(out, "step 7\nstep seven\nstep inf\nstep nan\n")
     follower.work(1.0)
     assert follower.steps == 7
+
+
+def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    follower = follow(STEP, (tmp_path / "fifo", 0), (Path("/dev/zero"), 0), (tmp_path / "out", 0))
+    write(tmp_path / "out", "step 3\n")
+    follower.work(1.0)
+    assert follower.steps == 3
 
 
 def test_a_regex_without_end_is_given_up(tmp_path: Path) -> None:
