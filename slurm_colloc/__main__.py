@@ -46,9 +46,9 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return lambda: run_check(argv[1:])
     from slurm_colloc.cli.submitting import run_submit
 
-    if first == "pack":
-        return lambda: run_submit(argv[1:], pack=True)
-    return lambda: run_submit(argv[1:] if first == "submit" else argv)
+    is_pack, is_probe = first == "pack", first == "probe"
+    words = argv[1:] if is_pack or is_probe or first == "submit" else argv
+    return lambda: run_submit(words, pack=is_pack, probe=is_probe)
 
 
 def _tell_version() -> int:

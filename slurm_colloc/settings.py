@@ -71,6 +71,7 @@ class Settings:
             matches the running Slurm, else the commands).
         monitor: Packs are watched: use of the GPU, progress, slowdown.
         instrument: Members count their training steps, by a hook in their Python.
+        probe: A job that is not known yet runs alone first, before its neighbours start.
         monitor_interval_s: How often the monitor looks, in seconds.
         caps: What the site allows at most.
     """
@@ -93,6 +94,7 @@ class Settings:
     slurm_access: str = "auto"
     monitor: bool = True
     instrument: bool = True
+    probe: bool = True
     monitor_interval_s: float = 1.0
     caps: Caps = Caps()
 

@@ -52,6 +52,11 @@ def pack() -> None:
 
 
 @app.command(context_settings=_RAW)
+def probe() -> None:
+    """Run a script alone only until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
+
+
+@app.command(context_settings=_RAW)
 def check() -> None:
     """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
 

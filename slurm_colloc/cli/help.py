@@ -9,6 +9,7 @@ from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Co
 _HEAD = """\
 Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
        csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
+       csub probe [OPTIONS] SCRIPT [ARGUMENTS]   alone, until its usage profile is known
        csub queue, show, logs, why, cancel, shell, ... see csub --help
 
 Takes the options of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of

@@ -1,4 +1,4 @@
-"""`csub [options] SCRIPT [arguments]` and `csub pack [options] SCRIPT...`."""
+"""`csub [options] SCRIPT [arguments]`, `csub pack [options] SCRIPT...`, `csub probe ...`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,24 @@ if TYPE_CHECKING:
 JOIN_WAIT_S = 30.0
 
 
-def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
-    """Submit; the exit status."""
+def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) -> int:
+    """Submit; the exit status.
+
+    Args:
+        argv: The arguments.
+        pack: They are scripts that share.
+        probe: The job runs alone, until its usage profile is known.
+    """
     directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
     early = _peek(argv)
     if early is not None:
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
+    if probe:
+        from slurm_colloc.submission.probing import as_probe
+
+        call = as_probe(call)
     session = Session.open(asks_often=call.options.flag("wait"))
     local = call.options.flag("local")
     if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
@@ -75,6 +85,8 @@ def run_submit(argv: Sequence[str], *, pack: bool = False) -> int:
 
 
 def _may_join(call: Call, session: Session) -> bool:
+    if call.candidates[0].job.only_probe:
+        return False
     if len(call.candidates) != 1 or call.array is not None:
         if call.options.flag("join") and call.options.text("join") != "never":
             raise UsageProblem(
@@ -154,6 +166,10 @@ def _tell(call: Call, session: Session, plan: Plan, submitted: Sequence[Submitte
 
 
 def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:
+    if call.candidates[0].job.only_probe:
+        from slurm_colloc.cli.probing import finish_probe
+
+        return finish_probe(call, session, submitted)
     if call.options.flag("wait"):
         from slurm_colloc.cli.waiting import wait_for
 

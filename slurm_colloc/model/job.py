@@ -71,6 +71,8 @@ class Job:
         instrument: Its Python counts training steps; False with `--no-instrument`.
         progress_regex: What is looked for in its output; see model.progress_regex. None for
             nothing.
+        probe: It may run alone first, so that its rate alone is known; False with `--no-probe`.
+        only_probe: It runs until its rate is known, and no longer (`csub probe`).
     """
 
     number: int
@@ -102,3 +104,5 @@ class Job:
     slurm_dependency: str = ""
     instrument: bool = True
     progress_regex: str | None = None
+    probe: bool = True
+    only_probe: bool = False

@@ -11,9 +11,10 @@ from slurm_colloc.metrics.attribution import (
     model_sm_activity,
 )
 from slurm_colloc.metrics.interference import Felt, Interference, find_changes, find_interference
-from slurm_colloc.metrics.presence import find_shared
+from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import (
     NO_PROGRESS,
+    WINDOW_LEAST_S,
     Interval,
     Rate,
     Settled,
@@ -26,7 +27,13 @@ from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
 from slurm_colloc.metrics.stalls import Stall, split_stalls
 from slurm_colloc.model.profile import Observation
 from slurm_colloc.report.runs import MemberRun, PackRun
-from slurm_colloc.report.solo import SoloRate, build_observations, find_solo_rate
+from slurm_colloc.report.solo import (
+    ALONE_LEAST_S,
+    Relatives,
+    SoloRate,
+    build_observations,
+    find_solo_rate,
+)
 
 INTERFERENCE_MOST = 20
 """More changes than these, the strongest, are not listed for a member."""
@@ -84,8 +91,14 @@ class Figures:
         )
 
 
-def compute_figures(run: PackRun, member: MemberRun) -> Figures:
-    """Compute what the samples tell of a member."""
+def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Figures:
+    """Compute what the samples tell of a member.
+
+    Args:
+        run: The pack.
+        member: The member.
+        relatives: What its members can learn from their families.
+    """
     settled = member.settle()
     intervals = [interval for start in settled for interval in start.intervals]
     windows = find_shared(run.phases, member.number)
@@ -93,7 +106,7 @@ def compute_figures(run: PackRun, member: MemberRun) -> Figures:
     shared = None
     if windows:
         shared = _explain(compute_rate(select_within(intervals, windows)), member, settled)
-    solo = find_solo_rate(run, member, intervals)
+    solo = find_solo_rate(run, member, intervals, relatives)
     slowdown, unknown = _compute_slowdown(run, rate, shared, solo)
     if not member.stays:
         slowdown, unknown = None, "it was not started"
@@ -107,7 +120,7 @@ def compute_figures(run: PackRun, member: MemberRun) -> Figures:
         count_up(member, "steps"),
         _find_sm(run, member, windows, solo, slowdown),
         unknown,
-        split_stalls(intervals, slowdown),
+        _split_stalls(run, member, intervals, slowdown, was_alone=not windows),
         tuple(_find_interference(run, member, intervals)),
         sum(start.warm_up_s for start in settled),
         sum(start.paused_s for start in settled),
@@ -138,10 +151,29 @@ def _compute_slowdown(
     if solo is None:
         model = run.gpu_model
         where = f"on {model}" if model else "(the GPU's model is not known)"
-        return None, f"no solo rate: no usage profile {where}, and never alone for 20 s of steps"
+        return None, (
+            f"no solo rate: no usage profile {where} of its own or of one family, and never alone "
+            "for 20 s of steps with all of the GPU"
+        )
     if shared.steps_per_s is None:
         return None, "it shared for too short a time"
     return compute_slowdown(solo.steps_per_s, shared.steps_per_s), ""
+
+
+def _split_stalls(
+    run: PackRun,
+    member: MemberRun,
+    intervals: Sequence[Interval],
+    slowdown: float | None,
+    *,
+    was_alone: bool,
+) -> Stall:
+    alone = select_within(intervals, find_alone(run.phases, member.number))
+    # Of members that were never alone the GPU's utilization says nothing.
+    utilization = run.gpu.get("utilization") if alone else None
+    # Who never shared needs no more than what a rate needs.
+    least_s = WINDOW_LEAST_S if was_alone else ALONE_LEAST_S
+    return split_stalls(intervals, slowdown, alone, utilization, least_s)
 
 
 def _find_sm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.report.summary import Summary
@@ -14,6 +15,9 @@ from slurm_colloc.report.terminal import (
 )
 
 _INTERFERENCE_MOST = 5
+_STALLS_MOST = 5
+_SHARE_LEAST = 0.005
+"""Less is 0 % when it is written down."""
 
 
 def build_sentences(summary: Summary) -> list[tuple[str, str]]:
@@ -28,6 +32,7 @@ def build_sentences(summary: Summary) -> list[tuple[str, str]]:
         lines.append(("Saved", _tell_saving(pack)))
     lines.append(("GPU", _tell_gpu(summary)))
     lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
+    lines += _tell_stalls(summary["members"])
     lines += _tell_interference(summary)
     lines.append(("Monitor", _tell_coverage(summary["coverage"])))
     return lines
@@ -107,7 +112,7 @@ def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
     if energy["rest"] is not None and energy["measured"]:
         share = energy["rest"] / energy["measured"]
         # Rounding of counters, where everybody was alone.
-        if abs(share) >= 0.005:
+        if abs(share) >= _SHARE_LEAST:
             found.append(
                 f"energy: measured {format_energy(energy['measured'])}, members "
                 f"{format_energy(energy['explained'])}, {_tell_rest(share)}{_name_missing(energy)}"
@@ -127,6 +132,32 @@ def _name_missing(part: dict[str, Any]) -> str:
         return ""
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
     return f"; nothing is known of member{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What the time of members went into while they were alone; those that lost most first."""
+    # A summary of an older csub has no split.
+    stalls = [(member["id"], member["stall"]) for member in members]
+    split = [(name, stall) for name, stall in stalls if stall["device"] is not None]
+    split.sort(key=lambda pair: pair[1]["device"])
+    lines = [("Time", f"{name} {_tell_stall(stall)}") for name, stall in split[:_STALLS_MOST]]
+    if len(split) > _STALLS_MOST:
+        lines.append(("", f"and {len(split) - _STALLS_MOST} more; --json has all"))
+    return lines
+
+
+def _tell_stall(stall: dict[str, Any]) -> str:
+    device, overlap = format_share(stall["device"]), stall["overlap"]
+    if stall["host"] is None:
+        text = f"had a kernel running for {device} of its time"
+    else:
+        text = (
+            f"waited {format_share(stall['data_alone'])} of its time for data, at least "
+            f"{format_share(stall['host'])} for the host, had a kernel running for {device}"
+        )
+    if overlap is not None and overlap >= _SHARE_LEAST:
+        text += f", at least {format_share(overlap)} both at once"
+    return f"{text} (alone for {format_span(stall['alone_s'])}; {stall['attribution']})"
 
 
 def _tell_interference(summary: Summary) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from slurm_colloc.report.survey import MemberView, PackView, survey_packs
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import read_bytes, read_json
 from slurm_colloc.store.packs import State
-from slurm_colloc.store.profiles import compute_family, read_profile
+from slurm_colloc.store.profiles import compute_family, list_profiles
 from slurm_colloc.store.samples import monitor_path
 from slurm_colloc.store.setup import Setup, read_setup
 
@@ -36,6 +36,7 @@ class MemberRun:
         signature: Of its job; None where its script cannot be read.
         family: The same without numbers among the arguments.
         profile: Its usage profile on this GPU model; None where there is none.
+        relatives: The usage profiles of its family on this GPU model.
     """
 
     view: MemberView
@@ -44,6 +45,7 @@ class MemberRun:
     signature: str | None
     family: str | None
     profile: ProfileRecord | None
+    relatives: tuple[ProfileRecord, ...] = ()
 
     @property
     def number(self) -> int:
@@ -177,10 +179,9 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     samples = read_samples(path, interval_s or 1.0)
     last_at = max((s.end for starts in samples.starts.values() for s in starts), default=None)
     model, _ = find_gpu_details(setup, monitor)
+    known = [] if model is None else list_profiles(profiles)[0]
     members = tuple(
-        _build_member(
-            member, samples.starts.get(member.member.number, ()), last_at, model, profiles
-        )
+        _build_member(member, samples.starts.get(member.member.number, ()), last_at, model, known)
         for member in view.members
     )
     return PackRun(path, view, setup, monitor, samples, members, (*problems, *samples.problems))
@@ -191,16 +192,20 @@ def _build_member(
     starts: tuple[StartSamples, ...],
     last_at: float | None,
     gpu_model: str | None,
-    profiles: Path,
+    known: Sequence[ProfileRecord],
 ) -> MemberRun:
     signature = family = profile = None
+    relatives: tuple[ProfileRecord, ...] = ()
     with contextlib.suppress(OSError, StateError):
         script = read_bytes(f"{view.files.path}/script")
         signature = compute_signature(script, view.spec.job)
         family = compute_family(script, view.spec.job)
-    if signature is not None and gpu_model is not None:
-        profile = read_profile(profiles, signature, gpu_model)
-    return MemberRun(view, starts, _find_stays(view, starts, last_at), signature, family, profile)
+    here = [record for record in known if record.gpu_model == gpu_model]
+    if signature is not None:
+        profile = next((record for record in here if record.signature == signature), None)
+        relatives = tuple(record for record in here if record.family == family)
+    stays = _find_stays(view, starts, last_at)
+    return MemberRun(view, starts, stays, signature, family, profile, relatives)
 
 
 def _find_stays(

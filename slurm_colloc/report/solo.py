@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from slurm_colloc.metrics.energy import find_idle_power_w
 from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import Interval, Settled, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
-from slurm_colloc.model.profile import Observation
+from slurm_colloc.model.profile import Observation, ProfileRecord
 from slurm_colloc.report.runs import MemberRun, PackRun
 from slurm_colloc.report.samples import StartSamples
 
@@ -19,9 +20,14 @@ ALONE_LEAST_S = 20.0
 """A shorter time alone gives no solo rate."""
 _WARM_UP_S = 10.0
 
+FAMILY_SPREAD = 0.1
+"""Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
+a number among their arguments matters for the rate."""
+
 PROFILE = "profile"
 THIS_RUN = "this run"
 ALONE = "alone"
+FAMILY = "family"
 MEASURED = "measured"
 
 
@@ -31,7 +37,8 @@ class SoloRate:
 
     Attributes:
         steps_per_s: The rate.
-        source: `profile`, `this run` for a part of this run, `alone` where it never shared.
+        source: `profile`, `this run` for a part of this run, `alone` where it never shared,
+            `family` for jobs that differ from it in numbers among their arguments alone.
         n: How many runs it is the mean of.
         sm_active: The GPU's SM activity then, 0 to 1; None where unknown.
         power_w: The GPU's power then, in watts; None where unknown.
@@ -45,17 +52,19 @@ class SoloRate:
 
 
 def find_solo_rate(
-    run: PackRun, member: MemberRun, intervals: Sequence[Interval]
+    run: PackRun, member: MemberRun, intervals: Sequence[Interval], relatives: Relatives
 ) -> SoloRate | None:
     """A member's solo rate; None where it is unknown.
 
-    From its usage profile; else from at least 20 s of this run in which it was alone. A member
-    that never shared was as fast as it is alone, whatever its profile says.
+    From its usage profile; else from at least 20 s of this run in which it was alone, with all of
+    the GPU; else from its family. A member that never shared was as fast as it is alone, whatever
+    its profile says.
 
     Args:
         run: The pack.
         member: The member.
         intervals: Its settled intervals.
+        relatives: What is known of its family.
     """
     shared = find_shared(run.phases, member.number)
     profile = member.profile
@@ -66,6 +75,8 @@ def find_solo_rate(
     intervals = select_within(intervals, windows)
     # Who never shared needs no more than what a rate needs.
     found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
+    if shared and (found.steps_per_s is None or is_limited(member)):
+        return relatives.find(member)
     if found.steps_per_s is None:
         return None
     used = _hull(intervals, windows)
@@ -76,6 +87,64 @@ def find_solo_rate(
         _mean(run, "sm_active", used),
         _mean(run, "power_w", used),
     )
+
+
+def is_limited(member: MemberRun) -> bool:
+    """Whether its last start had a part of the GPU's threads only, even while it was alone."""
+    record = member.view.record
+    percentage = None if record is None or record.gpu is None else record.gpu.thread_percentage
+    return percentage is not None and percentage < 100
+
+
+class Relatives:
+    """What the members of a pack can learn from their families.
+
+    Args:
+        run: The pack.
+    """
+
+    def __init__(self, run: PackRun) -> None:
+        self._run = run
+        self._found: dict[str, SoloRate | None] = {}
+
+    def find(self, member: MemberRun) -> SoloRate | None:
+        """The rate alone of a member's family; None where it is not known, or not one."""
+        family = member.family
+        if family is None:
+            return None
+        if family not in self._found:
+            self._found[family] = self._compute(family, member.relatives)
+        return self._found[family]
+
+    def _compute(self, family: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
+        known = [
+            (record.steps_per_s.mean, record.sm_active, record.energy_w)
+            for record in profiles
+            if record.steps_per_s is not None
+        ]
+        counted = {source for record in profiles for source in record.seen}
+        for member in self._run.members:
+            if member.family == family:
+                known += [
+                    (seen.steps_per_s, seen.sm_active, seen.energy_w)
+                    for seen in build_observations(self._run, member, member.settle())
+                    if seen.steps_per_s is not None and seen.source not in counted
+                ]
+        if not known:
+            return None
+        rates = [rate for rate, _, _ in known]
+        mean = fmean(rates)
+        if max(rates) - min(rates) > FAMILY_SPREAD * mean:
+            return None
+        activities = [value for _, value, _ in known if value is not None]
+        powers = [value for _, _, value in known if value is not None]
+        return SoloRate(
+            mean,
+            FAMILY,
+            len(known),
+            fmean(activities) if activities else None,
+            fmean(powers) if powers else None,
+        )
 
 
 def find_idle_power(run: PackRun) -> tuple[float | None, str]:
@@ -103,13 +172,15 @@ def build_observations(
 ) -> list[Observation]:
     """What a run teaches of a member: each start that was alone for 20 s after its warm-up.
 
+    With a thread limit it was alone without all of the GPU, which is no use alone.
+
     Args:
         run: The pack.
         member: The member.
         settled: Its progress, a start each.
     """
     windows = find_alone(run.phases, member.number)
-    if run.gpu_model is None or member.signature is None or not windows:
+    if run.gpu_model is None or member.signature is None or not windows or is_limited(member):
         return []
     found = (
         _observe(run, member, *pair, windows) for pair in zip(member.starts, settled, strict=True)

@@ -13,6 +13,7 @@ from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.report.figures import Figures, compute_figures
 from slurm_colloc.report.runs import PackRun, read_run
 from slurm_colloc.report.show import read_fallbacks
+from slurm_colloc.report.solo import Relatives
 from slurm_colloc.report.summary_members import build_member
 from slurm_colloc.report.summary_pack import build_pack, build_unexplained, compute_energy
 from slurm_colloc.report.survey import PackView
@@ -48,7 +49,12 @@ def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> S
         StateError: It is damaged, or its samples cannot be read at all.
     """
     run = read_run(pack, profiles, view)
-    return _build(run, [compute_figures(run, member) for member in run.members])
+    return _build(run, _compute_all(run))
+
+
+def _compute_all(run: PackRun) -> list[Figures]:
+    relatives = Relatives(run)
+    return [compute_figures(run, member, relatives) for member in run.members]
 
 
 def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
@@ -187,7 +193,7 @@ def write_summary(pack: Path) -> list[str]:
     """
     state = pack.parent.parent
     run = read_run(pack, state)
-    figures = [compute_figures(run, member) for member in run.members]
+    figures = _compute_all(run)
     summary = _build(run, figures)
     make_directory(report_directory(pack))
     write_json(summary_path(pack), summary)

@@ -40,6 +40,8 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("read_bytes", ("read_bytes",)),
     ("written_bytes", ("written_bytes",)),
     ("data_wait_share", ("stall", "data")),
+    ("host_share", ("stall", "host")),
+    ("device_share", ("stall", "device")),
 )
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")

@@ -14,11 +14,12 @@ from slurm_colloc.metrics.rates import (
     sum_known,
 )
 from slurm_colloc.metrics.series import measure_windows
+from slurm_colloc.metrics.stalls import Stall
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.figures import Figures, count_up
 from slurm_colloc.report.runs import MemberRun, PackRun
 from slurm_colloc.report.samples import StartSamples
-from slurm_colloc.report.solo import PROFILE, SoloRate
+from slurm_colloc.report.solo import FAMILY, PROFILE, SoloRate
 
 
 def build_member(
@@ -27,7 +28,6 @@ def build_member(
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
     record = view.record
-    stall = figures.stall
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     return {
         "member": member.number,
@@ -50,12 +50,7 @@ def build_member(
         **_build_host_use(member),
         "sm_share": build_part(figures.sm),
         "energy_j": build_part(energy),
-        "stall": {
-            "data": stall.data,
-            "host": stall.host,
-            "device": stall.device,
-            "sharing": stall.sharing,
-        },
+        "stall": _build_stall(figures.stall),
         "interference": _build_interference(figures.interference),
         "notes": [note for note in notes if note],
     }
@@ -130,6 +125,20 @@ def _last(member: MemberRun, read: Callable[[StartSamples], Any]) -> Any:
     return next((value for value in found if value is not None), None)
 
 
+def _build_stall(stall: Stall) -> dict[str, Any]:
+    is_split = stall.device is not None
+    return {
+        "data": stall.data,
+        "host": stall.host,
+        "device": stall.device,
+        "sharing": stall.sharing,
+        "data_alone": stall.data_alone,
+        "overlap": stall.overlap,
+        "alone_s": stall.alone_s,
+        "attribution": Attribution.EXACT.value if is_split else None,
+    }
+
+
 def _build_interference(found: Sequence[Interference]) -> list[dict[str, Any]]:
     return [
         {
@@ -153,9 +162,14 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
         notes.append(f"rate unknown: {figures.rate.reason}")
     if figures.unknown and figures.unknown != figures.rate.reason:
         notes.append(f"slowdown unknown: {figures.unknown}")
+    notes += figures.stall.unknown
     if _is_of_another_gpu(run, figures):
         notes.append(
             "its solo rate is from another GPU of this model; such GPUs differ by some percent"
+        )
+    if figures.solo is not None and figures.solo.source == FAMILY:
+        notes.append(
+            "its solo rate is that of its family: the same script with other numbers as arguments"
         )
     if len(member.starts) > 1:
         notes.append(f"started {len(member.starts)} times; its steps are those of all starts")

@@ -134,6 +134,8 @@ def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
     requeued = member.record is not None and member.record.starts > 0
     again = f"to be started again ({member.reason}): " if requeued and member.reason else ""
     if len(running) < view.record.degree and not requeued:
+        if member.record is not None and member.record.reason:
+            return f"waits: {member.record.reason}"
         return f"{again}its pack runs and has a place: it is about to start"
     before = [str(m.member) for m in waiting if m.member.number < member.member.number]
     places = member.record.retries.places if member.record is not None else 1

@@ -55,6 +55,7 @@ class Member:
         is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
         gpu: How it was put on the GPU at its last start.
         outputs: Its output files, each with its size when it started.
+        is_probed: It started alone, in its probe window.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Member:
     is_orphan: bool = False
     gpu: GpuUse | None = None
     outputs: tuple[tuple[str, int], ...] = ()
+    is_probed: bool = False
 
     @property
     def is_final(self) -> bool:

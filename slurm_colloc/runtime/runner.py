@@ -28,6 +28,7 @@ from slurm_colloc.runtime.gate import Gate
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.mail import Postman
+from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
 from slurm_colloc.runtime.roster import Member, Place, Roster
 from slurm_colloc.runtime.sharing import Sharing
@@ -107,6 +108,7 @@ class Runner:
             self.journal,
             lone=self._lone,
             announce=announce,
+            identifies=settings.probe and record.degree > 1,
         )
         self._watching = Watching(
             pack, record, allocation, self.attempt, self.journal, settings=settings
@@ -137,6 +139,17 @@ class Runner:
             journal=self.journal,
             slurm=slurm,
             kill_wait_s=kill_wait_s,
+        )
+        self._probing = Probing(
+            pack=pack,
+            shown_id=allocation.shown_job_id,
+            roster=self.roster,
+            ledger=self.ledger,
+            journal=self.journal,
+            is_wanted=settings.probe,
+            find_gpu_model=lambda: self._sharing.setup.gpu_name,
+            why_unwatched=lambda: self._watching.obstacle,
+            end=lambda member: self._control.end(member, Asked.PROBED),
         )
         self._tender = Tender(
             allocation=allocation,
@@ -228,6 +241,7 @@ class Runner:
         self._tender.collect_started()
         self._tender.collect_ended()
         self._control.enforce_limits()
+        self._probing.work()
         self._postman.work()
         self._dependents.look()
         if self._fate.follow():
@@ -385,6 +399,9 @@ class Runner:
         while (member := self._gate.find_next()) is not None:
             place = self.roster.find_place(member.spec.plan.cpus)
             if place is None:
+                return
+            if self._probing.holds(member):
+                self._probing.tell_waiting()
                 return
             self._check_fence()
             self.roster.waiting.remove(member.number)

@@ -44,6 +44,7 @@ class Sharing:
         journal: The pack's log.
         lone: The pack has one member, which runs as its batch script would.
         announce: Told of a directory that must be gone before the batch script ends.
+        identifies: The GPU's model is wanted whatever the mode.
         waits: How patient to be.
     """
 
@@ -57,6 +58,7 @@ class Sharing:
         *,
         lone: bool,
         announce: Callable[[str], None] | None = None,
+        identifies: bool = False,
         waits: Waits | None = None,
     ) -> None:
         self._pack = pack
@@ -65,6 +67,7 @@ class Sharing:
         self._journal = journal
         self._waits = waits or Waits()
         self._announce = announce
+        self._identifies = identifies
         self._request = ShareRequest.parse(record.share)
         self._search: Errand[GpuFinding] | None = None
         self._look: Errand[tuple[int, ...]] | None = None
@@ -88,7 +91,7 @@ class Sharing:
             return
         if not self._allocation.gpus and not self._record.local:
             self._settle(SharingMode.TIMESLICE, "the pack has no GPU")
-        elif self._record.mode is not SharingMode.MPS:
+        elif self._record.mode is not SharingMode.MPS and not self._identifies:
             self._settle(self._record.mode, "as planned")
         else:
             from slurm_colloc.runtime.gpu_finding import search_gpus
@@ -158,6 +161,9 @@ class Sharing:
             client_cap=finding.client_cap,
             notes=notes,
         )
+        if self._record.mode is not SharingMode.MPS:
+            self._settle(self._record.mode, "as planned")
+            return
         # What NVML does not tell the job, it may have told root.
         problem = "" if prepared.gpus and not finding.uuids else finding.problem
         cap = finding.client_cap
@@ -292,7 +298,11 @@ class Sharing:
                 max(1, self._record.degree),
                 self._pipe_directory,
             )
-            return place_under_mps(shared, member.spec.plan, retries.places)
+            plan = member.spec.plan
+            if member.is_probed:
+                # A limit holds as long as its process lives, and it is to show what it does alone.
+                plan = dataclasses.replace(plan, thread_percentage=100)
+            return place_under_mps(shared, plan, retries.places)
         if not self.setup.gpus:
             return None, {}
         mode = self.mode or SharingMode.TIMESLICE

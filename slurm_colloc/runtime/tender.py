@@ -200,7 +200,7 @@ class Tender:
         member.process = None
         member.pid = member.wrapper_pid = None
         member.deadline = member.signal_at = member.end_by = member.ended_at = None
-        member.is_orphan = False
+        member.is_orphan = member.is_probed = False
         if not vacate_only:
             member.asked = None
         self._roster.vacate(member.number)

@@ -18,6 +18,7 @@ class Asked(enum.Enum):
     TIMEOUT = "time limit"
     REQUEUE = "requeued"
     FAULT = "stuck after a fault on the GPU"
+    PROBED = "its probe window is over"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def judge_end(
     code = ExitCode.from_wait_status(record["wait_status"])
     if asked is Asked.CANCEL:
         return Verdict(MemberState.CANCELLED, code, "cancelled")
+    if asked is Asked.PROBED:
+        return Verdict(MemberState.CANCELLED, code, asked.value)
     if asked is Asked.TIMEOUT:
         return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
     if asked is Asked.REQUEUE:
@@ -110,7 +113,7 @@ def _judge_without_record(
     if asked is not None:
         if asked is Asked.FAULT:
             return Verdict(MemberState.FAILED, ExitCode(0, 9), asked.value)
-        state = MemberState.CANCELLED if asked is Asked.CANCEL else MemberState.TIMEOUT
+        state = MemberState.TIMEOUT if asked is Asked.TIMEOUT else MemberState.CANCELLED
         return Verdict(state, ExitCode(0, 9), f"killed: {asked.value}")
     is_too_late = any(words in folded for words in _TOO_LATE)
     cancelled_by_slurm = "cancelled at" in folded or is_too_late

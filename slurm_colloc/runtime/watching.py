@@ -101,6 +101,8 @@ class Watching:
         self._attempt = attempt
         self._journal = journal
         self._settings = settings
+        self.obstacle = ""
+        """Why the pack is not watched; empty where it is."""
         self._root = ""
         self._lock: int | None = None
         self._begin_at: float | None = None
@@ -140,6 +142,7 @@ class Watching:
         self._root, self._lock = f"{base}/{name}", lock
 
     def _refuse(self, reason: str) -> None:
+        self.obstacle = reason
         self._journal.write("not_watched", reason=reason)
         with contextlib.suppress(OSError, StateError):
             make_directory(self._pack / "report")

@@ -162,6 +162,39 @@ def _read(path: Path) -> ProfileRecord | None:
     return parse_profile(value, str(path))
 
 
+def knows_rate(root: Path, script: bytes, job: Job, gpu_model: str | None) -> bool:
+    """Whether a usage profile tells how fast a job is alone: its own, or one of its family.
+
+    Args:
+        root: The state directory.
+        script: The job's script.
+        job: The job.
+        gpu_model: The GPU's model; None for any.
+    """
+    if gpu_model is not None:
+        own = read_profile(root, compute_signature(script, job), gpu_model)
+        if own is not None and own.steps_per_s is not None:
+            return True
+    return bool(find_family(root, compute_family(script, job), gpu_model))
+
+
+def find_family(root: Path, family: str, gpu_model: str | None) -> list[ProfileRecord]:
+    """The usage profiles of a family that have a rate, newest first.
+
+    Args:
+        root: The state directory.
+        family: See `compute_family`.
+        gpu_model: The GPU's model; None for any.
+    """
+    return [
+        record
+        for record in list_profiles(root)[0]
+        if record.family == family
+        and record.steps_per_s is not None
+        and gpu_model in (None, record.gpu_model)
+    ]
+
+
 def list_profiles(root: Path) -> tuple[list[ProfileRecord], list[str]]:
     """All usage profiles, newest first, and what is wrong with those that cannot be read."""
     found, problems = [], []

@@ -243,6 +243,7 @@ def _build_candidate(
         ),
         mail=read_mail(options),
         instrument=not options.flag("no-instrument"),
+        probe=not options.flag("no-probe"),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
     )
     refuse_directories(options, job)

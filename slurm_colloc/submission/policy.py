@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from slurm_colloc.errors import NoPackPossible, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode
+from slurm_colloc.model.probing import BESIDE_WAITING
 from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.planning.grouping import plan
 from slurm_colloc.settings import JOIN_CHOICES, Settings
@@ -14,6 +16,10 @@ from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.output_files import refuse_shared_files
+from slurm_colloc.submission.probing import find_unknown
+
+WINDOW_S = BESIDE_WAITING.window_s
+"""How much longer members may wait for their turn where one of the pack is probed."""
 
 
 def choose_policy(call: Call, settings: Settings) -> Policy:
@@ -39,6 +45,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             start_margin_s=settings.start_margin_s,
             pack_time_max_s=settings.caps.pack_time_s,
         )
+    may_probe = find_unknown(call.candidates, settings) is not None
     size = call.pack_size or settings.pack_size or None
     return Policy(
         degree=degree,
@@ -47,7 +54,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         running_limit=call.array.limit if call.array else None,
         mode=share.planned,
         share=str(share),
-        start_margin_s=settings.start_margin_s,
+        start_margin_s=settings.start_margin_s + (math.ceil(WINDOW_S) if may_probe else 0),
         pack_time_max_s=settings.caps.pack_time_s,
     )
 

@@ -15,7 +15,9 @@ from slurm_colloc.submission.directives import check_script
 SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
 
-COMMANDS = ("submit", "pack", "check", "queue", "show", "logs", "cancel", "wait", "sandbox")
+COMMANDS = (
+    "submit", "pack", "probe", "check", "queue", "show", "logs", "cancel", "wait", "sandbox",
+)  # fmt: skip
 """csub's own words; everything else that comes first is a script or an option."""
 
 _WRAP = "#!/bin/sh\n# This script was created by csub --wrap.\n\n{command}\n\n"

@@ -53,6 +53,11 @@ fi
 cp "$here/train.sh" "$work/train.sh"
 cd "$work"
 
+if [ "$use_slurm" = yes ]; then
+    # How fast it is alone, for which it must run longer than below; the four are its family.
+    show env DEMO_SECONDS=300 csub probe --wait train.sh --lr 0.1
+fi
+
 # shellcheck disable=SC2086 # an empty option is no option
 answer=$(show csub pack $local_option 'train.sh --lr 0.01' 'train.sh --lr 0.1' \
     'train.sh --lr 0.5' 'train.sh --lr 1e30')

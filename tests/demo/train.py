@@ -15,7 +15,9 @@ def main() -> int:
     """Train for some seconds; exit status 3 if the loss stops being a number."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--seconds", type=float, default=16.0)
+    parser.add_argument(
+        "--seconds", type=float, default=float(os.environ.get("DEMO_SECONDS", "16"))
+    )
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

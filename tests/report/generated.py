@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from slurm_colloc.store.directory import NewPack, write_ended
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.samples import GPU_COLUMNS, MEMBER_COLUMNS
 from slurm_colloc.store.setup import Setup, write_setup
-from slurm_colloc.store.states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.states import GpuUse, StateRecord, begin_attempt, write_state
 
 from ..store.builders import build_member, build_pack
 
@@ -169,6 +169,8 @@ def make_pack(
     pieces: int = 1,
     failed: Sequence[int] = (),
     setup: bool = True,
+    one_family: bool = False,
+    thread_limits: Mapping[int, int] | None = None,
 ) -> Path:
     """Write a pack that has run, or runs, with these members."""
     numbers = sorted({truth.member for truth in truths})
@@ -177,9 +179,11 @@ def make_pack(
     pack = build_pack(submission)
     entries = []
     for number in numbers:
-        entry = build_member(number, script=f"#!/bin/sh\npython train.py {number}\n".encode())
+        arguments = ("--lr", f"0.{number}") if one_family else ()
+        work = "$@" if one_family else number
+        entry = build_member(number, script=f"#!/bin/sh\npython train.py {work}\n".encode())
         name = names[number - 1] if number <= len(names) else f"train{number}"
-        job = dataclasses.replace(entry.spec.job, name=name)
+        job = dataclasses.replace(entry.spec.job, name=name, arguments=arguments)
         spec = dataclasses.replace(entry.spec, job=job)
         entries.append(dataclasses.replace(entry, spec=spec))
     record = dataclasses.replace(
@@ -207,6 +211,7 @@ def make_pack(
                 ended_at=None if running else T0 + last.end,
                 exit_code=None if running else ExitCode(1 if number in failed else 0),
                 node="node1",
+                gpu=GpuUse("mps", (thread_limits or {}).get(number)),
             ),
         )
     if setup:

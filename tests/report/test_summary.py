@@ -103,6 +103,55 @@ def test_the_second_run_finds_the_usage_profiles_of_the_first(tmp_path: Path) ->
     assert summary["gpu_use"]["sm_active"]["attribution"] == "whole_gpu"
 
 
+def test_a_member_that_was_never_alone_is_measured_against_its_family(tmp_path: Path) -> None:
+    probed = Truth(1, 0, 300, lambda at: 20 if at < 60 else 16)
+    truths = [probed, Truth(2, 60, 300, lambda _at: 10), Truth(3, 60, 300, lambda _at: 8)]
+    pack = make_pack(tmp_path, truths, one_family=True)
+    members = build_summary(pack, tmp_path)["members"]
+    assert [m["solo"]["source"] for m in members] == ["this run", "family", "family"]
+    assert [m["solo"]["n"] for m in members] == [1, 1, 1]
+    slowdowns = [m["slowdown"] for m in members]
+    assert slowdowns == [pytest.approx(20 / rate, rel=0.01) for rate in (16, 10, 8)]
+    told = "its solo rate is that of its family: the same script with other numbers as arguments"
+    assert [told in m["notes"] for m in members] == [False, True, True]
+    assert write_summary(pack) == []
+    # Its own usage profile now says the same, and is not counted twice.
+    again = build_summary(pack, tmp_path)["members"]
+    assert [m["solo"]["source"] for m in again] == ["profile", "family", "family"]
+    assert [m["solo"]["n"] for m in again] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("other", "known"), [(21, True), (40, False)])
+def test_a_family_that_disagrees_tells_nothing(tmp_path: Path, other: float, known: bool) -> None:
+    for number, rate in ((1, 20), (2, other)):
+        alone = make_pack(
+            tmp_path,
+            [Truth(number, 0, 100, lambda _at, rate=rate: rate)],  # type: ignore[misc]
+            submission=f"20260101-00000{number}-a",
+            job_id=f"471{number}",
+            one_family=True,
+        )
+        assert write_summary(alone) == []
+    truths = [Truth(3, 0, 100, lambda _at: 10), Truth(4, 0, 100, lambda _at: 10)]
+    pack = make_pack(
+        tmp_path, truths, submission="20260102-000000-a", job_id="4800", one_family=True
+    )
+    for member in build_summary(pack, tmp_path)["members"]:
+        expected = pytest.approx(20.5 / 10, rel=0.01) if known else None
+        assert member["slowdown"] == expected
+
+
+def test_alone_with_a_part_of_the_threads_is_not_alone(tmp_path: Path) -> None:
+    truths = [Truth(1, 0, 300, lambda at: 20 if at < 60 else 16), Truth(2, 60, 300, lambda _at: 10)]
+    pack = make_pack(tmp_path, truths, thread_limits={1: 50, 2: 100})
+    assert write_summary(pack) == []
+    (one, two) = build_summary(pack, tmp_path)["members"]
+    assert one["solo"] is None
+    assert any("with all of the GPU" in note for note in one["notes"])
+    assert two["solo"] is None
+    assert list_profiles(tmp_path)[0] == []
+
+
 def test_a_member_alone_has_exact_figures_and_no_slowdown(tmp_path: Path) -> None:
     pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 7)])
     summary = build_summary(pack, tmp_path)

@@ -1,0 +1,68 @@
+"""The probe window: how long an unknown job runs alone before its neighbours start; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_colloc.model.job import Job
+
+WORTH_IT_S = 600
+"""Of a shorter job the window would take too large a part."""
+
+PROBE_TIME_S = 600
+"""What `csub probe` asks Slurm for at most."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a probe window may be.
+
+    Attributes:
+        first_step_s: Without a step until then there is nothing to wait for.
+        window_s: The longest window.
+    """
+
+    first_step_s: float
+    window_s: float
+
+
+BESIDE_WAITING = Patience(60.0, 200.0)
+"""Where neighbours wait for it."""
+
+BY_ITSELF = Patience(360.0, 560.0)
+"""Where nobody does (`csub probe`): the program may take long to start."""
+
+
+@dataclass(frozen=True)
+class ProbeProgress:
+    """What is known of a member in its probe window.
+
+    Attributes:
+        elapsed_s: Since the window began.
+        steps: Steps so far; None where it has reported none.
+        steady: Its rate has settled.
+    """
+
+    elapsed_s: float
+    steps: int | None
+    steady: bool
+
+
+def find_obstacle_to_probe(job: Job) -> str:
+    """Why a job is not probed when it shares, whoever it is; empty where it may be."""
+    if not job.probe:
+        return "--no-probe"
+    if job.time_limit_s is not None and job.time_limit_s <= WORTH_IT_S:
+        return f"jobs of {WORTH_IT_S // 60} minutes or less are not probed"
+    return ""
+
+
+def judge_window(progress: ProbeProgress, patience: Patience) -> str:
+    """Why a probe window is over; empty while it is not."""
+    if progress.steady:
+        return "its rate is steady"
+    if not progress.steps and progress.elapsed_s >= patience.first_step_s:
+        return f"it has reported no step within {patience.first_step_s:g} s"
+    if progress.elapsed_s >= patience.window_s:
+        return f"its rate was not steady within {patience.window_s:g} s"
+    return ""

@@ -1,0 +1,163 @@
+"""The probe window: an unknown job runs alone before its neighbours start.
+
+So its rate alone is known, which every slowdown is measured against. A pack whose members are all
+unknown probes the first; others of its family (model.profile) go by what that one has shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.probing import (
+    BESIDE_WAITING,
+    BY_ITSELF,
+    ProbeProgress,
+    find_obstacle_to_probe,
+    judge_window,
+)
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.roster import Member, Roster
+from slurm_colloc.store.files import read_bytes, read_json
+from slurm_colloc.store.inbox import format_number
+
+
+class Probing:
+    """Lets one member run alone for its probe window.
+
+    Args:
+        pack: The pack's directory.
+        shown_id: The pack's job id as users know it.
+        roster: Its members.
+        ledger: Writes why the others wait.
+        journal: The pack's log.
+        is_wanted: The settings let unknown jobs be probed.
+        find_gpu_model: The GPU's model; None where it is not known.
+        why_unwatched: Why nothing is measured in this pack; empty where it is.
+        end: Ends a member whose job is to be probed and no more.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        shown_id: str,
+        roster: Roster,
+        ledger: Ledger,
+        journal: Journal,
+        is_wanted: bool,
+        find_gpu_model: Callable[[], str | None],
+        why_unwatched: Callable[[], str],
+        end: Callable[[Member], None],
+    ) -> None:
+        self._pack = pack
+        self._shown_id = shown_id
+        self._roster = roster
+        self._ledger = ledger
+        self._journal = journal
+        self._is_wanted = is_wanted
+        self._find_gpu_model = find_gpu_model
+        self._why_unwatched = why_unwatched
+        self._end = end
+        self._probed: Member | None = None
+        self._begun_at = 0.0
+        self._told: set[int] = set()
+
+    def holds(self, member: Member) -> bool:
+        """Whether a waiting member must not start yet; if it is the one to be probed, it may."""
+        if self._probed is not None:
+            return True
+        if self._is_to_be_probed(member):
+            self._probed, self._begun_at = member, time.monotonic()
+            member.is_probed = True
+            self._journal.write("probe", member=member.number)
+        return False
+
+    def tell_waiting(self) -> None:
+        """Write down why members wait that could have started."""
+        if self._probed is None:
+            return
+        text = self._describe(self._probed)
+        for number in self._roster.waiting:
+            member = self._roster.members[number]
+            if not member.record.reason:
+                self._ledger.write(member, MemberState.PENDING, reason=text)
+                self._told.add(number)
+
+    def work(self) -> None:
+        """See whether the window is over."""
+        member = self._probed
+        if member is None:
+            return
+        reason = self._judge(member)
+        if not reason:
+            return
+        elapsed_s = round(time.monotonic() - self._begun_at, 1)
+        self._journal.write("probed", member=member.number, seconds=elapsed_s, reason=reason)
+        self._probed = None
+        if member.process is not None and member.spec.job.only_probe:
+            self._end(member)
+        for number in self._told & set(self._roster.waiting):
+            self._ledger.write(self._roster.members[number], MemberState.PENDING, reason="")
+        self._told.clear()
+
+    def _describe(self, member: Member) -> str:
+        name = MemberId(self._shown_id, member.number)
+        return (
+            f"{name} runs alone first, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
+            "alone is known (--no-probe)"
+        )
+
+    def _judge(self, member: Member) -> str:
+        if member.process is None:
+            return "it has ended"
+        job = member.spec.job
+        unwatched = self._why_unwatched()
+        if unwatched:
+            return f"nothing is measured: {unwatched}"
+        latest = self._read_latest(member)
+        progress = ProbeProgress(
+            elapsed_s=time.monotonic() - self._begun_at,
+            steps=latest.get("steps"),
+            steady=bool(latest.get("steady")),
+        )
+        return judge_window(progress, BY_ITSELF if job.only_probe else BESIDE_WAITING)
+
+    def _read_latest(self, member: Member) -> dict[str, Any]:
+        """The monitor's newest figures of the member's present start; empty without."""
+        with contextlib.suppress(StateError):
+            value = read_json(f"{self._pack}/latest.json")
+            found = ((value or {}).get("members") or {}).get(str(member.number)) or {}
+            if found.get("start") == member.record.starts:
+                return dict(found)
+        return {}
+
+    def _is_to_be_probed(self, member: Member) -> bool:
+        job = member.spec.job
+        if job.only_probe:
+            return True
+        is_alone = not self._roster.running() and len(self._roster.places) > 1
+        if not self._is_wanted or not is_alone or self._roster.takes_one or member.record.starts:
+            return False
+        if find_obstacle_to_probe(job) or self._why_unwatched():
+            return False
+        model = self._find_gpu_model()
+        return model is not None and not self._is_known(member, model)
+
+    def _is_known(self, member: Member, gpu_model: str) -> bool:
+        # Loaded only by packs that may probe.
+        from slurm_colloc.store.profiles import knows_rate
+
+        job = member.spec.job
+        try:
+            script = read_bytes(f"{self._pack}/members/{format_number(member.number)}/script")
+        except OSError:
+            # Who cannot be found again need not be measured.
+            return True
+        return knows_rate(self._pack.parent.parent, script, job, gpu_model)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.probing import (
+    BESIDE_WAITING,
+    BY_ITSELF,
+    Patience,
+    ProbeProgress,
+    find_obstacle_to_probe,
+    judge_window,
+)
+
+JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "steps", "steady", "patience", "told"),
+    [
+        (45, 900, True, BESIDE_WAITING, "its rate is steady"),
+        (59.9, None, False, BESIDE_WAITING, ""),
+        (60, None, False, BESIDE_WAITING, "it has reported no step within 60 s"),
+        (60, 0, False, BESIDE_WAITING, "it has reported no step within 60 s"),
+        (199, 1, False, BESIDE_WAITING, ""),
+        (200, 1, False, BESIDE_WAITING, "its rate was not steady within 200 s"),
+        (200, None, False, BY_ITSELF, ""),
+        (360, None, False, BY_ITSELF, "it has reported no step within 360 s"),
+        (559, 1, False, BY_ITSELF, ""),
+        (560, 1, False, BY_ITSELF, "its rate was not steady within 560 s"),
+    ],
+)
+def test_when_a_window_is_over(
+    elapsed_s: float, steps: int | None, steady: bool, patience: Patience, told: str
+) -> None:
+    assert judge_window(ProbeProgress(elapsed_s, steps, steady), patience) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"time_limit_s": 601}, ""),
+        ({"time_limit_s": 600}, "jobs of 10 minutes or less are not probed"),
+        ({"probe": False}, "--no-probe"),
+    ],
+)
+def test_who_may_be_probed(changes: dict[str, object], told: str) -> None:
+    assert find_obstacle_to_probe(dataclasses.replace(JOB, **changes)) == told  # type: ignore[arg-type]

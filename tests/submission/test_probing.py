@@ -1,0 +1,125 @@
+"""What csub asks for where a job may be probed, and the call of `csub probe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.profile import Observation
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profiles import add_observations, compute_family, knows_rate
+from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.policy import choose_policy
+from slurm_colloc.submission.probing import as_probe
+
+from .test_collect import collect, write
+
+OPTIONS = ("--gres=gpu:1", "--time=1:00:00")
+
+
+def margin(call: Call, root: Path, *, probe: bool = True) -> int:
+    settings = Settings(state_dir=str(root / "state"), start_margin_s=60, probe=probe)
+    return choose_policy(call, settings).start_margin_s
+
+
+def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
+    """Write down how fast a call's first job is alone on an H200."""
+    candidate = call.candidates[0]
+    observation = Observation(
+        signature=compute_signature(candidate.script, candidate.job),
+        family=compute_family(candidate.script, candidate.job),
+        name=candidate.job.name,
+        gpu_model="NVIDIA H200",
+        gpu_uuid="GPU-1",
+        source="20260101-000000-a.0/1.1.1",
+        at=1.0,
+        window_s=30.0,
+        steps_per_s=rate,
+    )
+    assert add_observations(root / "state", [observation]) == []
+
+
+def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--lr", "0.1")
+    assert margin(call, tmp_path) == 260
+    assert margin(call, tmp_path, probe=False) == 60
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.5"), rate=None)
+    assert margin(call, tmp_path) == 260
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.7"))
+    # Another number among the arguments: one family.
+    assert margin(call, tmp_path) == 60
+    other = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--deep", "0.1")
+    assert margin(other, tmp_path) == 260
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gres=gpu:1", "--time=10"),
+        (*OPTIONS, "--no-probe"),
+        ("--time=1:00:00",),
+        ("--gres=gpu:2", "--time=1:00:00"),
+        (*OPTIONS, "--share=exclusive"),
+    ],
+)
+def test_who_is_not_probed_asks_for_no_window(tmp_path: Path, options: tuple[str, ...]) -> None:
+    write(tmp_path)
+    assert margin(collect(tmp_path, *options, "--array=1-3", "a.sh"), tmp_path) == 60
+
+
+def test_a_rate_is_one_of_a_gpu_model(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "3")
+    learn(tmp_path, call)
+    job, script, state = call.candidates[0].job, call.candidates[0].script, tmp_path / "state"
+    assert knows_rate(state, script, job, "NVIDIA H200")
+    assert knows_rate(state, script, job, None)
+    assert not knows_rate(state, script, job, "NVIDIA A100-SXM4-40GB")
+    relative = collect(tmp_path, *OPTIONS, "a.sh", "4").candidates[0].job
+    assert knows_rate(state, script, relative, "NVIDIA H200")
+    assert not knows_rate(state, b"#!/bin/sh\nother\n", job, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(("given", "asked"), [("1-0", "0:10:00"), ("5", "0:05:00")])
+def test_probe_asks_for_little_time(tmp_path: Path, given: str, asked: str) -> None:
+    write(tmp_path, directives=f"#SBATCH --time={given} --time-min=3 --qos=high")
+    call = as_probe(collect(tmp_path, "--gres=gpu:1", "--degree=4", "--share=mps", "a.sh"))
+    (candidate,) = call.candidates
+    shape = dict(candidate.job.shape)
+    assert shape["time"] == asked
+    assert "time-min" not in shape
+    assert dict(candidate.job.group)["qos"] == "high"
+    assert candidate.job.only_probe
+    policy = choose_policy(call, Settings(state_dir=str(tmp_path / "state")))
+    assert (policy.degree, policy.share) == (1, "exclusive")
+    # It is the same job to whoever looks for its usage profile.
+    later = collect(tmp_path, "--gres=gpu:1", "a.sh").candidates[0]
+    assert compute_signature(candidate.script, candidate.job) == compute_signature(
+        later.script, later.job
+    )
+
+
+def test_probe_without_a_time_limit_asks_for_ten_minutes(tmp_path: Path) -> None:
+    write(tmp_path)
+    (candidate,) = as_probe(collect(tmp_path, "--gres=gpu:1", "a.sh")).candidates
+    assert dict(candidate.job.shape)["time"] == "0:10:00"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "a.sh asks for no GPU"),
+        (("--gres=gpu:2",), "a.sh asks for 2 GPUs"),
+        (("--gres=gpu:1", "--array=1-2"), "csub probe takes no --array"),
+    ],
+)
+def test_probe_needs_one_job_on_one_gpu(
+    tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    write(tmp_path)
+    with pytest.raises(UsageProblem, match=told):
+        as_probe(collect(tmp_path, *options, "a.sh"))
