@@ -57,7 +57,6 @@ class Interval:
         steps: Steps in it, at least 1.
         samples: Samples in it; None where unknown.
         wait_s: Time waited for data between the two readings; None where unknown.
-        read_s: Time between the two readings, which `wait_s` belongs to.
     """
 
     begin: float
@@ -65,7 +64,6 @@ class Interval:
     steps: float
     samples: float | None
     wait_s: float | None
-    read_s: float
 
     @property
     def length_s(self) -> float:
@@ -140,7 +138,6 @@ def find_intervals(progress: Progress) -> list[Interval]:
                 last - first,
                 _subtract(progress.samples[after], progress.samples[before]),
                 _subtract(progress.wait_s[after], progress.wait_s[before]),
-                progress.at[after] - progress.at[before],
             )
         )
     return intervals

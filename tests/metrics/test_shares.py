@@ -29,7 +29,7 @@ VALUES = st.lists(st.none() | st.floats(0, 1e6), max_size=50)
 
 
 def make_intervals(begin: int, end: int, rate: float, wait: float | None = 0.1) -> list[Interval]:
-    return [Interval(t, t + 1, rate, None, wait, 1.0) for t in range(begin, end)]
+    return [Interval(t, t + 1, rate, None, wait) for t in range(begin, end)]
 
 
 @given(VALUES)

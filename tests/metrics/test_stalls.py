@@ -22,7 +22,7 @@ SHARES = st.floats(0, 1)
 
 
 def make_intervals(begin: int, end: int, wait: float | None) -> list[Interval]:
-    return [Interval(t, t + 1, 10, None, wait, 1.0) for t in range(begin, end)]
+    return [Interval(t, t + 1, 10, None, wait) for t in range(begin, end)]
 
 
 def make_track(begin: int, end: int, value: float | None) -> Track:
@@ -55,7 +55,7 @@ def test_shares_make_the_whole_and_what_was_both_at_once(data: float, device: fl
 
 def test_what_comes_after_the_last_step_is_no_time_of_the_training() -> None:
     # It ended 0.1 s after a reading; the next one came 0.9 s later.
-    last = Interval(10, 10.1, 1, None, 0.03, 1.0)
+    last = Interval(10, 10.1, 1, None, 0.03)
     assert compute_data_share([*make_intervals(0, 10, 0.3), last]) == pytest.approx(0.3)
 
 
@@ -117,4 +117,4 @@ def test_readings_that_cover_a_pause_are_left_out() -> None:
     times = [t / 2 for t in range(100)]
     track = Track(times, [0.0 if 20 < at < 31 else 0.8 for at in times])
     assert split_stalls(alone, 1.0, alone, track, 5).device == pytest.approx(0.8)
-    assert find_covered([Interval(0, 0.5, 1, None, None, 0.5)]) == []
+    assert find_covered([Interval(0, 0.5, 1, None, None)]) == []
