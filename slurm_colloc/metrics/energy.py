@@ -16,6 +16,8 @@ from slurm_colloc.metrics.series import Track, Value, Window, compute_percentile
 from slurm_colloc.metrics.slowdown import JOULES_PER_KWH
 
 _IDLE_SAMPLES_LEAST = 3
+_UNREAD_S = 2.0
+"""So short a phase may lie between two readings of SM activity."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,18 @@ def _compute_part(phase: EnergyPhase, member: int, idle_power_w: Value) -> float
     if len(phase.sm_by_member) == 1:
         return phase.energy_j
     own = phase.sm_by_member[member]
-    if phase.energy_j is None or idle_power_w is None or own is None or not phase.sm_active:
+    if phase.energy_j is None or idle_power_w is None or own is None:
+        return None
+    if phase.sm_active is None and phase.length_s > _UNREAD_S:
         return None
     # A GPU that sleeps deeper than it did before the first step has no active part.
     idle_j = min(phase.energy_j, idle_power_w * phase.length_s)
     active_j = phase.energy_j - idle_j
-    return idle_j / len(phase.sm_by_member) + active_j * own / phase.sm_active
+    # Nobody has used more than there was, whatever the models say together.
+    modelled = sum(value for value in phase.sm_by_member.values() if value is not None)
+    active = max(phase.sm_active or 0.0, modelled)
+    share = own / active if active > 0 else 0.0
+    return idle_j / len(phase.sm_by_member) + active_j * share
 
 
 def compute_saving(

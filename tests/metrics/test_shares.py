@@ -137,6 +137,32 @@ PHASES = st.lists(
 )
 
 
+@pytest.mark.parametrize(
+    ("phase", "parts"),
+    [
+        # 10 W idle for 10 s is 50 J each; 800 J beyond it by 0.1 and 0.3 of 0.8.
+        (EnergyPhase(10.0, 900.0, 0.8, {1: 0.1, 2: 0.3}), (150, 350)),
+        # The models say more than there was, or nothing was active: all of it is theirs.
+        (EnergyPhase(10.0, 900.0, 0.2, {1: 0.1, 2: 0.3}), (250, 650)),
+        (EnergyPhase(10.0, 900.0, 0.0, {1: 0.1, 2: 0.3}), (250, 650)),
+        (EnergyPhase(10.0, 900.0, 0.5, {1: 0.0, 2: None}), (50, None)),
+        (EnergyPhase(10.0, 900.0, None, {1: 0.1, 2: 0.3}), (None, None)),
+        # Between two readings.
+        (EnergyPhase(0.1, 9.0, None, {1: 0.1, 2: 0.3}), (2.5, 6.5)),
+    ],
+)
+def test_energy_in_company_follows_the_models(
+    phase: EnergyPhase, parts: tuple[float | None, float | None]
+) -> None:
+    split = split_energy([phase], 10.0)
+    for member, expected in zip((1, 2), parts, strict=True):
+        part = split.parts[member]
+        assert (part is None) is (expected is None)
+        if part is not None:
+            assert part.value == pytest.approx(expected)
+            assert part.attribution is Attribution.MODELLED
+
+
 @given(PHASES, st.none() | st.floats(0, 500))
 def test_energy_of_members_and_the_rest_is_what_was_measured(
     phases: list[EnergyPhase], idle_power_w: float | None
