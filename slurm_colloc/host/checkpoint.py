@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.mps_state import read_boot_id
+from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.removal import remove_directory
 from slurm_colloc.host.trusted import OPEN_DIRECTORY, open_trusted
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_RUN = "/run/slurm_colloc"
 JOBS = "jobs"
 SETUP = "setup.json"
+SETUP_SCHEMA = 1
 LOCK = "lock"
 SCHEMA = 1
 

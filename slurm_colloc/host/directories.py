@@ -27,6 +27,8 @@ PREFIX = "csubm-"
 PIPE = "p"
 LOGS = "l"
 LOCK = "lock"
+DAEMON_LOG = "daemon.log"
+"""The standard output of an MPS daemon: with `-f` its log and its servers'."""
 
 LONGEST_PIPE_PATH_BYTES = 87
 """NVIDIA's daemon answers a longer pipe directory with exit status 1 and no word (550, 580): its

@@ -6,16 +6,17 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 
 from slurm_colloc.host.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.policy import DEFAULT_POLICY
-from slurm_colloc.host.recovering import Recovered
-from slurm_colloc.host.undoing import Undone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
+
+    from slurm_colloc.host.recovering import Recovered
+    from slurm_colloc.host.undoing import Undone
 
 
 @dataclass(frozen=True)

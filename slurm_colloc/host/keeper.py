@@ -39,7 +39,7 @@ from slurm_colloc.host.keeper_messages import (
     Terminated,
     Trouble,
 )
-from slurm_colloc.host.mps import RunningMps, start_daemon, start_server, wait_for_active
+from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps_answers import Client
 from slurm_colloc.host.mps_control import parse_pids
 from slurm_colloc.host.mps_leftovers import sweep
@@ -52,6 +52,7 @@ from slurm_colloc.host.mps_log import (
 )
 from slurm_colloc.host.mps_logs import write_logs
 from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_server import wait_for_active
 from slurm_colloc.host.mps_stop import stop_daemon
 from slurm_colloc.host.processes import (
     is_alive,

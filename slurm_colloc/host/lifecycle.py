@@ -32,14 +32,11 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
-from slurm_colloc.host.audit import write_audit
-from slurm_colloc.host.checkpoint import DEFAULT_RUN, RunDirectory
+from slurm_colloc.host.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hook_job import HookJob, read_hook_job
-from slurm_colloc.host.hook_report import HookReport, Place, describe_recovered
-from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.mps_state import read_boot_id
+from slurm_colloc.host.hook_report import HookReport, Place
+from slurm_colloc.host.permission import is_permitted
 from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, read_policy
-from slurm_colloc.host.recovering import read_or_guess, recover
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,61 +50,6 @@ USAGE = (
     "usage: python -m slurm_colloc.host.lifecycle prolog|epilog|recover|status "
     "[--run-directory DIRECTORY] [--policy FILE]"
 )
-
-# -- recover and status ---------------------------------------------------------------------------
-
-
-def run_recover(place: Place, node: str) -> tuple[HookReport, list[dict[str, Any]]]:
-    """Undo what dead jobs have left."""
-    try:
-        run = RunDirectory(place.run, makes=False)
-    except FileNotFoundError:
-        return HookReport(outcome="nothing was prepared"), []
-    try:
-        found = recover(run, simulation=place.simulation, node=node)
-    finally:
-        run.close()
-    told = [describe_recovered(one) for one in found]
-    unsafe = [text for one in found if one.report for text in one.report.unsafe]
-    report = HookReport("recovered", details={"jobs": told}, exit_status=1 if unsafe else 0)
-    report.outcome = "; ".join(unsafe)
-    return report, told
-
-
-def build_status(place: Place) -> dict[str, Any]:
-    """What root has prepared on this node now."""
-    status: dict[str, Any] = {"schema": 1, "run_directory": place.run, "jobs": []}
-    try:
-        policy = read_policy(place.policy)
-        status["policy"] = {"path": place.policy, "enabled": policy.enabled, "problem": ""}
-    except StateError as error:
-        status["policy"] = {"path": place.policy, "enabled": None, "problem": str(error)}
-    try:
-        run = RunDirectory(place.run, makes=False)
-    except FileNotFoundError:
-        return status
-    try:
-        for job_id in run.list_jobs():
-            checkpoint, problem = read_or_guess(run, job_id)
-            if checkpoint is None:
-                continue
-            peers = [read_peer(f"{run.path}/{job_id}/{name}/p") for name in checkpoint.daemons]
-            status["jobs"].append(
-                {
-                    "job_id": job_id,
-                    "uid": None if problem else checkpoint.uid,
-                    "phase": checkpoint.phase,
-                    "mode": checkpoint.mode,
-                    "gpus": list(checkpoint.gpus),
-                    "daemon_pids": [None if peer is None else peer.pid for peer in peers],
-                    "is_of_this_boot": checkpoint.boot == read_boot_id(),
-                    "problem": problem,
-                }
-            )
-    finally:
-        run.close()
-    return status
-
 
 # -- the command line -----------------------------------------------------------------------------
 
@@ -124,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")
         if command == "status":
+            from slurm_colloc.host.whole_node import build_status
+
             sys.stdout.write(json.dumps(build_status(place), indent=2) + "\n")
             return 0
         os.umask(0o077)
@@ -148,6 +92,8 @@ def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _recover_and_tell(place: Place) -> int:
+    from slurm_colloc.host.whole_node import run_recover
+
     started = time.monotonic()
     policy, problem = _read_policy(place)
     report, told = run_recover(place, os.environ.get("SLURMD_NODENAME", ""))
@@ -165,6 +111,9 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     policy, problem = _read_policy(place)
+    if _QUESTION is not None and is_permitted(policy, job):
+        # NVML takes as long to get ready as the rest of the prolog takes to load.
+        _QUESTION.prepare()
     # Neither loads what only the other needs. A broken installation ends with a status of its own.
     if command == "epilog":
         from slurm_colloc.host.epilog import run_epilog
@@ -210,6 +159,8 @@ def _audit(
         "exit": report.exit_status,
         **report.details,
     }
+    from slurm_colloc.host.audit import write_audit
+
     write_audit(policy.audit_log, entry)
 
 

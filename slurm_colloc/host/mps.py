@@ -11,13 +11,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.children import Child, collect, start_program
 from slurm_colloc.host.directories import (
     BASES,
+    DAEMON_LOG,
     Owner,
     PrivateDirectory,
     make_private_directory,
@@ -29,16 +29,12 @@ from slurm_colloc.host.mps_answers import (
     parse_percentage,
 )
 from slurm_colloc.host.mps_control import (
-    ACTIVE,
-    EXITED,
     ControlProgram,
     build_daemon_environment,
     find_library_path,
     find_programs,
     read_peer,
 )
-from slurm_colloc.host.mps_log import LogEvent, Problem, StatusChanged
-from slurm_colloc.host.mps_logs import DAEMON_LOG, LogFollower, read_last_words
 from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.mps_state import DaemonState, write_state
 from slurm_colloc.host.processes import (
@@ -50,19 +46,19 @@ from slurm_colloc.host.processes import (
 )
 from slurm_colloc.host.removal import remove_directory
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.mps_log import LogEvent
+    from slurm_colloc.host.mps_logs import LogFollower
+
 # From 580 on the daemon asks CUDA first, and ends without a word: 100 is CUDA_ERROR_NO_DEVICE.
 _SILENT_ENDS = {
     100: "CUDA finds none of the GPUs in CUDA_VISIBLE_DEVICES",
     244: "libcuda.so.1 was not found",
 }
-_NO_WORD = "it says nothing"
+NO_WORD = "it says nothing"
 _POLL_S = 0.001
-_STATUS_S = 0.1
-_LOG_S = 0.005
 _BROKEN_OFF_S = 0.5
-
-Pause = Callable[[float], bool]
-"""Waits so many seconds; False where the caller has lost interest."""
 
 
 @dataclass
@@ -170,6 +166,9 @@ def start_daemon(
         if daemon is not None:
             state = replace(state, daemon=daemon)
             write_state(directory.descriptor, state)
+        # It takes the daemon longer to come up than to load this.
+        from slurm_colloc.host.mps_logs import LogFollower
+
         control = ControlProgram(programs, environment, owner)
         _prove(child, directory, uid, control, started + options.control_cap_s)
         control_ms = (time.monotonic() - started) * 1000
@@ -231,14 +230,14 @@ def _prove(
     while True:
         status = child.poll()
         if status is not None:
-            raise NodeError(_explain_end(status, directory, uid))
+            raise NodeError(explain_end(status, directory, uid))
         peer = read_peer(directory.pipe_path)
         if peer is not None:
             break
         if time.monotonic() > deadline:
             raise NodeError(
                 "the MPS daemon has made no control socket: "
-                f"{read_last_words(directory.descriptor, uid) or _NO_WORD}"
+                f"{_read_last_words(directory, uid) or NO_WORD}"
             )
         time.sleep(_POLL_S)
     if peer.pid != child.pid:
@@ -248,15 +247,28 @@ def _prove(
     )
     if parse_percentage(answer) is None:
         words = answer.problem or answer.stdout.strip() or "an empty answer"
-        logged = read_last_words(directory.descriptor, uid)
+        logged = _read_last_words(directory, uid)
         raise NodeError(
             f"the MPS daemon does not answer its control program: {words}"
             f"{f'; its log: {logged}' if logged else ''}"
         )
 
 
-def _explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
-    words = read_last_words(directory.descriptor, uid) or _SILENT_ENDS.get(status, _NO_WORD)
+def _read_last_words(directory: PrivateDirectory, uid: int) -> str:
+    from slurm_colloc.host.mps_logs import read_last_words
+
+    return read_last_words(directory.descriptor, uid)
+
+
+def explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
+    """Why a daemon has ended that had not answered yet, in words.
+
+    Args:
+        status: Its exit status, negative for a signal.
+        directory: Its private directory.
+        uid: Whose daemon it was.
+    """
+    words = _read_last_words(directory, uid) or _SILENT_ENDS.get(status, NO_WORD)
     ended = f"signal {-status}" if status < 0 else f"exit status {status}"
     return f"the MPS daemon ended at once with {ended}: {words}"
 
@@ -321,51 +333,3 @@ def start_server(running: RunningMps) -> None:
     words = answer.problem or answer.stdout.strip() or _read_complaints(running, mark)
     if words:
         raise NodeError(f"the MPS daemon starts no server: {words.lstrip('; ')}")
-
-
-def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
-    """Wait until a server is ACTIVE.
-
-    Args:
-        running: The daemon; `events` takes what its logs say meanwhile.
-        pause: How to wait.
-
-    Returns:
-        The server's pid, or None where `pause` broke off.
-
-    Raises:
-        NodeError: No server becomes ACTIVE.
-    """
-    started = time.monotonic()
-    ask_at = started
-    # It may have failed already while the command was being answered.
-    _raise_if_failed(running.events)
-    while True:
-        if running.child is not None and (status := running.child.poll()) is not None:
-            raise NodeError(_explain_end(status, running.directory, running.uid))
-        fresh = running.logs.read()
-        running.events += fresh
-        ready = any(isinstance(e, StatusChanged) and e.status == ACTIVE for e in fresh)
-        _raise_if_failed(fresh)
-        now = time.monotonic()
-        if ready or now >= ask_at:
-            for server_pid in running.control.read_servers() or ():
-                running.note_server(server_pid)
-                if running.control.read_server_status(server_pid) == ACTIVE:
-                    return server_pid
-            ask_at = time.monotonic() + _STATUS_S
-        if now - started > running.options.active_cap_s:
-            raise NodeError(
-                f"no MPS server became ACTIVE within {running.options.active_cap_s:g} s: "
-                f"{read_last_words(running.directory.descriptor, running.uid) or _NO_WORD}"
-            )
-        if not pause(_LOG_S):
-            return None
-
-
-def _raise_if_failed(events: list[LogEvent]) -> None:
-    for event in events:
-        if isinstance(event, Problem):
-            raise NodeError(f"the MPS server cannot start: {event.text}")
-        if isinstance(event, StatusChanged) and event.status == EXITED:
-            raise NodeError(f"the MPS server ended before it was ACTIVE: {event.text}")

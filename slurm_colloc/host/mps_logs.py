@@ -12,11 +12,8 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-from slurm_colloc.host.directories import LOGS
+from slurm_colloc.host.directories import DAEMON_LOG, LOGS
 from slurm_colloc.host.mps_log import LogEvent, LogReader
-
-DAEMON_LOG = "daemon.log"
-"""The daemon's standard output: with `-f` its log and its servers'."""
 
 _FILES = (DAEMON_LOG, f"{LOGS}/control.log", f"{LOGS}/server.log")
 _CHUNK_BYTES = 1 << 18

@@ -70,6 +70,16 @@ def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in PASSED_ON if name in environ}
 
 
+def build_node_environment(simulation: str, node: str) -> dict[str, str]:
+    """What the daemon of a node has in its environment beside a PATH.
+
+    Args:
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+    """
+    return dict(zip(PASSED_ON, (simulation, node), strict=True)) if simulation else {}
+
+
 @dataclass(frozen=True)
 class StopReport:
     """How a daemon was ended.

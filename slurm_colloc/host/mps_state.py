@@ -6,7 +6,6 @@ root, so nothing in it comes from the user.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.host.boot import read_boot_id, read_pid_namespace
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.mps_control import MpsPrograms
 from slurm_colloc.host.processes import ProcessId
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 STATE = "state.json"
 SCHEMA = 1
 _LIMIT_BYTES = 65536
-
-
-def read_boot_id() -> str:
-    """The kernel's name for this boot; empty where unreadable."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return ""
-
-
-def read_pid_namespace() -> int:
-    """Inode number of this process's pid namespace; 0 where unreadable."""
-    with contextlib.suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
-    return 0
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """NVML asked in a fork of the hook: no second interpreter has to start; who: root.
 
-What it imports is little, for the prolog forks before it loads the rest of itself: bindings and
-hook are then loaded side by side. As in a program of its own, a driver that hangs hangs nobody
-else.
+What it imports is next to nothing, for the prolog forks before it loads the rest of itself:
+bindings and hook are then loaded side by side. As in a program of its own, a driver that hangs
+hangs nobody else.
 """
+
+# ruff: noqa: SIM105 - contextlib alone takes as long to load as all else that comes before the fork
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import time
 
 TYPE_CHECKING = False
@@ -24,6 +23,9 @@ _LIMIT_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _LIBRARY = "libnvidia-ml.so.1"
 _END_S = 0.5
+
+NVML_S = 4.0
+"""How long a hook waits for NVML."""
 
 
 class ForkedQuestion:
@@ -53,7 +55,8 @@ class ForkedQuestion:
             _serve(requests, answers, simulation, node, dict(compute_modes or {}))
         os.close(requests)
         os.close(answers)
-        self._is_prepared = self._has_answered = self._is_collected = False
+        self._is_prepared = self._is_requested = False
+        self._has_answered = self._is_collected = False
 
     def prepare(self) -> None:
         """Let NVML be initialised meanwhile."""
@@ -61,8 +64,15 @@ class ForkedQuestion:
             self._is_prepared = True
             self._send()
 
+    def request(self) -> None:
+        """Let it read the GPUs from now on; `ask` takes the answer."""
+        self.prepare()
+        if not self._is_requested:
+            self._is_requested = True
+            self._send()
+
     def ask(self, timeout_s: float) -> NvmlAnswer:
-        """Ask now; one question can be asked once.
+        """Ask now, or take what was requested before; one question can be asked once.
 
         Args:
             timeout_s: How long it may take. A fork that hangs is killed, and left alone where even
@@ -72,8 +82,7 @@ class ForkedQuestion:
 
         from slurm_colloc.host.nvml_answer import NvmlAnswer, parse_answer
 
-        self.prepare()
-        self._send()
+        self.request()
         data, is_late = self._read(time.monotonic() + timeout_s)
         self._has_answered = data.endswith(b"\n")
         self._let_go()
@@ -96,11 +105,15 @@ class ForkedQuestion:
 
     def _send(self) -> None:
         if self._requests >= 0:
-            with contextlib.suppress(BrokenPipeError):
+            try:
                 os.write(self._requests, b"\n")
+            except BrokenPipeError:
+                pass
 
     def _read(self, deadline: float) -> tuple[bytes, bool]:
         """What it says, a line; and whether the time was too short for it."""
+        import select
+
         data = b""
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
@@ -125,6 +138,8 @@ class ForkedQuestion:
         if self._is_collected:
             return None
         if kills:
+            import signal
+
             os.kill(self._pid, signal.SIGKILL)
         deadline = time.monotonic() + patience_s
         pause_s = 0.0005
@@ -140,9 +155,33 @@ class ForkedQuestion:
 
 def fork_quietly(simulation: str, node: str) -> ForkedQuestion | None:
     """The same; None where there can be no further process."""
-    with contextlib.suppress(OSError):
+    try:
         return ForkedQuestion(simulation, node)
-    return None
+    except OSError:
+        return None
+
+
+def ask_nvml(
+    simulation: str, node: str, compute_modes: Mapping[str, str] | None = None
+) -> ForkedQuestion:
+    """Get a question to NVML ready, in a clean environment.
+
+    Args:
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+        compute_modes: Compute modes to set first, by UUID.
+
+    Raises:
+        NodeError: There can be no further process.
+    """
+    from slurm_colloc.errors import NodeError
+
+    try:
+        question = ForkedQuestion(simulation, node, compute_modes)
+    except OSError as error:
+        raise NodeError(f"NVML cannot be asked ({error.strerror})") from error
+    question.prepare()
+    return question
 
 
 def _serve(
@@ -158,8 +197,11 @@ def _serve(
         os.dup2(null, 2)
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2:
-                with contextlib.suppress(OSError):
+                try:
                     os.close(int(name))
+                except OSError:
+                    # The listing's own.
+                    pass
         # A clean environment for the driver; that of the simulation where there is one.
         os.environ.clear()
         os.environ.update({"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"})
@@ -177,8 +219,11 @@ def _load_simulation(simulation: str, node: str) -> None:
     import ctypes
 
     os.environ.update({"SIMGPU_ROOT": simulation, "SLURMD_NODENAME": node})
-    with contextlib.suppress(OSError):
+    try:
         ctypes.CDLL(f"{simulation}/lib/{_LIBRARY}", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        # The simulation has taken it away: then NVML is absent.
+        pass
 
 
 def _answer(nvml_child: Any, compute_modes: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.checkpoint import SETUP
+from slurm_colloc.host.checkpoint import SETUP, SETUP_SCHEMA
 from slurm_colloc.host.directories import LOGS, PIPE, PrivateDirectory
 from slurm_colloc.host.mps import RunningMps
 from slurm_colloc.host.mps_control import (
@@ -34,7 +34,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SETUP_SCHEMA = 1
 ANSWER_S = 3.0
 """How long the daemon may take to answer before the pack starts one of its own."""
 
@@ -67,7 +66,6 @@ class PreparedSetup:
         by: Which hook.
         daemons: The daemons.
         compute_mode: The GPUs' compute mode; None where unknown.
-        shm_device: The device number of /dev/shm where the daemon runs; None where not told.
         notes: What else is worth knowing.
     """
 
@@ -76,16 +74,7 @@ class PreparedSetup:
     by: str
     daemons: tuple[PreparedDaemon, ...] = ()
     compute_mode: str | None = None
-    shm_device: int | None = None
     notes: tuple[str, ...] = ()
-
-
-def read_shm_device() -> int | None:
-    """Which file system /dev/shm is, as seen from here: a job may have one of its own."""
-    try:
-        return os.stat("/dev/shm").st_dev
-    except OSError:
-        return None
 
 
 def open_root_directory(path: str) -> int:
@@ -176,7 +165,6 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
             for daemon in value["daemons"]
         ),
         compute_mode=value["compute_mode"],
-        shm_device=value.get("shm_device"),
         notes=tuple(map(str, value["notes"])),
     )
 

@@ -16,23 +16,23 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host import control_groups
-from slurm_colloc.host.checkpoint import PREPARING, READY, Checkpoint, RunDirectory
+from slurm_colloc.host.checkpoint import (
+    PREPARING,
+    READY,
+    SETUP_SCHEMA,
+    Checkpoint,
+    RunDirectory,
+)
 from slurm_colloc.host.directories import Owner, make_named_directory
 from slurm_colloc.host.dropping import run_as
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps_control import find_programs
-from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_options import MpsOptions, build_node_environment
 from slurm_colloc.host.mps_support import judge_support
-from slurm_colloc.host.nvml_answer import NvmlAnswer
+from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
+from slurm_colloc.host.nvml_fork import NVML_S, ask_nvml
 from slurm_colloc.host.policy import Policy
-from slurm_colloc.host.prepared import SETUP_SCHEMA, read_shm_device
-from slurm_colloc.host.undoing import (
-    EXCLUSIVE_PROCESS,
-    NVML_S,
-    ask_nvml,
-    build_node_environment,
-)
 from slurm_colloc.model.token import Token
 
 TYPE_CHECKING = False
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 CONTROL_CAP_S = 5.0
 _GROUPS_S = 2.0
 _GPU_LOCK_S = 2.0
-
-
-class Denied(Exception):
-    """The site's policy does not let this job have it: no fault of the node's."""
 
 
 @dataclass
@@ -98,7 +94,6 @@ class Preparing:
                 for running in daemons
             ],
             "compute_mode": self.compute_mode,
-            "shm_device": read_shm_device(),
             "notes": self.notes,
         }
         self.run.write_setup(self.job.job_id, setup)
@@ -123,25 +118,6 @@ class Preparing:
     def find_owner(self) -> None:
         """Find out whom the daemon runs as, while something else gets ready."""
         self._owner = find_owner(self.job.uid or 0, self.job.gid or 0)
-
-    def check(self) -> None:
-        """See whether the site lets this job have what it asks for.
-
-        Raises:
-            Denied: It does not.
-        """
-        job, policy = self.job, self.policy
-        if self.token.mode not in policy.modes:
-            mode = self.token.mode.partition("=")[0]
-            raise Denied(f"the site's policy has no mode {mode}")
-        if policy.partitions and job.partition not in policy.partitions:
-            raise Denied("the site's policy leaves out this partition")
-        if policy.accounts and job.account not in policy.accounts:
-            raise Denied("the site's policy leaves out this account")
-        if job.gpus is not None and len(job.gpus) > policy.max_gpus:
-            raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
-        if not job.uid or job.gid is None:
-            raise Denied("MPS is prepared for ordinary users only")
 
     def choose_gpus(self, answer: NvmlAnswer) -> None:
         """Find the UUIDs of the job's GPUs by their minor numbers, and whether they take MPS.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import READY, Checkpoint, RunDirectory
 from slurm_colloc.host.control_groups import find_slurm_daemon
 from slurm_colloc.host.hook_job import HookJob
@@ -20,13 +21,16 @@ from slurm_colloc.host.hook_report import (
     note_undone,
 )
 from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.mps_state import read_boot_id
-from slurm_colloc.host.nvml_fork import ForkedQuestion
+from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.permission import Denied, check_permission
 from slurm_colloc.host.policy import Policy
-from slurm_colloc.host.preparing import Denied, Preparing
+from slurm_colloc.host.preparing import Preparing
 from slurm_colloc.host.recovering import read_or_guess, recover
-from slurm_colloc.host.undoing import NVML_S, Undoing, ask_nvml
 from slurm_colloc.model.token import Token, parse_token
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.undoing import Undone
 
 _LOCK_S = 2.0
 
@@ -40,7 +44,8 @@ def run_prolog(
         place: Where.
         policy: What the site allows.
         job: Whom.
-        question: A question to NVML that waits to be prepared; it is the caller's to close.
+        question: A question to NVML that waits to be prepared, or is already being prepared; it is
+            the caller's to close.
     """
     token = parse_token(job.comment)
     if token is None or token.mode == "off":
@@ -112,12 +117,14 @@ class _Prolog:
     def _prepare(self) -> None:
         preparing, job, report = self._preparing, self._job, self._report
         started = time.monotonic()
-        preparing.check()
+        check_permission(self._policy, job, preparing.token)
         # NVML gets ready while the others are looked after.
         question = self._question or ask_nvml(self._place.simulation, job.node)
         question.prepare()
         try:
             self._undo_own()
+            # What an earlier run had changed is undone: the GPUs can be read.
+            question.request()
             preparing.find_owner()
             _measure(preparing.figures, "before_nvml_ms", started)
             answer = question.ask(NVML_S)
@@ -139,15 +146,22 @@ class _Prolog:
         checkpoint, _ = read_or_guess(self._run, self._job.job_id)
         if checkpoint is None:
             return
-        undone = Undoing(
-            self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
-        ).undo()
-        note_undone(self._report, undone)
+        undone = self._undo(checkpoint)
         if not undone.is_complete:
             raise StateError(
                 f"what an earlier run for this job has left cannot be undone: "
                 f"{'; '.join(undone.unsafe + undone.left)}"
             )
+
+    def _undo(self, checkpoint: Checkpoint) -> Undone:
+        # Most prologs have nothing to undo.
+        from slurm_colloc.host.undoing import Undoing
+
+        undone = Undoing(
+            self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
+        ).undo()
+        note_undone(self._report, undone)
+        return undone
 
     def _recover(self, claimed: Sequence[str]) -> None:
         found = recover(
@@ -171,13 +185,7 @@ class _Prolog:
             with deadline(self._policy.stop_s):
                 checkpoint, _ = read_or_guess(self._run, self._job.job_id)
                 if checkpoint is not None:
-                    undone = Undoing(
-                        self._run,
-                        checkpoint,
-                        simulation=self._place.simulation,
-                        node=self._job.node,
-                    ).undo()
-                    note_undone(report, undone)
+                    undone = self._undo(checkpoint)
                     if not undone.is_complete:
                         report.action = "none"
                         return

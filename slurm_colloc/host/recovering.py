@@ -13,10 +13,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
 from slurm_colloc.host.liveness import list_running_jobs
-from slurm_colloc.host.mps_state import read_boot_id
-from slurm_colloc.host.undoing import Undoing, Undone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.undoing import Undone
 
 STARTING_S = 60.0
 """How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
@@ -105,6 +108,9 @@ def recover(
                     continue
                 undone = None
                 if reason:
+                    # Most prologs find nothing dead.
+                    from slurm_colloc.host.undoing import Undoing
+
                     undone = Undoing(run, checkpoint, simulation=simulation, node=node).undo()
                 found.append(Recovered(job_id, undone, reason or "its job may be alive"))
         except TimeoutError:

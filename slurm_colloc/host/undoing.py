@@ -11,19 +11,19 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
 from slurm_colloc.host.control_groups import list_members, remove_groups
 from slurm_colloc.host.directories import open_private_directory
 from slurm_colloc.host.mps_leftovers import rebuild
 from slurm_colloc.host.mps_options import StopReport
-from slurm_colloc.host.mps_state import read_boot_id, read_state
+from slurm_colloc.host.mps_state import read_state
 from slurm_colloc.host.mps_stop import stop_daemon
-from slurm_colloc.host.nvml_answer import NvmlAnswer
-from slurm_colloc.host.nvml_fork import ForkedQuestion
+from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
+from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
 from slurm_colloc.host.processes import (
     end_processes,
     identify,
@@ -31,8 +31,6 @@ from slurm_colloc.host.processes import (
     read_uid,
 )
 
-EXCLUSIVE_PROCESS = "EXCLUSIVE_PROCESS"
-NVML_S = 4.0
 _LOCK_S = 2.0
 _POLL_S = 0.01
 _KILLS = ((signal.SIGKILL, 1.0), (signal.SIGKILL, 1.0))
@@ -60,37 +58,6 @@ class Undone:
     def is_complete(self) -> bool:
         """Nothing is left to do."""
         return not (self.unsafe or self.left)
-
-
-def build_node_environment(simulation: str, node: str) -> dict[str, str]:
-    """What programs of the hooks have in their environment beside a PATH.
-
-    Args:
-        simulation: The directory of a simulated GPU; empty on a real node.
-        node: Slurm's name of this node.
-    """
-    return {"SIMGPU_ROOT": simulation, "SLURMD_NODENAME": node} if simulation else {}
-
-
-def ask_nvml(
-    simulation: str, node: str, compute_modes: Mapping[str, str] | None = None
-) -> ForkedQuestion:
-    """Get a question to NVML ready, in a clean environment.
-
-    Args:
-        simulation: The directory of a simulated GPU; empty on a real node.
-        node: Slurm's name of this node.
-        compute_modes: Compute modes to set first, by UUID.
-
-    Raises:
-        NodeError: There can be no further process.
-    """
-    try:
-        question = ForkedQuestion(simulation, node, compute_modes)
-    except OSError as error:
-        raise NodeError(f"NVML cannot be asked ({error.strerror})") from error
-    question.prepare()
-    return question
 
 
 class Undoing:

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.checkpoint import DEFAULT_RUN, is_job_id
-from slurm_colloc.host.prepared import (
-    PreparedDaemon,
-    PreparedSetup,
-    read_prepared,
-    read_shm_device,
-)
+from slurm_colloc.host.prepared import PreparedDaemon, PreparedSetup, read_prepared
 
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
@@ -57,25 +52,19 @@ def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFi
         return PreparedFinding()
     if setup.mode != "mps":
         return PreparedFinding(notes=(f"the node has prepared no MPS: {setup.reason}",))
-    daemon, reason = choose_daemon(setup, gpus, read_shm_device())
+    daemon, reason = choose_daemon(setup, gpus)
     if daemon is None:
         return PreparedFinding(notes=(f"the node's own MPS daemon is not used: {reason}",))
     return PreparedFinding(daemon)
 
 
-def choose_daemon(
-    setup: PreparedSetup, gpus: Sequence[str], shm_device: int | None
-) -> tuple[PreparedDaemon | None, str]:
+def choose_daemon(setup: PreparedSetup, gpus: Sequence[str]) -> tuple[PreparedDaemon | None, str]:
     """The daemon that serves all GPUs of the pack, or why there is none; pure.
 
     Args:
         setup: What root has prepared.
         gpus: The pack's GPUs by UUID; empty where they are not known.
-        shm_device: The device number of this process's /dev/shm.
     """
-    if None not in (setup.shm_device, shm_device) and setup.shm_device != shm_device:
-        # Client and server of MPS meet in /dev/shm; job_container/tmpfs gives a job its own.
-        return None, "the job has a /dev/shm of its own"
     fits = [daemon for daemon in setup.daemons if not gpus or set(daemon.gpus) == set(gpus)]
     if len(fits) != 1:
         return None, f"none of its {len(setup.daemons)} daemons serves exactly the pack's GPUs"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -382,6 +385,47 @@ def test_what_the_policy_denies_the_pack_does_for_itself(user: CsubUser, cluster
             (user.home / "end").touch()
             user.finish(job_id)
             wait_for_epilog(cluster, job_id)
+    check_nothing_is_left(untouched, cluster)
+
+
+def scontrol(cluster: Sandbox, *words: str) -> None:
+    """Tell the controller something as root."""
+    environment = {**os.environ, **cluster.env()}
+    subprocess.run(["scontrol", *words], env=environment, check=True)
+
+
+def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
+    user: CsubUser, cluster: Sandbox
+) -> None:
+    untouched = Untouched(user)
+    user.script("train.sh", TRAIN)
+    node = f"nodename={cluster.node_names[0]}"
+    scontrol(cluster, "update", node, "state=drain", "reason=test")
+    with changed_policy(cluster, enabled=False):
+        job_id = submit_pack(user, "train.sh", "train.sh")
+        # As root would have written it, for a daemon that is gone by now.
+        prepared = run_directory(cluster) / job_id
+        pipe = prepared / "0" / "p"
+        pipe.mkdir(parents=True)
+        [uuid, *_] = [gpu.uuid for gpu in only_node(cluster).read_gpus()]
+        daemon = {"gpus": [uuid], "pipe_directory": str(pipe), "control_ms": 20.0}
+        setup = {"schema": 1, "job_id": job_id, "mode": "mps", "reason": "", "by": "prolog"}
+        setup |= {"daemons": [daemon], "compute_mode": None, "notes": []}
+        (prepared / "setup.json").write_text(json.dumps(setup))
+        try:
+            scontrol(cluster, "update", node, "state=resume")
+            with explained(user, job_id):
+                wait_for_clients(user, job_id)
+                found = read_setup(user, job_id)
+                reason = "nobody listens on the control socket of the node's MPS daemon"
+                assert found["by"] == "runner"
+                assert found["notes"] == [f"the node's own MPS daemon is not used: {reason}"]
+                assert len(list_directories(user)) == 1
+                (user.home / "end").touch()
+                rows = user.finish(job_id)
+                assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+        finally:
+            shutil.rmtree(prepared)
     check_nothing_is_left(untouched, cluster)
 
 

@@ -28,7 +28,7 @@ from slurm_colloc.host.mps_control import (
     build_daemon_environment,
     find_programs,
 )
-from slurm_colloc.host.undoing import build_node_environment
+from slurm_colloc.host.mps_options import build_node_environment
 from slurm_colloc.resources import data_path
 from slurm_colloc.sandbox.hooks import set_constants
 
@@ -206,9 +206,11 @@ def split_hook(hook: str, found: dict[str, Any]) -> Iterator[tuple[str, float]]:
     trace, begin_s = found["trace"], found["begin_s"]
     yield f"{hook}: whole", to_ms(found["end_s"] - begin_s)
     yield f"{hook}: script and start of Python", to_ms(trace["first_line_s"] - begin_s)
-    # The policy is the first that it reads.
-    loaded_s = min(begin for name, begin, _ in trace["steps"] if name == "policy")
-    yield f"{hook}: imports", to_ms(loaded_s - trace["first_line_s"])
+    # It loads the rest of itself once it has read the policy.
+    policy_s = next(times for name, *times in trace["steps"] if name == "policy")
+    work_s = next(times for name, *times in trace["steps"] if name == "work")
+    yield f"{hook}: imports before the policy", to_ms(policy_s[0] - trace["first_line_s"])
+    yield f"{hook}: imports after it", to_ms(work_s[0] - policy_s[1])
     yield f"{hook}: end of Python", to_ms(found["end_s"] - trace["end_s"])
     yield f"{hook}: by its own audit line", found["audit"]["ms"]
     total: defaultdict[str, float] = defaultdict(float)

@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.prepared import read_shm_device
 from slurm_colloc.host.processes import list_processes, read_environment_value
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.spec import SandboxSpec
 
-from ..cluster.hooks import read_prepared_setup, run_directory
+from ..cluster.hooks import read_prepared_setup
 from .bed import Bed
 from .hook_bed import (
     build_client,
     end_clients,
     read_json,
     submit_clients,
+    wait_for_clients,
     wait_for_epilogs,
 )
 from .hook_rounds import open_control
@@ -48,19 +48,32 @@ TRIALS = {
     "ipc": (["--ipc"], ""),
 }
 TRIAL_S = 15.0
+MEMBERS = 3
+"""Of the pack with a /dev/shm of its own: 200 over 3 percent of the multiprocessors each."""
 
 
-def try_client(bed: Bed, pipe_directory: str, name: str) -> dict[str, Any]:
-    """Start a client with namespaces of its own against a daemon outside; what came of it."""
+@contextlib.contextmanager
+def running_client(
+    bed: Bed, pipe_directory: str, name: str, mark: str, seconds: float = TRIAL_S
+) -> Iterator[dict[str, Any]]:
+    """A client with namespaces of its own, at work; how it ended is added afterwards.
+
+    Args:
+        bed: Where.
+        pipe_directory: Whose client it is to be.
+        name: Which of TRIALS.
+        mark: The value of MARK by which it is found.
+        seconds: How long it works at most.
+    """
     flags, mounts = TRIALS[name]
-    mark = f"trial-{list(TRIALS).index(name)}"
     folder = bed.user.home / mark
     folder.mkdir()
     os.chown(folder, bed.user.uid, bed.user.gid)
-    client = build_client(bed, folder / "up", folder / "end", TRIAL_S)
+    client = build_client(bed, folder / "up", folder / "end", seconds)
     become = f"setpriv --reuid={bed.user.uid} --regid={bed.user.gid} --clear-groups"
     inner = f"{mounts}exec {become} sh -c {shlex.quote(client)}"
     begin_s = time.monotonic()
+    found: dict[str, Any] = {}
     with subprocess.Popen(
         ["unshare", *flags, "sh", "-c", inner] if flags else ["sh", "-c", inner],
         env={
@@ -82,15 +95,26 @@ def try_client(bed: Bed, pipe_directory: str, name: str) -> dict[str, Any]:
             if time.monotonic() > begin_s + TRIAL_S:
                 break
             time.sleep(0.05)
-        seen = look_from_outside(bed, pipe_directory, mark)
-        (folder / "end").touch()
+        found["client"] = said
         try:
-            printed = process.communicate(timeout=TRIAL_S)[0]
-        except subprocess.TimeoutExpired:
-            # It may hang in the driver, below a shell.
-            os.killpg(process.pid, signal.SIGKILL)
-            printed = process.communicate()[0]
-    return {"client": said, "exit": process.returncode, "printed": printed[-2000:], **seen}
+            yield found
+        finally:
+            (folder / "end").touch()
+            try:
+                printed = process.communicate(timeout=TRIAL_S)[0]
+            except subprocess.TimeoutExpired:
+                # It may hang in the driver, below a shell.
+                os.killpg(process.pid, signal.SIGKILL)
+                printed = process.communicate()[0]
+            found |= {"exit": process.returncode, "printed": printed[-2000:]}
+
+
+def try_client(bed: Bed, pipe_directory: str, name: str) -> dict[str, Any]:
+    """Start a client with namespaces of its own against a daemon outside; what came of it."""
+    mark = f"trial-{list(TRIALS).index(name)}"
+    with running_client(bed, pipe_directory, name, mark) as found:
+        seen = look_from_outside(bed, pipe_directory, mark)
+    return {**found, **seen}
 
 
 def find_marked(mark: str) -> list[dict[str, Any]]:
@@ -172,32 +196,17 @@ def list_mounts(below: Path) -> list[str]:
 
 
 def run_in_container(bed: Bed) -> dict[str, Any]:
-    """Run a pack whose first member tries the node's daemon before it does its work."""
+    """Run a pack whose members have a /dev/shm that the node's daemon does not have."""
     name = "containers"
-    probe = bed.user.home / "probe"
-    probe.mkdir()
-    os.chown(probe, bed.user.uid, bed.user.gid)
-    client = build_client(bed, probe / "up", probe / "end", TRIAL_S)
-    pipe = f"{run_directory(bed.sandbox)}/$SLURM_JOB_ID/0/p"
-    first = (
-        f"stat -c 'shm=%d' /dev/shm\n"
-        f"(export CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 "
-        f"{MARK}=probe\n"
-        f"unset CUDA_MPS_PINNED_DEVICE_MEM_LIMIT\n"
-        f"timeout --kill-after=2 {2 * TRIAL_S:g} bash -c {shlex.quote(client)})\necho probe=$?"
-    )
-    job_id = submit_clients(bed, name, first=first)
-    said = bed.wait(
-        lambda: read_json(probe / "up") or read_json(bed.user.home / name / "up.1"),
-        f"the first member of {job_id} has tried the node's daemon",
-    )
+    first = "stat -c 'shm=%d' /dev/shm"
+    job_id = submit_clients(bed, name, MEMBERS, first=first)
+    wait_for_clients(bed, job_id)
+    ups = [bed.user.home / name / f"up.{number}" for number in range(1, MEMBERS + 1)]
+    bed.wait(lambda: all(up.exists() for up in ups), f"members of {job_id} have said so")
     prepared = read_prepared_setup(bed.sandbox, job_id)
-    seen = {}
+    seen: dict[str, Any] = {}
     if prepared["daemons"]:
-        seen = look_from_outside(bed, prepared["daemons"][0]["pipe_directory"], "probe")
-    (probe / "end").touch()
-    ups = [bed.user.home / name / f"up.{number}" for number in (1, 2)]
-    bed.wait(lambda: all(up.exists() for up in ups), f"members of {job_id} work", PATIENCE_S)
+        seen = look_from_outside(bed, prepared["daemons"][0]["pipe_directory"], name)
     shown = bed.user.csub("show", job_id).stdout
     end_clients(bed, name)
     rows = bed.finish(job_id, patience_s=PATIENCE_S)
@@ -205,7 +214,7 @@ def run_in_container(bed: Bed) -> dict[str, Any]:
     outputs = {number: bed.user.output(f"slurm-{job_id}_{number}.out") for number in rows}
     setup = bed.read_setup(job_id)
     return {
-        "probe": said,
+        "clients": [read_json(up) for up in ups],
         "seen": seen,
         "states": sorted({row["state"] for row in rows.values()}),
         "outputs": outputs,
@@ -213,5 +222,5 @@ def run_in_container(bed: Bed) -> dict[str, Any]:
         "prepared": prepared,
         "setup": setup,
         "audit": audit,
-        "shm_outside": read_shm_device(),
+        "shm_outside": Path("/dev/shm").stat().st_dev,
     }

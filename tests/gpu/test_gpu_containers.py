@@ -19,15 +19,20 @@ pytestmark = [
 ]
 
 
-def test_a_pack_with_its_own_shm_finishes_and_says_whose_daemon_it_had() -> None:
+def test_members_with_their_own_shm_are_clients_of_the_nodes_daemon_together() -> None:
     with running_bed(sandbox_with_containers, "kept-containers.tar.gz", hooks=True) as contained:
         found = run_in_container(contained)
         keep_result(contained, found, "containers")
     setup, shown = found["setup"], "\n".join(found["shown"])
-    print(f"\nprobe {found['probe']}, seen {found['seen']}", end="")
+    print(f"\nclients {found['clients']}, seen {found['seen']}", end="")
     print(f"\n{shown}\nby {setup['by']}: {setup['notes']}", end="")
     assert found["states"] == ["COMPLETED"]
-    pipes = [daemon["pipe_directory"] for daemon in found["prepared"]["daemons"]]
-    is_nodes_own = any(f"pipe={pipe}\n" in found["outputs"][1] for pipe in pipes)
-    assert ("the node's own daemon (prolog)" in shown) == is_nodes_own
-    assert ("a daemon of this pack's own" in shown) == (not is_nodes_own)
+    assert f"shm={found['shm_outside']}\n" not in found["outputs"][1]
+    assert "shm=" in found["outputs"][1]
+    [daemon] = found["prepared"]["daemons"]
+    for output in found["outputs"].values():
+        assert f"pipe={daemon['pipe_directory']}\n" in output
+    assert (setup["by"], setup["notes"]) == ("prolog", [])
+    assert "the node's own daemon (prolog)" in shown
+    listed = {pid for pids in found["seen"]["get_client_list"].values() for pid in pids}
+    assert {said["pid"] for said in found["clients"]} == listed

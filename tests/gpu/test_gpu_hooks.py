@@ -40,7 +40,7 @@ from .hook_bed import (
     wait_until_nothing_is_left,
 )
 from .hook_rounds import PROVED, playing_hooks, render_summary
-from .namespaces import TRIALS, try_client
+from .namespaces import TRIAL_S, TRIALS, running_client, try_client
 from .trainings import Kind, run_trainings
 
 pytestmark = [
@@ -211,19 +211,27 @@ def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(b
     with playing_hooks(bed) as rounds:
         job_id, _ = rounds.begin_job()
         rounds.wait_for_active(job_id)
-        for name in TRIALS:
-            told = found[name] = try_client(bed, rounds.pipe_directory(job_id), name)
-            keep_result(bed, told, "namespaces", name)
-            print(
-                f"\nown {name}: works {told['exit'] == 0}, client of the daemon "
-                f"{told['is_listed']}, multiprocessors {told['client'].get('multiprocessors')}, "
-                f"daemon: {told['daemon_names_it_by']}, NVML: {told['nvml_names_it_by']}",
-                end="",
-            )
+        pipe = rounds.pipe_directory(job_id)
+        # Each works beside one that shares all namespaces with the daemon.
+        with running_client(bed, pipe, "nothing", "beside", len(TRIALS) * TRIAL_S) as beside:
+            for name in TRIALS:
+                told = found[name] = try_client(bed, pipe, name)
+                keep_result(bed, told, "namespaces", name)
+                print(
+                    f"\nown {name}: works {told['exit'] == 0}, client of the daemon "
+                    f"{told['is_listed']}, multiprocessors "
+                    f"{told['client'].get('multiprocessors')}, "
+                    f"daemon: {told['daemon_names_it_by']}, NVML: {told['nvml_names_it_by']}, "
+                    f"clients {told['get_client_list']}",
+                    end="",
+                )
+        keep_result(bed, beside, "namespaces", "beside")
         rounds.end_job(job_id)
-    # Without this one the others would say nothing.
-    assert found["nothing"]["exit"] == 0
-    assert found["nothing"]["is_listed"]
+    assert beside["exit"] == 0, beside["printed"]
+    # A runner lets members with a /dev/shm of their own use the node's daemon.
+    for name in ("nothing", "/dev/shm", "/dev/shm and /tmp"):
+        assert found[name]["exit"] == 0, found[name]["printed"]
+        assert found[name]["is_listed"]
 
 
 # -- throughput ------------------------------------------------------------------------------------

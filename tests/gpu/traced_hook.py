@@ -29,6 +29,7 @@ _PACKAGE = "slurm_colloc.host."
 _STEPS = {
     "audit": {"write_audit": "audit line"},
     "checkpoint": {"RunDirectory.remove_directory": "removal"},
+    "epilog": {"run_epilog": "work"},
     "mps": {
         "start_daemon": "daemon",
         "_start_child": "daemon: process",
@@ -53,6 +54,7 @@ _STEPS = {
         "Preparing._make_groups": "cgroups",
         "Preparing.tell": "setup.json",
     },
+    "prolog": {"run_prolog": "work"},
     "recovering": {"recover": "look for dead jobs"},
     "undoing": {
         "Undoing._end_groups": "end of the cgroups",

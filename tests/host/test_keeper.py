@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.host.directories import DAEMON_LOG
 from slurm_colloc.host.keeper_client import Keeper
 from slurm_colloc.host.keeper_messages import (
     ClientJoined,
@@ -40,7 +41,6 @@ from slurm_colloc.host.keeper_messages import (
 )
 from slurm_colloc.host.mps import start_daemon
 from slurm_colloc.host.mps_answers import Client
-from slurm_colloc.host.mps_logs import DAEMON_LOG
 from slurm_colloc.host.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.processes import identify, list_processes
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.directories import Owner
-from slurm_colloc.host.mps import RunningMps, start_daemon, start_server, wait_for_active
+from slurm_colloc.host.directories import DAEMON_LOG, Owner
+from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps_control import (
     ControlProgram,
     MpsPrograms,
@@ -24,8 +24,8 @@ from slurm_colloc.host.mps_control import (
     read_peer,
 )
 from slurm_colloc.host.mps_leftovers import recover, sweep
-from slurm_colloc.host.mps_logs import DAEMON_LOG
 from slurm_colloc.host.mps_options import MpsOptions
+from slurm_colloc.host.mps_server import wait_for_active
 from slurm_colloc.host.mps_stop import stop_daemon
 from slurm_colloc.host.processes import identify, list_session, read_uid
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def nvmlInit():
     kinds = [os.readlink(path) for path in paths if os.path.lexists(path)]
     note("initialised", "\\n".join([*sorted(os.environ), "", *kinds]))
     _init()
+_count = nvmlDeviceGetCount
+def nvmlDeviceGetCount():
+    note("read", "")
+    return _count()
 """
 
 
@@ -39,6 +44,13 @@ def bindings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "facts.json").write_text(json.dumps({"gpus": [WHOLE]}))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
 
 
 def ask(timeout_s: float = PATIENCE_S) -> str:
@@ -66,6 +78,19 @@ def test_the_driver_is_not_touched_before_it_is_prepared(bindings: Path) -> None
     assert not (bindings / "initialised").exists()
     assert ask() == ""
     assert (bindings / "initialised").exists()
+
+
+def test_the_gpus_are_read_once_they_are_requested_and_not_before(bindings: Path) -> None:
+    question = ForkedQuestion("", "node")
+    question.prepare()
+    wait_for(bindings / "initialised")
+    assert not (bindings / "read").exists()
+    question.request()
+    question.request()
+    wait_for(bindings / "read")
+    answer = question.ask(PATIENCE_S)
+    question.close()
+    assert (answer.problem, len(answer.gpus)) == ("", 1)
 
 
 def test_it_has_nothing_of_the_hooks_but_its_memory(bindings: Path) -> None:

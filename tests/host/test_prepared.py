@@ -156,22 +156,18 @@ def test_where_there_is_no_job_or_no_hook_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "shm_device", "words"),
+    ("gpus", "words"),
     [
-        ((GPU,), 1, ""),
-        ((), 1, ""),
-        ((GPU,), None, ""),
-        ((OTHER_GPU,), 1, "serves exactly the pack's GPUs"),
-        ((GPU, OTHER_GPU), 1, "serves exactly the pack's GPUs"),
-        ((GPU,), 2, "a /dev/shm of its own"),
+        ((GPU,), ""),
+        ((), ""),
+        ((OTHER_GPU,), "serves exactly the pack's GPUs"),
+        ((GPU, OTHER_GPU), "serves exactly the pack's GPUs"),
     ],
 )
-def test_the_daemon_must_serve_the_packs_gpus(
-    gpus: tuple[str, ...], shm_device: int | None, words: str
-) -> None:
+def test_the_daemon_must_serve_the_packs_gpus(gpus: tuple[str, ...], words: str) -> None:
     daemon = PreparedDaemon((GPU,), "/run/x/11/0/p")
-    setup = PreparedSetup("mps", "", "prolog", (daemon,), shm_device=1)
-    found, reason = choose_daemon(setup, gpus, shm_device)
+    setup = PreparedSetup("mps", "", "prolog", (daemon,))
+    found, reason = choose_daemon(setup, gpus)
     assert (found is None) is bool(words)
     assert words in reason
 

@@ -1,0 +1,66 @@
+"""Waiting for a server of a private MPS daemon, by what the logs say and the daemon answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.mps import NO_WORD, RunningMps, explain_end
+from slurm_colloc.host.mps_control import ACTIVE, EXITED
+from slurm_colloc.host.mps_log import LogEvent, Problem, StatusChanged
+from slurm_colloc.host.mps_logs import read_last_words
+
+_STATUS_S = 0.1
+_LOG_S = 0.005
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; False where the caller has lost interest."""
+
+
+def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
+    """Wait until a server is ACTIVE.
+
+    Args:
+        running: The daemon; `events` takes what its logs say meanwhile.
+        pause: How to wait.
+
+    Returns:
+        The server's pid, or None where `pause` broke off.
+
+    Raises:
+        NodeError: No server becomes ACTIVE.
+    """
+    started = time.monotonic()
+    ask_at = started
+    # It may have failed already while the command was being answered.
+    _raise_if_failed(running.events)
+    while True:
+        if running.child is not None and (status := running.child.poll()) is not None:
+            raise NodeError(explain_end(status, running.directory, running.uid))
+        fresh = running.logs.read()
+        running.events += fresh
+        ready = any(isinstance(e, StatusChanged) and e.status == ACTIVE for e in fresh)
+        _raise_if_failed(fresh)
+        now = time.monotonic()
+        if ready or now >= ask_at:
+            for server_pid in running.control.read_servers() or ():
+                running.note_server(server_pid)
+                if running.control.read_server_status(server_pid) == ACTIVE:
+                    return server_pid
+            ask_at = time.monotonic() + _STATUS_S
+        if now - started > running.options.active_cap_s:
+            raise NodeError(
+                f"no MPS server became ACTIVE within {running.options.active_cap_s:g} s: "
+                f"{read_last_words(running.directory.descriptor, running.uid) or NO_WORD}"
+            )
+        if not pause(_LOG_S):
+            return None
+
+
+def _raise_if_failed(events: list[LogEvent]) -> None:
+    for event in events:
+        if isinstance(event, Problem):
+            raise NodeError(f"the MPS server cannot start: {event.text}")
+        if isinstance(event, StatusChanged) and event.status == EXITED:
+            raise NodeError(f"the MPS server ended before it was ACTIVE: {event.text}")
