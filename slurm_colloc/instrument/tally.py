@@ -48,7 +48,9 @@ class Tally:
     def reset(self) -> None:
         """Begin anew, as a forked child does: the counts so far are its parent's."""
         self._words: memoryview | None = None
-        self._given_up = self.directory is None
+        # Whether counting has any effect.
+        self.active = self.directory is not None
+        self._opening = False
         # Reentrant, because a signal handler may count too.
         self._lock = threading.RLock()
         self._rounds = Rounds()
@@ -68,11 +70,6 @@ class Tally:
         self._told_optimizers = -1
         self._told_by_hand = False
         self._told_flags = 0
-
-    @property
-    def active(self) -> bool:
-        """Whether counting has any effect."""
-        return not self._given_up
 
     def count_step(self, optimizer: int, stepped: bool = True) -> None:
         """Count one step of an optimizer, or one that the AMP scaler skipped.
@@ -110,13 +107,14 @@ class Tally:
                 self._samples += samples
             self._write_steps(words, self._steps_by_hand, self._skipped_by_hand, layout.SOURCE_API)
 
-    def count_batch(self, loader: int, samples: int, wait_ns: int) -> None:
+    def count_batch(self, loader: int, samples: int, begun_ns: int, ended_ns: int) -> None:
         """Count one batch that the program got from a loader.
 
         Args:
             loader: Identity of the loader.
             samples: Samples in it.
-            wait_ns: How long the program waited for it.
+            begun_ns: Since when the program waited for it, CLOCK_MONOTONIC.
+            ended_ns: When it had it.
         """
         words = self._words
         if words is None:
@@ -129,16 +127,16 @@ class Tally:
                 self._loader = loader
                 self._pending = 0
             self._pending += samples
-            self._batches += 1
+            self._batches = batches = self._batches + 1
+            self._sequence = sequence = self._sequence + 2
+            words[_SEQUENCE] = sequence - 1
+            words[_BATCHES] = batches
             thread = self._stepping_thread
             # A thread that fetches ahead waits, but nobody waits for it.
             if not thread or thread == get_ident():
-                self._wait_ns += wait_ns
-            self._sequence = sequence = self._sequence + 2
-            words[_SEQUENCE] = sequence - 1
-            words[_BATCHES] = self._batches
-            words[_WAIT_NS] = self._wait_ns
-            words[_UPDATED_NS] = monotonic_ns()
+                self._wait_ns = wait_ns = self._wait_ns + ended_ns - begun_ns
+                words[_WAIT_NS] = wait_ns
+            words[_UPDATED_NS] = ended_ns
             words[_SEQUENCE] = sequence
 
     def note_unknown_skips(self) -> None:
@@ -191,12 +189,15 @@ class Tally:
             words = self._words
             if words is not None:
                 return words
-            if self._given_up or self.directory is None:
+            if self._opening or not self.active or self.directory is None:
                 return None
-            self._given_up = True
-            if is_loader_worker():
-                return None
-            words = open_counters(self.directory)
+            # Not inactive meanwhile: other threads would leave out what they count now.
+            self._opening = True
+            try:
+                words = None if is_loader_worker() else open_counters(self.directory)
+            finally:
+                self.active = words is not None
+                self._opening = False
             if words is None:
                 return None
             # Not 0 only in a process that has replaced itself.
@@ -209,7 +210,6 @@ class Tally:
             words[layout.RANK], words[layout.WORLD] = find_rank()
             self._sequence = words[_SEQUENCE] + 1 & ~1
             self._words = words
-            self._given_up = False
             atexit.register(_finish, words, os.getpid())
             return words
 

@@ -60,7 +60,7 @@ def test_its_counts_replace_those_of_the_hooks(tmp_path: Path) -> None:
         "from slurm_colloc import progress\n"
         "tally = progress._TALLY\n"
         "for _ in range(5):\n"
-        "    tally.count_batch(1, 8, 10)\n"
+        "    tally.count_batch(1, 8, 0, 10)\n"
         "    tally.count_step(7)\n"
         "    progress.step()\n"
         "progress.skip(2)\n"
