@@ -1,10 +1,12 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
 # minutes.
+# measuring: what the monitor says against what programs, driver and GPU say, and what it costs,
+# test_gpu_monitor.py, in about eight minutes.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -19,6 +21,12 @@
 #                       their own; throughput under the node's daemon and the pack's own
 # OUT/checks.txt        what csub doctor and csub admin verify printed
 # OUT/kept-containers.tar.gz  the logs of the pack with a /tmp and a /dev/shm of its own
+# and of measuring:
+# OUT/measuring.json    errors against goals, summaries, looks by nvidia-smi, times of NVML's calls
+# OUT/measuring.csv     every segment of the paired measurement: watched or not, seconds, steps
+# OUT/measuring.tar.gz  recordings: a state directory of the packs, on which csub reports again
+# OUT/seen.txt          what csub top, report and profile list printed
+# OUT/kept-measuring.tar.gz  the logs of all packs, members and Slurm daemons
 set -eu
 
 packages=$1
@@ -132,6 +140,8 @@ run_pytest() {
 
 if [ "$*" = hooks ]; then
     run_pytest 500 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
+elif [ "$*" = measuring ]; then
+    run_pytest 505 -s tests/gpu/test_gpu_monitor.py
 elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else
