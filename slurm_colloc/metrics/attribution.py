@@ -50,15 +50,24 @@ class Rest:
     rest: float | None
 
 
-def model_sm_activity(solo_sm: Value, slowdown: Value) -> float | None:
-    """A member's SM activity in company: what it has alone, as often as it gets on.
+def model_sm_activity(
+    solo_sm: Value, solo_rate: Value, steps: Value, length_s: float
+) -> float | None:
+    """A member's SM activity over some time: that of its steps, as they are alone.
 
-    A step needs the same work of the GPU alone and in company, so the activity falls as the rate
-    does. The GPU-wide value cannot be split by measurement under MPS or time slices.
+    A step needs the same work of the GPU alone and in company. The GPU-wide value cannot be split
+    by measurement under MPS or time slices. Under a thread limit of MPS the same work is done by
+    fewer SMs that are each busier, so that the model says too much there.
+
+    Args:
+        solo_sm: SM activity alone, 0 to 1.
+        solo_rate: Steps per second alone.
+        steps: Steps in that time.
+        length_s: The time in seconds.
     """
-    if solo_sm is None or slowdown is None or slowdown <= 0:
+    if solo_sm is None or not solo_rate or steps is None or length_s <= 0:
         return None
-    return solo_sm / slowdown
+    return solo_sm / solo_rate * steps / length_s
 
 
 def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> Part | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.metrics.attribution import (
@@ -11,7 +11,7 @@ from slurm_colloc.metrics.attribution import (
     model_sm_activity,
 )
 from slurm_colloc.metrics.interference import Felt, Interference, find_changes, find_interference
-from slurm_colloc.metrics.presence import find_alone, find_shared
+from slurm_colloc.metrics.presence import Phase, find_alone, find_shared
 from slurm_colloc.metrics.rates import (
     NO_PROGRESS,
     WINDOW_LEAST_S,
@@ -22,7 +22,7 @@ from slurm_colloc.metrics.rates import (
     select_within,
     sum_known,
 )
-from slurm_colloc.metrics.series import Window
+from slurm_colloc.metrics.series import Track, Window, measure_windows
 from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
 from slurm_colloc.metrics.stalls import Stall, split_stalls
 from slurm_colloc.model.profile import Observation
@@ -54,13 +54,14 @@ class Figures:
         slowdown: Solo rate over rate in company; None where unknown, 1 where it never shared.
         stepping_s: Time it made steps, without pauses.
         steps: Its steps; None where it never reported any.
-        sm: Its part of the GPU's SM activity; None where unknown.
+        sm: Its part of the GPU's SM activity while it was there; None where unknown.
         unknown: Why its slowdown is unknown; empty where it is known.
         stall: What its time went into.
         interference: Changes of its rate.
         warm_up_s: What was left out as warm-up.
         paused_s: What was left out as pauses.
         observations: What its usage profile learns.
+        steps_at: Its steps up to each coming and going in the pack; empty where unknown.
     """
 
     member: MemberRun
@@ -77,6 +78,19 @@ class Figures:
     warm_up_s: float
     paused_s: float
     observations: tuple[Observation, ...]
+    steps_at: Mapping[float, float]
+
+    def model_sm(self, windows: Sequence[Window]) -> float | None:
+        """Its SM activity by the steps that it made; None where unknown.
+
+        Args:
+            windows: From one coming or going to another.
+        """
+        if self.solo is None or not self.steps_at:
+            return None
+        steps = sum(self.steps_at[end] - self.steps_at[begin] for begin, end in windows)
+        length_s = measure_windows(windows)
+        return model_sm_activity(self.solo.sm_active, self.solo.steps_per_s, steps, length_s)
 
     @property
     def solo_time_s(self) -> float | None:
@@ -118,13 +132,14 @@ def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Fi
         slowdown,
         sum(start.stepping_s for start in settled),
         count_up(member, "steps"),
-        _find_sm(run, member, windows, solo, slowdown),
+        _find_sm(run, member, solo, was_alone=not windows),
         unknown,
         _split_stalls(run, member, intervals, slowdown, was_alone=not windows),
         tuple(_find_interference(run, member, intervals)),
         sum(start.warm_up_s for start in settled),
         sum(start.paused_s for start in settled),
         tuple(build_observations(run, member, settled)),
+        _count_steps(member, run.phases),
     )
 
 
@@ -177,18 +192,31 @@ def _split_stalls(
 
 
 def _find_sm(
-    run: PackRun,
-    member: MemberRun,
-    shared: list[Window],
-    solo: SoloRate | None,
-    slowdown: float | None,
+    run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
 ) -> Part | None:
+    stays = [(stay.begin, stay.end) for stay in member.stays]
     track = run.gpu.get("sm_active")
-    alone = None
-    if track is not None:
-        alone = track.compute_mean([(stay.begin, stay.end) for stay in member.stays])
-    modelled = model_sm_activity(None if solo is None else solo.sm_active, slowdown)
-    return attribute_gpu_use(alone, modelled, was_alone=not shared)
+    alone = None if track is None else track.compute_mean(stays)
+    modelled = None
+    if solo is not None:
+        steps = count_up(member, "steps")
+        modelled = model_sm_activity(solo.sm_active, solo.steps_per_s, steps, member.present_s)
+    return attribute_gpu_use(alone, modelled, was_alone=was_alone)
+
+
+def _count_steps(member: MemberRun, phases: Sequence[Phase]) -> dict[float, float]:
+    """Its steps up to each coming and going, on the line between readings; empty without steps."""
+    if count_up(member, "steps") is None:
+        return {}
+    moments = {moment for phase in phases for moment in (phase.begin, phase.end)}
+    found = dict.fromkeys(moments, 0.0)
+    for start in member.starts:
+        # Before the first step none is reported.
+        track = Track(start.read("at"), [value or 0.0 for value in start.read("steps")])
+        for moment in moments:
+            if moment > start.begin:
+                found[moment] += track.read_counter(min(moment, start.end)) or 0.0
+    return found
 
 
 def count_up(member: MemberRun, name: str) -> float | None:

@@ -60,14 +60,14 @@ class EnergyFigures:
 def compute_energy(run: PackRun, figures: Sequence[Figures]) -> EnergyFigures:
     """Split the energy of a pack among its members."""
     idle_power_w, idle_from = find_idle_power(run)
-    sm_by_member = {f.member.number: None if f.sm is None else f.sm.value for f in figures}
+    by_number = {entry.member.number: entry for entry in figures}
     track = run.gpu.get("sm_active")
     phases = [
         EnergyPhase(
             phase.length_s,
             _measure(run, (phase.begin, phase.end)),
             track.compute_mean([(phase.begin, phase.end)]) if track is not None else None,
-            {number: sm_by_member.get(number) for number in phase.members},
+            {n: by_number[n].model_sm([(phase.begin, phase.end)]) for n in phase.members},
         )
         for phase in run.phases
     ]
@@ -178,20 +178,14 @@ def build_unexplained(
     sm = None
     track = run.gpu.get("sm_active")
     if shared_s > 0 and track is not None:
-        parts = [
-            None if entry.sm is None else entry.sm.value * _overlap(run, entry, windows) / shared_s
-            for entry in figures
-        ]
-        rest = compute_rest(track.compute_mean(windows), parts)
+        there = [entry for entry in figures if _overlap(run, entry, windows) > 0]
+        parts = {entry.member.number: entry.model_sm(windows) for entry in there}
+        rest = compute_rest(track.compute_mean(windows), parts.values())
         sm = {
             "measured": rest.measured,
             "explained": rest.explained,
             "rest": rest.rest,
-            "members_unknown": [
-                entry.member.number
-                for entry in figures
-                if entry.sm is None and _overlap(run, entry, windows) > 0
-            ],
+            "members_unknown": [number for number, part in parts.items() if part is None],
         }
     explained_j = sum(part.value for part in energy.split.parts.values() if part is not None)
     return {

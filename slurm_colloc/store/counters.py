@@ -23,6 +23,7 @@ _SOURCES: dict[int, ProgressSource] = {
 # A writer needs a microsecond; one that was killed while writing stays odd for ever. Every word
 # is whole by itself even then.
 _TRIES = 4
+_SEQUENCE_AT = layout.SEQUENCE * 8
 # More than any member has; a directory full of rubbish is not to keep the reader busy.
 _MOST_FILES = 4096
 
@@ -142,7 +143,8 @@ def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
         content = b""
         for _ in range(_TRIES):
             content = os.pread(descriptor, layout.SIZE, 0)
-            if _is_settled(content):
+            # Even: nobody was writing; still the same: nobody has begun meanwhile.
+            if _is_settled(content, os.pread(descriptor, 8, _SEQUENCE_AT)):
                 break
     except OSError:
         return None
@@ -151,9 +153,9 @@ def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
     return parse_counters(content, int(numbers[1]))
 
 
-def _is_settled(content: bytes) -> bool:
-    at = layout.SEQUENCE * 8
-    return not int.from_bytes(content[at : at + 8], "little") & 1
+def _is_settled(content: bytes, sequence: bytes) -> bool:
+    before = content[_SEQUENCE_AT : _SEQUENCE_AT + 8]
+    return before == sequence and not int.from_bytes(before, "little") & 1
 
 
 def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:

@@ -92,14 +92,19 @@ def test_what_is_not_measured_of_stalls_is_unknown(slowdown: float | None) -> No
     assert stall.sharing is None or 0 <= stall.sharing < 1
 
 
-@given(st.floats(0, 1), st.floats(1, 50))
-def test_in_company_a_member_has_no_more_activity_than_alone(solo: float, slowdown: float) -> None:
-    modelled = model_sm_activity(solo, slowdown)
-    assert modelled is not None
-    assert 0 <= modelled <= solo
-    assert model_sm_activity(solo, 1.0) == solo
-    assert model_sm_activity(None, slowdown) is None
-    assert model_sm_activity(solo, None) is None
+@given(st.floats(0, 1), st.floats(0.1, 1000), st.floats(1, 50))
+def test_in_company_activity_falls_as_the_rate_does(
+    solo: float, rate: float, slowdown: float
+) -> None:
+    modelled = model_sm_activity(solo, rate, rate / slowdown * 60, 60)
+    assert modelled == pytest.approx(solo / slowdown)
+    assert model_sm_activity(solo, rate, rate * 60, 60) == pytest.approx(solo)
+    # Who starts up for half of the time has used half as much.
+    assert model_sm_activity(solo, rate, rate * 30, 60) == pytest.approx(solo / 2)
+    assert model_sm_activity(None, rate, 1, 60) is None
+    assert model_sm_activity(solo, None, 1, 60) is None
+    assert model_sm_activity(solo, rate, None, 60) is None
+    assert model_sm_activity(solo, rate, 0, 0) is None
 
 
 def test_only_who_was_alone_has_an_exact_part() -> None:

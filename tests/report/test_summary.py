@@ -91,13 +91,17 @@ def test_the_second_run_finds_the_usage_profiles_of_the_first(tmp_path: Path) ->
     assert figures["gpu_hours_saved"] == pytest.approx((work - 300) / 3600, rel=0.02)
     assert figures["kwh_how"] == "solo_power"
     assert figures["kwh_saved"] == pytest.approx((250 * work - 400 * 300) / 3.6e6, rel=0.03)
-    # 0.3 alone, three and four fifths of it in company; nothing explains the rest.
-    assert one["sm_share"] == {"value": pytest.approx(0.225, rel=0.01), "attribution": "modelled"}
-    assert summary["unexplained"]["sm_active"]["rest"] == pytest.approx(
-        0.5 - 0.225 - 0.24, abs=0.005
-    )
+    # 0.3 alone, by the steps of 300 s, start included; nothing explains the rest.
+    shares = [0.3 * len(t.make_steps()) / r / 300 for t, r in zip(truths, (20, 40), strict=True)]
+    for member, share in zip((one, two), shares, strict=True):
+        assert member["sm_share"] == {
+            "value": pytest.approx(share, rel=0.01),
+            "attribution": "modelled",
+        }
+    rest = summary["unexplained"]["sm_active"]["rest"]
+    assert rest == pytest.approx(0.5 - sum(shares), abs=0.005)
     energies = [m["energy_j"]["value"] for m in (one, two)]
-    assert energies[0] == pytest.approx(15000 + 90000 * 0.225 / 0.5, rel=0.02)
+    assert energies[0] == pytest.approx(15000 + 90000 * shares[0] / 0.5, rel=0.02)
     rest = summary["unexplained"]["energy_j"]["rest"]
     assert sum(energies) + rest == pytest.approx(summary["energy_j"], rel=1e-6)
     assert summary["gpu_use"]["sm_active"]["attribution"] == "whole_gpu"
