@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+WATCHED_FROM_MB = 1024
+"""Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
+
 
 class SharingMode(enum.StrEnum):
     """How the members of a pack share the GPU."""
@@ -58,6 +61,7 @@ class Policy:
         share: What `--share` asked for, as text; see model.sharing.
         start_margin_s: Time that a pack asks for on top, for starting and ending.
         pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
+        monitor_mb: Host memory that a pack asks for on top, for what watches it.
     """
 
     degree: int = 4
@@ -68,6 +72,7 @@ class Policy:
     share: str = "auto"
     start_margin_s: int = 60
     pack_time_max_s: int | None = None
+    monitor_mb: int = 0
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ def _build(member: _Member) -> dict[str, Any]:
     rate = compute_rate(older, newest)
     samples = _difference(older.samples, newest.samples)
     steps = _difference(older.steps, newest.steps)
-    wait_s = _difference(older.wait_s, newest.wait_s)
+    # Where nothing was ever waited for, no loader is seen.
+    wait_s = _difference(older.wait_s, newest.wait_s) if newest.wait_s else None
     return {
         "start": row["start"],
         "steps": row.get("steps"),

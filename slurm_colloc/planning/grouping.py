@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
+    WATCHED_FROM_MB,
     Capacity,
     MemberPlan,
     PackPlan,
@@ -287,7 +288,7 @@ def build_pack(
             gpus=1,
             gpu_type=first.gpu_type,
             cpus=cpus,
-            host_memory_mb=_compute_host_memory_mb(needs, degree, capacity),
+            host_memory_mb=_compute_host_memory_mb(needs, degree, capacity, policy),
             time_limit_s=time_limit_s,
         ),
         group=first.group,
@@ -296,7 +297,9 @@ def build_pack(
     )
 
 
-def _compute_host_memory_mb(needs: Sequence[Need], degree: int, capacity: Capacity) -> int | None:
+def _compute_host_memory_mb(
+    needs: Sequence[Need], degree: int, capacity: Capacity, policy: Policy
+) -> int | None:
     amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
     if len(amounts) < len(needs):
         return None
@@ -304,6 +307,8 @@ def _compute_host_memory_mb(needs: Sequence[Need], degree: int, capacity: Capaci
     wanted = members + RUNNER_HOST_MEMORY_MB + SRUN_HOST_MEMORY_MB * degree
     share = capacity.host_memory_mb_per_gpu
     # The overhead never pushes a pack over its share: its members seldom peak together.
+    if wanted >= WATCHED_FROM_MB:
+        wanted += policy.monitor_mb
     return wanted if share is None else max(members, min(wanted, share))
 
 

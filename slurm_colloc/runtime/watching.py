@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.plan import WATCHED_FROM_MB
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launcher import Process, start_process
@@ -22,9 +23,6 @@ from slurm_colloc.store.files import make_directory, write_json
 from slurm_colloc.store.following import write_follow_request
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.records import PackRecord
-
-LEAST_HOST_MEMORY_MB = 1024
-"""Of a pack's host memory; the monitor takes up to 80 MB of it, which a small job would miss."""
 
 START_AFTER_S = 3.0
 """After the first member; what is over before has nothing to show but its accounting."""
@@ -56,10 +54,10 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
         return "monitor = false in the settings"
     if record.carried:
         return "nothing comes back from the node of a pack that travels in its batch script"
-    if host_memory_mb is not None and host_memory_mb < LEAST_HOST_MEMORY_MB:
+    if host_memory_mb is not None and host_memory_mb < WATCHED_FROM_MB:
         return (
-            f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 80 MB; "
-            f"packs with {LEAST_HOST_MEMORY_MB} MB are watched"
+            f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
+            f"packs with {WATCHED_FROM_MB} MB are watched"
         )
     return ""
 
@@ -220,8 +218,10 @@ class Watching:
 
     def _start(self, log: str, module: str, *words: str) -> Process | None:
         argv = [sys.executable, "-IB", "-m", module, *words]
+        # An arena for each thread that a driver or library starts would be memory for nothing.
+        environment = {**self._allocation.environment, "MALLOC_ARENA_MAX": "1"}
         try:
-            return start_process(argv, self._allocation.environment, f"{self._pack}/{log}")
+            return start_process(argv, environment, f"{self._pack}/{log}")
         except OSError as error:
             self._journal.write("not_started", program=module, reason=str(error))
             return None

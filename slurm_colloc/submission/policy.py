@@ -18,6 +18,9 @@ from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.output_files import refuse_shared_files
 from slurm_colloc.submission.probing import find_unknown
 
+MONITOR_HOST_MEMORY_MB = 96
+"""What the monitor takes beside an NVIDIA driver, at the most that was seen."""
+
 WINDOW_S = BESIDE_WAITING.window_s
 """How much longer members may wait for their turn where one of the pack is probed."""
 
@@ -56,6 +59,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         share=str(share),
         start_margin_s=settings.start_margin_s + (math.ceil(WINDOW_S) if may_probe else 0),
         pack_time_max_s=settings.caps.pack_time_s,
+        monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
     )
 
 

@@ -148,7 +148,7 @@ def test_a_small_pack_is_not_watched_and_it_is_said_why(mps_user: CsubUser) -> N
     assert user.output(f"slurm-{job_id}_1.out") == "path= progress=\n"
     (event,) = journal(user, job_id, "not_watched")
     assert event["reason"].endswith(
-        " MB of host memory, and the monitor would take 80 MB; packs with 1024 MB are watched"
+        " MB of host memory, and the monitor would take 90 MB; packs with 1024 MB are watched"
     )
     assert event["reason"] in " ".join(user.csub("report", job_id).stdout.split())
     assert list_progress(user) == []

@@ -303,6 +303,14 @@ def test_a_pack_asks_for_what_its_largest_members_need_at_once() -> None:
     assert pack.request.host_memory_mb == 500 + 400 + 64 + 2 * 16
 
 
+@pytest.mark.parametrize(("each", "wanted"), [(400, 800 + 96), (500, 1000 + 96 + 90)])
+def test_what_watches_a_pack_is_asked_for_where_it_is_watched(each: int, wanted: int) -> None:
+    jobs = [build_job(n, host_memory_mb=each) for n in (1, 2)]
+    (pack,) = make(jobs, policy=Policy(monitor_mb=90)).packs
+    assert pack.request is not None
+    assert pack.request.host_memory_mb == wanted
+
+
 def test_members_that_ask_for_no_host_memory_get_their_share_of_the_node() -> None:
     (pack,) = make(build_jobs(4), Capacity(host_memory_mb_per_gpu=8000)).packs
     assert [member.host_memory_mb for member in pack.members] == [2000] * 4
