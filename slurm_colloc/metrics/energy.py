@@ -15,7 +15,6 @@ from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Track, Value, Window, compute_percentile
 from slurm_colloc.metrics.slowdown import JOULES_PER_KWH
 
-_IDLE_SAMPLES_LEAST = 3
 _UNREAD_S = 2.0
 """So short a phase may lie between two readings of SM activity."""
 
@@ -78,9 +77,14 @@ def measure_energy(counter: Track | None, power: Track | None, window: Window) -
 
 
 def find_idle_power_w(power: Track, before: float) -> float | None:
-    """The median power before a moment; None with fewer than three samples."""
-    values = sorted(power.select([(float("-inf"), before)]))
-    return compute_percentile(values, 0.5) if len(values) >= _IDLE_SAMPLES_LEAST else None
+    """The lowest median of three readings in a row before a moment; None with fewer than three.
+
+    A GPU on which a process has opened a context runs at full clock, and takes half as much again
+    (79 W and 123 W on an H200), so a median of all readings would be that of a long start.
+    """
+    values = power.select([(float("-inf"), before)])
+    threes = zip(values, values[1:], values[2:], strict=False)
+    return min((compute_percentile(sorted(three), 0.5) for three in threes), default=None)
 
 
 def split_energy(phases: Sequence[EnergyPhase], idle_power_w: Value) -> EnergySplit:

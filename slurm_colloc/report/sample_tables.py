@@ -22,6 +22,8 @@ ROWS_PER_GPU = 100_000
 
 _BATCH_ROWS = 1 << 16
 KEY = ("attempt", "member", "start")
+_NAMING = ("at", "uuid", *KEY)
+"""What a row is of: one without it belongs nowhere."""
 PEAKS = ("gpu_memory_mb", "host_memory_mb")
 LAST = ("cpu_s", "read_bytes", "written_bytes", "steps", "skipped", "samples", "wait_s",
          "progress", "first_step_at", "last_step_at")  # fmt: skip
@@ -77,12 +79,21 @@ def _first_line(error: BaseException) -> str:
 
 
 def _iterate(file: Any, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Batches with all the columns: one that a file lacks is null, and so is what is no number."""
+    """Batches with all the columns: one that a file lacks is null, and so is what is no number.
+
+    Rows of nobody or of no moment are left out.
+
+    Raises:
+        ArrowInvalid: The file lacks a column that says what its rows are of.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kinds = dict((*GPU_COLUMNS, *MEMBER_COLUMNS))
     present = [name for name in names if name in file.schema_arrow.names]
+    missing = [name for name in names if name in _NAMING and name not in present]
+    if missing:
+        raise pa.ArrowInvalid(f"it has no column {', '.join(missing)}")
     for batch in file.iter_batches(_BATCH_ROWS, columns=present, use_threads=False):
         columns = {}
         for name in names:
@@ -95,7 +106,11 @@ def _iterate(file: Any, names: Sequence[str]) -> Iterator[pa.Table]:
             if pa.types.is_float64(kind):
                 column = pc.if_else(pc.is_finite(column), column, None)
             columns[name] = column
-        yield pa.table(columns)
+        table = pa.table(columns)
+        for name in _NAMING:
+            if name in columns and table[name].null_count:
+                table = table.filter(pc.is_valid(table[name]))
+        yield table
 
 
 def _count_span_s(files: Sequence[Any]) -> float:

@@ -108,13 +108,12 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
         for entry in there
     ]
     comparison = compare_with_serial(solo_times, length_s)
-    powers = [
-        None if time_s is None or entry.solo is None or entry.solo.power_w is None
-        else entry.solo.power_w * time_s
+    energies = [
+        _estimate_solo_energy(entry, time_s, energy.idle_power_w)
         for entry, time_s in zip(there, solo_times, strict=True)
-    ]  # fmt: skip
+    ]
     saving = compute_saving(
-        energy.window_j, powers, comparison.serial_s, length_s, energy.idle_power_w
+        energy.window_j, energies, comparison.serial_s, length_s, energy.idle_power_w
     )
     return {
         "stp": compute_mean_stp(stays, shared_s),
@@ -135,6 +134,18 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
         "idle_power_from": energy.idle_from or None,
         "unknown": _list_unknown(there, energy, saving.kwh),
     }
+
+
+def _estimate_solo_energy(
+    entry: Figures, time_s: float | None, idle_power_w: float | None
+) -> float | None:
+    """What a member's work takes alone, in joules: the idle GPU's power while it makes no steps."""
+    if time_s is None or entry.solo is None or entry.solo.power_w is None:
+        return None
+    power_w = entry.solo.power_w
+    other_s = min(time_s, max(0.0, entry.member.present_s - entry.stepping_s))
+    other_w = power_w if idle_power_w is None else min(power_w, idle_power_w)
+    return power_w * (time_s - other_s) + other_w * other_s
 
 
 def _overlap(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float:

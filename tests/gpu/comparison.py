@@ -1,80 +1,13 @@
-"""What a monitor says against what programs, the driver and the GPU say themselves; pure.
-
-Segments of a paired measurement come in groups of four: without, with, with, without. The mean of
-the two in the middle less that of the outer two has no part in a drift that is linear over the
-group, so a group is one observation. Groups are compared by the logarithm of the time per step,
-and their mean has an interval by Student's t.
-"""
+"""What a monitor says against what programs, the driver and the GPU say themselves; pure."""
 
 from __future__ import annotations
 
 import bisect
 import csv
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
-
-GROUP = (False, True, True, False)
-"""Which segments of a group are watched."""
-
-# The 97.5 % quantile of Student's t by degrees of freedom (any statistical table); between two
-# rows the upper one is used, whose interval is wider.
-_T = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
-    10: 2.228, 11: 2.201, 12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110,
-    18: 2.101, 19: 2.093, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a training's time.
-
-    Attributes:
-        phase: What is compared.
-        group: Its group's number.
-        place: Its place in the group, 0 to 3.
-        is_watched: What is compared was on.
-        seconds: Its length.
-        steps: Steps in it.
-        monitor_cpu_s: Processor time of the monitor meanwhile; None where it was not read.
-    """
-
-    phase: str
-    group: int
-    place: int
-    is_watched: bool
-    seconds: float
-    steps: int
-    monitor_cpu_s: float | None
-
-
-@dataclass(frozen=True)
-class Slowdown:
-    """By how much steps take longer, in per cent of what they take without.
-
-    Attributes:
-        mean: Over the groups.
-        low: Lower end of the 95 % confidence interval of the mean; None for fewer than two groups.
-        high: Its upper end.
-        median: Of the groups.
-        sd: Standard deviation of the groups; None for fewer than two.
-        groups: How many there are.
-        step_ms: Time per step without, in milliseconds.
-        monitor_share: Processor time of the monitor over the time, where it was on; 0 to 1.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    median: float
-    sd: float | None
-    groups: int
-    step_ms: float
-    monitor_share: float | None
 
 
 def compute_error(value: float | None, truth: float | None) -> float | None:
@@ -228,75 +161,3 @@ def compute_mean(
         and begin <= at <= end
     ]
     return statistics.fmean(values) if values else None
-
-
-def parse_segments(text: str) -> list[Segment]:
-    """Read what a paired measurement has written."""
-    return [
-        Segment(
-            row["phase"],
-            int(row["group"]),
-            int(row["place"]),
-            row["watched"] == "1",
-            float(row["seconds"]),
-            int(row["steps"]),
-            float(row["monitor_cpu_s"]) if row["monitor_cpu_s"] else None,
-        )
-        for row in csv.DictReader(text.splitlines())
-    ]
-
-
-def compute_slowdown(segments: Iterable[Segment]) -> Slowdown:
-    """By how much steps take longer where segments are watched.
-
-    Raises:
-        ValueError: There is no whole group.
-    """
-    groups: dict[int, list[Segment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.group, []).append(segment)
-    whole = [
-        sorted(group, key=lambda segment: segment.place)
-        for _, group in sorted(groups.items())
-        if len(group) == len(GROUP)
-    ]
-    if not whole:
-        raise ValueError("no whole group was measured")
-    differences = [_compare_group(group) for group in whole]
-    mean = statistics.fmean(differences)
-    low = high = None
-    if len(differences) > 1:
-        half = find_t(len(differences) - 1) * statistics.stdev(differences)
-        half /= math.sqrt(len(differences))
-        low, high = _to_percent(mean - half), _to_percent(mean + half)
-    every = list(itertools.chain.from_iterable(whole))
-    without = [segment for segment in every if not segment.is_watched]
-    watched = [segment for segment in every if segment.is_watched]
-    cpu_s = [one.monitor_cpu_s for one in watched if one.monitor_cpu_s is not None]
-    return Slowdown(
-        mean=_to_percent(mean),
-        low=low,
-        high=high,
-        median=_to_percent(statistics.median(differences)),
-        sd=100 * statistics.stdev(differences) if len(differences) > 1 else None,
-        groups=len(whole),
-        step_ms=1000 * sum(s.seconds for s in without) / sum(s.steps for s in without),
-        monitor_share=sum(cpu_s) / sum(s.seconds for s in watched) if cpu_s else None,
-    )
-
-
-def _compare_group(group: Sequence[Segment]) -> float:
-    """The logarithm of time per step with over time per step without."""
-    if tuple(segment.is_watched for segment in group) != GROUP:
-        raise ValueError("a group that is not without, with, with, without")
-    logs = [math.log(segment.seconds / segment.steps) for segment in group]
-    return (logs[1] + logs[2]) / 2 - (logs[0] + logs[3]) / 2
-
-
-def _to_percent(log_ratio: float) -> float:
-    return 100 * math.expm1(log_ratio)
-
-
-def find_t(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, or that of fewer degrees of freedom."""
-    return _T[max(known for known in _T if known <= degrees)]

@@ -1,146 +1,62 @@
-"""Trains, and switches counting and monitor of its own pack off and on in turn.
+"""Trains in short units, and switches counting and monitor of its own pack off and on in turn.
 
-What csub's measuring costs is a fraction of a per cent, and two runs of a program differ by far
-more. So one process alternates, within seconds, between time in which it is watched and time in
-which it is not, in groups of four segments: without, with, with, without. The two in the middle
-follow each other, so that the monitor's seconds and its process lists (every 5 s) fall into
-watched time as often as in real life where a segment lasts 2.5 s. A piece of its files (every
-10 s) is then written twice as often as in real life.
+What csub's measuring costs is a fraction of a per cent, and the host of a virtual machine changes
+its speed by half for seconds at a time. So what is compared has to lie close together. The unit is
+four steps and a wait for the GPU, 25 to 45 ms on a large GPU, and every unit is written down.
 
-Without counting: the hooks of csub's instrument are taken out of torch's, which leaves the
-optimizer as it is in a program that csub does not watch. Without monitor: the monitor is stopped
-by SIGSTOP. What it does when it goes on, a tick that is late, falls into watched time.
+Counting changes from unit to unit, in groups of four: without, with, with, without, or the other
+way round, by chance, so that nothing that comes back every so many units is taken for it. Without
+counting, the hooks of csub's instrument are taken out of torch's, which leaves the optimizer as it
+is in a program that csub does not watch. Switching is no part of a unit.
+
+The monitor changes from segment to segment: stopped by SIGSTOP, running, running, stopped. When it
+goes on, it works for a second before the next segment begins: its tick is late then, and it has
+more to do than usually. Its process lists (every 5 s) and pieces of files (every 10 s) fall into
+segments in which it runs about a quarter more often than in real life.
 
 The data lie on the GPU, so that launching kernels is what takes the time: the worst case. The
-training is pinned to the first of its cores. Phases:
+training is pinned to the first of its cores, the monitor to the last one.
 
-  both          counting and monitor; the monitor on another core of the job
-  one-core      counting and monitor; the monitor on the training's own core, as in a pack of which
-                every core belongs to a member
-  instrument    counting alone; the monitor stands still all the time
-
-As a program: paired.py --segments FILE PHASE:SECONDS:GROUPS... A line of FILE is one segment.
+As a program: paired.py --units FILE --seconds 150 --segment 4. A line of FILE is one unit.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
-import signal
-import sys
+import random
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from switches import Counting, Monitor, find_monitor  # type: ignore[import-not-found]
 from torch import nn
 from train_small import make_model  # type: ignore[import-not-found]
 
-COLUMNS = (
-    "phase",
-    "group",
-    "place",
-    "watched",
-    "begin_s",
-    "seconds",
-    "steps",
-    "monitor_cpu_s",
-)
-GROUP = (False, True, True, False)
-STEPS_PER_LOOK = 4
+COLUMNS = ("begin_ns", "took_ns", "hooks", "monitor", "segment")
+COUNTED = ((False, True, True, False), (True, False, False, True))
+"""Groups of units, one of which is chosen by chance."""
+RUNNING = (False, True, True, False)
+"""Whether the monitor runs, segment by segment."""
+STEPS_IN_UNIT = 4
+# No unit is as short as this.
+LEAST_UNIT_S = 0.002
 PATIENCE_S = 40.0
+SETTLES_S = 1.0
 # The monitor's own start, in which it loads libraries, is over by then.
-MONITOR_SETTLES_S = 4.0
-INSTRUMENT = "_slurm_colloc_instrument"
-MONITOR = b"slurm_colloc.monitor"
+MONITOR_STARTS_S = 4.0
 
 
-class Counting:
-    """The hooks by which csub's instrument counts steps.
-
-    Raises:
-        RuntimeError: There are none: the program is not counted.
-    """
-
-    def __init__(self) -> None:
-        module: Any = sys.modules["torch.optim.optimizer"]
-        self._places: list[dict[int, Any]] = [
-            module._global_optimizer_pre_hooks,
-            module._global_optimizer_post_hooks,
-        ]
-        self._ours = [
-            {key: hook for key, hook in place.items() if hook.__module__.startswith(INSTRUMENT)}
-            for place in self._places
-        ]
-        if not all(self._ours):
-            raise RuntimeError("csub's instrument is not in this process")
-
-    def switch(self, *, on: bool) -> None:
-        """Count from now on, or not."""
-        for place, ours in zip(self._places, self._ours, strict=True):
-            for key, hook in ours.items():
-                if on:
-                    place[key] = hook
-                else:
-                    place.pop(key, None)
-
-
-@dataclass
-class Monitor:
-    """The monitor of this program's pack.
-
-    Attributes:
-        pid: Its pid.
-        pack: The pack's directory.
-    """
-
-    pid: int
-    pack: Path
-    is_stopped: bool = False
-
-    def switch(self, *, on: bool) -> None:
-        """Let it work from now on, or stand still."""
-        if on is self.is_stopped:
-            os.kill(self.pid, signal.SIGCONT if on else signal.SIGSTOP)
-            self.is_stopped = not on
-
-    def pin(self, core: int) -> None:
-        """Keep all its threads on one core."""
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {core})
-
-    def read_cpu_s(self) -> float | None:
-        """Processor time of all its threads; None where the kernel does not tell."""
-        total_ns = 0
-        try:
-            for task in Path(f"/proc/{self.pid}/task").iterdir():
-                # Nanoseconds on a core: Documentation/scheduler/sched-stats.rst.
-                total_ns += int((task / "schedstat").read_text().split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
-        return total_ns / 1e9
-
-
-def find_monitor() -> Monitor | None:
-    """The only monitor that this user runs."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            owner = entry.stat().st_uid
-        except OSError:
-            continue
-        if MONITOR in words and owner == os.geteuid():
-            pack = Path(os.fsdecode(words[words.index(MONITOR) + 1]))
-            # Its first record says that it has begun to sample.
-            if (pack / "report" / "monitor.json").exists():
-                return Monitor(int(entry.name), pack)
-    return None
+def make_light_model() -> tuple[nn.Module, str]:
+    """What takes a processor about as long as the small training takes a GPU."""
+    layers = (nn.Flatten(), nn.Linear(3072, 768), nn.ReLU(), nn.Linear(768, 10))
+    return nn.Sequential(*layers), "two layers, for a processor"
 
 
 class Training:
@@ -153,9 +69,10 @@ class Training:
                 torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last),
                 torch.randint(0, 10, (batch,), device=device),
             )
-            for _ in range(4)
+            for _ in range(STEPS_IN_UNIT)
         ]
-        model, self.origin = make_model(10)
+        model, origin = make_model(10) if device == "cuda" else make_light_model()
+        self.origin: str = origin
         self._model = model.to(device).to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
@@ -165,61 +82,111 @@ class Training:
         if self._device == "cuda":
             torch.cuda.synchronize()
 
-    def run(self, seconds: float) -> tuple[float, int]:
-        """Make steps for so long; how long it really was, and how many steps."""
-        steps = 0
-        begin = now = time.monotonic()
-        while now < begin + seconds:
-            for number in range(STEPS_PER_LOOK):
-                images, labels = self._batches[number]
-                loss = self._loss(self._model(images), labels)
-                self._optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self._optimizer.step()
-            steps += STEPS_PER_LOOK
-            # Only work that the GPU has finished counts.
-            self.synchronize()
-            now = time.monotonic()
-        return now - begin, steps
+    def run_unit(self) -> None:
+        """Make the steps of a unit, and wait until the GPU has made them."""
+        for images, labels in self._batches:
+            loss = self._loss(self._model(images), labels)
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self._optimizer.step()
+        self.synchronize()
+
+    def run(self, seconds: float) -> None:
+        """Make units for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.run_unit()
 
 
-def run_phase(
-    training: Training,
-    monitor: Monitor,
-    words: str,
-    switch: Callable[[bool], None],
-    write: Callable[[list[Any]], Any],
-) -> None:
-    """Make the groups of one phase.
+class Units:
+    """What is written down of units, in memory that is there from the beginning."""
 
-    Args:
-        training: What is measured.
-        monitor: Its time is read around each segment.
-        words: PHASE:SECONDS:GROUPS.
-        switch: Turns on or off what is compared.
-        write: Takes a row for each segment.
-    """
-    phase, seconds, groups = words.split(":")
-    switch(False)
-    training.run(float(seconds))
-    for group in range(int(groups)):
-        for place, is_watched in enumerate(GROUP):
-            switch(is_watched)
-            before_s = monitor.read_cpu_s()
-            begin_s = time.monotonic()
-            length_s, steps = training.run(float(seconds))
-            after_s = monitor.read_cpu_s()
-            used_s = None if before_s is None or after_s is None else after_s - before_s
-            shown = "" if used_s is None else f"{used_s:.6f}"
-            row = [phase, group, place, int(is_watched)]
-            write([*row, f"{begin_s:.6f}", f"{length_s:.6f}", steps, shown])
+    def __init__(self, room: int) -> None:
+        self._begins = array("q", bytes(8 * room))
+        self._lengths = array("q", bytes(8 * room))
+        self._segments = array("q", bytes(8 * room))
+        self._states = bytearray(room)
+        self._count = 0
+
+    def add(
+        self, begin_ns: int, end_ns: int, *, hooks: bool, runs: bool, segment: int | None
+    ) -> None:
+        """Write one down.
+
+        Args:
+            begin_ns: Monotonic clock.
+            end_ns: Likewise.
+            hooks: It was counted.
+            runs: The monitor was not stopped.
+            segment: Its segment; None: the monitor has just begun to run again.
+
+        Raises:
+            IndexError: There are more than there is room for.
+        """
+        count = self._count
+        self._begins[count] = begin_ns
+        self._lengths[count] = end_ns - begin_ns
+        self._segments[count] = -1 if segment is None else segment
+        self._states[count] = 2 * runs + hooks
+        self._count = count + 1
+
+    def __iter__(self) -> Iterator[tuple[object, ...]]:
+        """Rows of the file."""
+        columns = zip(self._begins, self._lengths, self._segments, self._states, strict=True)
+        for begin, length, segment, state in itertools.islice(columns, self._count):
+            runs = "running" if state & 2 else "stopped"
+            yield begin, length, state & 1, runs, "" if segment < 0 else segment
+
+
+@dataclass
+class Comparison:
+    """The training, what is switched, and what is written down."""
+
+    training: Training
+    counting: Counting
+    monitor: Monitor
+    units: Units
+    chance: random.Random
+
+    def run(self, seconds: float, segment_s: float) -> None:
+        """Make pairs of segments, one of each kind, for about so long."""
+        until = time.monotonic() + seconds
+        number = 0
+        while time.monotonic() < until - segment_s:
+            for _ in range(2):
+                runs = RUNNING[number % len(RUNNING)]
+                goes_on = runs and self.monitor.is_stopped
+                self.monitor.switch(on=runs)
+                if goes_on:
+                    self._run_groups(SETTLES_S, runs=runs, segment=None)
+                self._run_groups(segment_s, runs=runs, segment=number)
+                number += 1
+
+    def _run_groups(self, seconds: float, *, runs: bool, segment: int | None) -> None:
+        """Make whole groups of units for so long."""
+        until_ns = time.monotonic_ns() + int(1e9 * seconds)
+        while time.monotonic_ns() < until_ns:
+            for hooks in self.chance.choice(COUNTED):
+                self.counting.switch(on=hooks)
+                begin_ns = time.monotonic_ns()
+                self.training.run_unit()
+                end_ns = time.monotonic_ns()
+                self.units.add(begin_ns, end_ns, hooks=hooks, runs=runs, segment=segment)
+
+
+def read_clocks() -> tuple[float, float]:
+    """The epoch's clock and the monotonic one, in seconds, at the same moment."""
+    before = time.monotonic()
+    epoch = time.time()
+    return epoch, (before + time.monotonic()) / 2
 
 
 def main() -> None:
-    """Measure all phases."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phases", nargs="+")
-    parser.add_argument("--segments", type=Path, required=True)
+    parser.add_argument("--units", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--segment", type=float, required=True, help="seconds")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
@@ -238,28 +205,23 @@ def main() -> None:
         found = find_monitor()
     if found is None:
         raise SystemExit("no monitor watches this program")
-    training.run(MONITOR_SETTLES_S)
-    monitor = found
-
-    def switch_both(on: bool) -> None:
-        counting.switch(on=on)
-        monitor.switch(on=on)
-
-    def switch_counting(on: bool) -> None:
-        counting.switch(on=on)
-        monitor.switch(on=False)
-
+    training.run(MONITOR_STARTS_S)
+    found.pin(other)
+    # Whole segments, so a little longer than was asked for.
+    room = int((arguments.seconds + 4 * arguments.segment + 60) / LEAST_UNIT_S)
+    units = Units(room)
+    clocks = [read_clocks()]
     try:
-        with arguments.segments.open("w", newline="", buffering=1) as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for words in arguments.phases:
-                name = words.partition(":")[0]
-                monitor.pin(own if name == "one-core" else other)
-                switch = switch_counting if name == "instrument" else switch_both
-                run_phase(training, monitor, words, switch, writer.writerow)
+        comparison = Comparison(training, counting, found, units, random.Random(1))
+        comparison.run(arguments.seconds, arguments.segment)
     finally:
-        switch_both(True)
+        counting.switch(on=True)
+        found.switch(on=True)
+    clocks.append(read_clocks())
+    with arguments.units.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(units)
     siblings = Path(f"/sys/devices/system/cpu/cpu{own}/topology/thread_siblings_list")
     told = {
         "model": training.origin,
@@ -268,7 +230,8 @@ def main() -> None:
         "own_core": own,
         "monitors_core": other,
         "siblings_of_own_core": siblings.read_text().strip() if siblings.exists() else None,
-        "monitor_nice": os.getpriority(os.PRIO_PROCESS, monitor.pid),
+        "monitor_nice": os.getpriority(os.PRIO_PROCESS, found.pid),
+        "clocks": clocks,
     }
     print(json.dumps(told))
 

@@ -6,7 +6,9 @@
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
 # minutes.
 # measuring: what the monitor says against what programs, driver and GPU say, and what it costs,
-# test_gpu_monitor.py, in about eight minutes.
+# test_gpu_monitor.py, in about eight minutes. CSUB_GPU_PARTS names those of its parts that are to run:
+# "alone timeslice mps pairs delayed mps-unlimited"; "alone mps-unlimited pairs" takes five minutes.
+# A pack needs the usage profile that alone makes.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -23,7 +25,8 @@
 # OUT/kept-containers.tar.gz  the logs of the pack with a /tmp and a /dev/shm of its own
 # and of measuring:
 # OUT/measuring.json    errors against goals, summaries, looks by nvidia-smi, times of NVML's calls
-# OUT/measuring.csv     every segment of the paired measurement: watched or not, seconds, steps
+# OUT/measuring.csv     every unit of four steps of the paired measurement: its begin and length in
+#                       nanoseconds, with or without hooks, the monitor running or stopped
 # OUT/measuring.tar.gz  recordings: a state directory of the packs, on which csub reports again
 # OUT/seen.txt          what csub top, report and profile list printed
 # OUT/kept-measuring.tar.gz  the logs of all packs, members and Slurm daemons

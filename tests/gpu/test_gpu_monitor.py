@@ -7,7 +7,6 @@ CSUB_GPU_SIMULATED=1 all of it runs on the sandbox's simulated GPU, and figures 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import statistics
@@ -23,30 +22,24 @@ import pytest
 from slurm_colloc.report.summary import build_summary
 
 from .bed import HERE, Bed, read_number, running_bed
-from .comparison import (
-    compute_error,
-    compute_mean,
-    compute_rise_per_s,
-    compute_slowdown,
-    describe,
-    find_nearest,
-    find_settled_window,
-    parse_counters,
-    parse_segments,
+from .compared import (
+    compare_cost,
+    compare_delays,
+    compare_memory,
+    compare_rates,
+    compare_use,
+    judge_rates,
+    look_at,
 )
+from .figures import RESULTS, STARTED_S, keep, tell
+from .pairs import judge_pairs
 from .trainings import read_printed
 from .watched import (
     OPTIONS,
     Recordings,
-    find_monitor,
-    keep_long_output,
-    read_cpu_s,
-    read_monitor_record,
-    read_progress,
     read_report,
     read_rows,
     show,
-    take_look,
     wait_until_all_train,
     write_options,
     write_program,
@@ -65,17 +58,15 @@ ALONE_S = read_number("CSUB_GPU_ALONE_S", 34)
 SHARED_S = read_number("CSUB_GPU_SHARED_S", 30)
 DELAYED_S = read_number("CSUB_GPU_DELAYED_S", 22)
 DELAY_MS = read_number("CSUB_GPU_DELAY_MS", 12)
-PHASES = os.environ.get("CSUB_GPU_PHASES", "both:2.5:10 one-core:2.5:5 instrument:1:7").split()
-CALLS = int(read_number("CSUB_GPU_CALLS", 50))
-LOOKS = 3
+PAIRS_S = read_number("CSUB_GPU_PAIRS_S", 150)
+SEGMENT_S = read_number("CSUB_GPU_SEGMENT_S", 4)
 # The suite is run where time is short: what is less needed is left out rather than cut off.
 BUDGET_S = read_number("CSUB_GPU_BUDGET_S", 488)
 PATIENCE_S = 240.0
 # Start and end of a pack, which are not training, and what comes after the last one.
 LAST_PACK_S = 34.0
-BATCH_OF = {False: 128, True: 2}
-STARTED_S = time.monotonic()
-RESULTS: dict[str, Any] = {}
+ALL_PARTS = ("alone", "timeslice", "mps", "pairs", "delayed", "mps-unlimited")
+PARTS = os.environ.get("CSUB_GPU_PARTS", " ".join(ALL_PARTS)).split()
 
 
 @pytest.fixture(scope="module")
@@ -103,23 +94,12 @@ def training(bed: Bed) -> Path:
     return script
 
 
-def keep(bed: Bed, value: Any, *path: str) -> None:
-    """Write a result under names from outside to inside, before it is judged."""
-    place = RESULTS
-    for name in path[:-1]:
-        place = place.setdefault(name, {})
-    place[path[-1]] = value
-    bed.write("measuring.json", RESULTS)
-
-
-def tell(text: str) -> None:
-    """Print a line, with the time since the suite began."""
-    print(f"\n{time.monotonic() - STARTED_S:5.0f} s  {text}", end="")
-
-
-def round_error(value: float | None, truth: float | None) -> float | None:
-    error = compute_error(value, truth)
-    return None if error is None else round(error, 5)
+def leave_out_unless_asked_for(part: str) -> None:
+    """Skip a part that CSUB_GPU_PARTS does not name."""
+    unknown = set(PARTS) - set(ALL_PARTS)
+    assert not unknown, f"CSUB_GPU_PARTS: no such parts {sorted(unknown)}; {' '.join(ALL_PARTS)}"
+    if part not in PARTS:
+        pytest.skip(f"{part} is not in CSUB_GPU_PARTS")
 
 
 # -- one pack --------------------------------------------------------------------------------------
@@ -141,63 +121,13 @@ def finish(bed: Bed, recordings: Recordings, name: str, job_id: str) -> dict[str
     return summary
 
 
-def compare_rates(bed: Bed, job_id: str, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each member's rate by the report against what its program has printed, in the same window."""
-    batch = BATCH_OF[bed.is_simulated]
-    rows = read_rows(bed.find_pack(job_id), "members")
-    found = []
-    for member in summary["members"]:
-        window = find_settled_window(member, find_first_step_at(rows, member["member"]))
-        times, images = read_series(bed, job_id, member["member"])[:2]
-        steps = [count / batch for count in images]
-        begin, end = clip(window, times)
-        paused_s = member["rate"]["paused_s"]
-        # The report leaves pauses out; what few steps were in them is not known.
-        printed = compute_rise_per_s(times, steps, (begin, end))
-        printed *= (end - begin) / (end - begin - paused_s)
-        said = member["rate"]["steps_per_s"]
-        found.append(
-            {
-                "member": member["member"],
-                "report_steps_per_s": said,
-                "program_steps_per_s": printed,
-                "window_s": round(end - begin, 2),
-                "paused_s": paused_s,
-                "error": round_error(said, printed),
-            }
-        )
-    return found
-
-
-def find_first_step_at(rows: list[dict[str, Any]], number: int) -> float:
-    known = [r["first_step_at"] for r in rows if r["member"] == number and r["first_step_at"]]
-    return float(known[-1])
-
-
-def read_series(bed: Bed, job_id: str, number: int) -> list[tuple[float, ...]]:
-    """Columns of a member's own progress, its moments in seconds since the epoch."""
-    times, *others = parse_counters(read_progress(bed, job_id, number))
-    offset_s = time.time() - time.monotonic()
-    return [tuple(moment + offset_s for moment in times), *others]
-
-
-def clip(window: tuple[float, float], times: tuple[float, ...]) -> tuple[float, float]:
-    return max(window[0], times[0]), min(window[1], times[-1])
-
-
-def judge_rates(bed: Bed, name: str, rates: list[dict[str, Any]]) -> None:
-    keep(bed, rates, "packs", name, "rates")
-    worst = max(abs(rate["error"]) for rate in rates)
-    keep(bed, {"goal": 0.01, "worst_error": worst}, "results", f"rates, {name}")
-    tell(f"{name}: rates differ from the programs' own by {worst:.3%} at most (goal 1 %)")
-
-
 # -- a training alone, and many --------------------------------------------------------------------
 
 
 def test_a_training_alone_makes_its_profile(
     bed: Bed, recordings: Recordings, training: Path
 ) -> None:
+    leave_out_unless_asked_for("alone")
     tell("a training alone")
     write_options(bed, ALONE_S)
     job_id = bed.submit("alone", *OPTIONS, "--cpus-per-task=1", str(training))
@@ -221,6 +151,7 @@ def test_a_training_alone_makes_its_profile(
 def test_many_that_share_are_measured(
     bed: Bed, recordings: Recordings, training: Path, name: str
 ) -> None:
+    leave_out_unless_asked_for(name)
     share = {"timeslice": "timeslice", "mps": "mps!"}[name]
     measure_many(bed, recordings, training, name, share, limit_threads=True)
 
@@ -262,148 +193,6 @@ def measure_many(
     assert summary["pack"]["stp"] is not None
 
 
-def look_at(bed: Bed, recordings: Recordings, job_id: str, name: str) -> list[dict[str, Any]]:
-    """Look at a running pack from outside, by nvidia-smi, csub and the monitor's own calls."""
-    monitor = find_monitor(bed, job_id)
-    before = time.monotonic(), read_cpu_s(monitor)
-    looks = []
-    for number in range(1, LOOKS + 1):
-        looks.append(take_look(bed, job_id, recordings, f"{name}-{number}"))
-        if number == 1:
-            show(bed, "top", "--once")
-            show(bed, "report", job_id)
-        elif number == 2:
-            keep_long_output(bed, recordings, name)
-            measure_calls(bed, name)
-    after = time.monotonic(), read_cpu_s(monitor)
-    over_s = after[0] - before[0]
-    used = None
-    if before[1] is not None and after[1] is not None:
-        used = round((after[1] - before[1]) / over_s, 5)
-    found = {"cpu_cores": used, "over_s": round(over_s, 2)}
-    keep(bed, found, "packs", name, "monitor_settled")
-    return looks
-
-
-def measure_calls(bed: Bed, name: str) -> None:
-    """How long the monitor's kinds of calls take while the pack runs."""
-    uuid = bed.gpu_before["uuid"]
-    argv = [sys.executable, str(HERE / "nvml_calls.py"), uuid, str(CALLS)]
-    told = json.loads(bed.user.run(argv).stdout.splitlines()[-1])
-    found = {kind: describe(values) for kind, values in told["took_ms"].items() if values}
-    keep(bed, found, "packs", name, "calls_ms")
-    keep(bed, told["refused"], "packs", name, "calls_refused")
-    for kind, row in found.items():
-        tell(f"  {kind}: {row['median']:.3f} ms, 95 % within {row['p95']:.3f} ms")
-    assert found
-    assert all(row["n"] == CALLS for row in found.values())
-
-
-def compare_memory(
-    bed: Bed, job_id: str, name: str, looks: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """gpu_memory by the monitor against nvidia-smi's at the same moment."""
-    rows = read_rows(bed.find_pack(job_id), "members")
-    found = []
-    for look in looks:
-        for number, size in look["members_mb"].items():
-            own = [row for row in rows if row["member"] == int(number)]
-            # The monitor asks every 5 s.
-            said = find_nearest(own, "gpu_memory_mb", look["at"], 5.0)
-            found.append(
-                {
-                    "at": look["at"],
-                    "member": int(number),
-                    "nvidia_smi_mb": size,
-                    "monitor_mb": said,
-                    "error": round_error(said, size),
-                }
-            )
-    keep(bed, looks, "packs", name, "looks")
-    keep(bed, found, "packs", name, "gpu_memory")
-    errors = [abs(row["error"]) for row in found if row["error"] is not None]
-    worst = max(errors, default=None)
-    keep(bed, {"goal": 0.01, "worst_error": worst, "n": len(errors)}, "results", f"memory, {name}")
-    sizes = sorted({str(row["nvidia_smi_mb"]) for row in found})
-    tell(f"{name}: gpu_memory differs from nvidia-smi by {worst} at most ({sizes} MiB)")
-    return [row for row in found if row["error"] is not None]
-
-
-def compare_use(bed: Bed, job_id: str, name: str, summary: dict[str, Any]) -> None:
-    """The members' modelled SM activity and energy against what the GPU says."""
-    pack = bed.find_pack(job_id)
-    members = [row for row in read_rows(pack, "members") if row["last_step_at"]]
-    numbers = [member["member"] for member in summary["members"]]
-    firsts = [find_first_step_at(members, number) for number in numbers]
-    lasts = [max(r["last_step_at"] for r in members if r["member"] == n) for n in numbers]
-    gpu = read_rows(pack, "gpu")
-    window = (max(firsts), min(lasts))
-    measured = compute_mean(gpu, "sm_active", window)
-    modelled = sum(member["sm_share"]["value"] for member in summary["members"])
-    rest = summary["unexplained"]
-    found = {
-        "whole pack, by the report": {
-            kind: {
-                **rest[kind],
-                "error": round_error(rest[kind]["explained"], rest[kind]["measured"]),
-            }
-            for kind in ("sm_active", "energy_j")
-        },
-        "while all train": {
-            "window_s": round(window[1] - window[0], 2),
-            "sm_active": measured,
-            "members_sum": modelled,
-            "error": round_error(modelled, measured),
-            "power_w": compute_mean(gpu, "power_w", window),
-            "dram_active": compute_mean(gpu, "dram_active", window),
-        },
-        "slowdowns": [member["slowdown"] for member in summary["members"]],
-        "stp": summary["pack"]["stp"],
-    }
-    keep(bed, found, "packs", name, "use")
-    keep(
-        bed,
-        {
-            "while all train": found["while all train"]["error"],
-            "sm_active": found["whole pack, by the report"]["sm_active"]["error"],
-            "energy_j": found["whole pack, by the report"]["energy_j"]["error"],
-        },
-        "results",
-        f"use, {name}",
-    )
-    tell(f"{name}: STP {summary['pack']['stp']:.2f}; {found['while all train']}")
-    tell(f"{name}: {found['whole pack, by the report']}")
-    assert measured is not None
-
-
-def compare_cost(bed: Bed, job_id: str, name: str) -> None:
-    """What the monitor itself used."""
-    record = read_monitor_record(bed.find_pack(job_id))
-    wall_s = record["written_at"] - record["started_at"]
-    found = {
-        "goals": {"cpu_cores": 0.01, "rss_peak_mb": 80},
-        "cpu_cores, its start and end included": round(record["cpu_s"] / wall_s, 5),
-        "cpu_s": record["cpu_s"],
-        "wall_s": round(wall_s, 2),
-        "cpu_cores, between two looks": RESULTS["packs"][name]["monitor_settled"]["cpu_cores"],
-        "rss_peak_mb": record["rss_peak_mb"],
-        "own_memory_mb": record["own_memory_mb"],
-        "ticks": [record["ticks_due"], record["ticks_taken"]],
-        "gaps": record["gaps"],
-    }
-    keep(bed, found, "results", f"monitor, {name}")
-    keep(bed, record["capabilities"], "packs", name, "capabilities")
-    tell(f"{name}: monitor {found}")
-    sources = {
-        metric: f"{state['source']} {state['state']} {state['detail']}".strip()
-        for metric, state in sorted(record["capabilities"].items())
-    }
-    if RESULTS.get("sources") != sources:
-        keep(bed, sources, "sources")
-        tell(f"{name}: metrics {json.dumps(sources, indent=1)}")
-    assert record["rss_peak_mb"] is not None
-
-
 # -- what it costs ---------------------------------------------------------------------------------
 
 
@@ -411,31 +200,16 @@ def test_what_watching_costs_is_measured_in_pairs(
     bed: Bed, recordings: Recordings, training: Path
 ) -> None:
     del training
-    segments = bed.user.home / "progress" / "segments.csv"
-    script = write_program(bed, "paired.sh", ["paired.py", "--segments", str(segments), *PHASES])
+    leave_out_unless_asked_for("pairs")
+    units = bed.user.home / "progress" / "units.csv"
+    words = ["paired.py", "--units", str(units), f"--seconds={PAIRS_S:g}"]
+    script = write_program(bed, "paired.sh", [*words, f"--segment={SEGMENT_S:g}"])
     job_id = bed.submit("paired", *OPTIONS, "--cpus-per-task=4", str(script))
-    tell(f"pairs: {' '.join(PHASES)}")
+    tell(f"pairs: {PAIRS_S:g} s in segments of {SEGMENT_S:g} s")
     finish(bed, recordings, "paired", job_id)
-    text = segments.read_text()
+    text = units.read_text()
     (bed.out / "measuring.csv").write_text(text)
-    told = read_printed(bed, job_id, 1)
-    keep(bed, told, "pairs", "machine")
-    every = parse_segments(text)
-    for words in PHASES:
-        phase, _, groups = words.split(":")
-        found = compute_slowdown([one for one in every if one.phase == phase])
-        keep(bed, {"goal_percent": 0.5, **dataclasses.asdict(found)}, "results", f"cost, {phase}")
-        tell(
-            f"{phase}: {show_percent(found.mean)} ({show_percent(found.low)} to "
-            f"{show_percent(found.high)}), median {show_percent(found.median)}, {found.groups} "
-            f"groups, {found.step_ms:.3f} ms a step, monitor {found.monitor_share} of a core"
-        )
-        assert found.groups == int(groups)
-    assert len(told["cpus"]) > 1
-
-
-def show_percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:+.3f} %"
+    judge_pairs(bed, read_rows(bed.find_pack(job_id), "gpu"), text, read_printed(bed, job_id, 1))
 
 
 # -- data stalls -----------------------------------------------------------------------------------
@@ -445,6 +219,7 @@ def test_injected_delays_of_data_are_found_again(
     bed: Bed, recordings: Recordings, training: Path
 ) -> None:
     del training
+    leave_out_unless_asked_for("delayed")
     scripts = []
     for workers in (0, 2):
         # Workers sleep side by side.
@@ -457,27 +232,7 @@ def test_injected_delays_of_data_are_found_again(
     options = ["--no-probe", "--share=timeslice", "--degree=2", *OPTIONS, "--cpus-per-task=2"]
     job_id = bed.submit("delayed", "pack", *options, *map(str, scripts))
     summary = finish(bed, recordings, "delayed", job_id)
-    rows = read_rows(bed.find_pack(job_id), "members")
-    found = []
-    for member, workers in zip(summary["members"], (0, 2), strict=True):
-        number = member["member"]
-        times, waited, slept, _ = read_series(bed, job_id, number)
-        window = clip(find_settled_window(member, find_first_step_at(rows, number)), times)
-        truth = compute_rise_per_s(times, waited, window)
-        said = member["stall"]["data"]
-        found.append(
-            {
-                "workers": workers,
-                "report": said,
-                "program": round(truth, 5),
-                "slept": round(compute_rise_per_s(times, slept, window), 5) or None,
-                "points": None if said is None else round(100 * (said - truth), 3),
-                "printed": read_printed(bed, job_id, number),
-            }
-        )
-    keep(bed, {"goal_points": 5, "members": found}, "results", "delays")
-    for row in found:
-        tell(f"{row['workers']} workers: stall {row['report']}, program {row['program']}")
+    found = compare_delays(bed, job_id, summary, (0, 2))
     for member, row in zip(summary["members"], found, strict=True):
         assert member["progress"] == "optimizer"
         assert member["samples"]
@@ -492,6 +247,7 @@ def test_injected_delays_of_data_are_found_again(
 def test_members_without_thread_limits_are_measured_where_time_is_left(
     bed: Bed, recordings: Recordings, training: Path
 ) -> None:
+    leave_out_unless_asked_for("mps-unlimited")
     left_s = BUDGET_S - (time.monotonic() - STARTED_S)
     keep(bed, round(left_s), "seconds_left_before_the_last_pack")
     if left_s < SHARED_S + LAST_PACK_S:
