@@ -1,12 +1,14 @@
 """The probe window: an unknown job runs alone before its neighbours start.
 
-So its rate alone is known, which every slowdown is measured against. A pack whose members are all
-unknown probes the first; others of its family (model.profile) go by what that one has shown.
+So its rate alone is known, which every slowdown is measured against. An attempt of a pack has one
+window at most, at its start, however that ends: short jobs are not to run one after the other. The
+rest of the family (model.profile) goes by what the first has shown.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +68,7 @@ class Probing:
         self._why_unwatched = why_unwatched
         self._end = end
         self._probed: Member | None = None
+        self._has_probed = False
         self._begun_at = 0.0
         self._told: set[int] = set()
 
@@ -75,16 +78,17 @@ class Probing:
             return True
         if self._is_to_be_probed(member):
             self._probed, self._begun_at = member, time.monotonic()
-            member.is_probed = True
+            self._has_probed = member.is_probed = True
             self._journal.write("probe", member=member.number)
         return False
 
     def tell_waiting(self) -> None:
-        """Write down why members wait that could have started."""
+        """Write down why members wait that have a place."""
         if self._probed is None:
             return
         text = self._describe(self._probed)
-        for number in self._roster.waiting:
+        places = sum(place.occupant is None for place in self._roster.places)
+        for number in itertools.islice(self._roster.waiting, places):
             member = self._roster.members[number]
             if not member.record.reason:
                 self._ledger.write(member, MemberState.PENDING, reason=text)
@@ -143,7 +147,9 @@ class Probing:
         if job.only_probe:
             return True
         is_alone = not self._roster.running() and len(self._roster.places) > 1
-        if not self._is_wanted or not is_alone or self._roster.takes_one or member.record.starts:
+        if not self._is_wanted or self._has_probed or not is_alone or self._roster.takes_one:
+            return False
+        if member.record.starts:
             return False
         if find_obstacle_to_probe(job) or self._why_unwatched():
             return False

@@ -162,37 +162,33 @@ def _read(path: Path) -> ProfileRecord | None:
     return parse_profile(value, str(path))
 
 
-def knows_rate(root: Path, script: bytes, job: Job, gpu_model: str | None) -> bool:
+def knows_rate(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
     """Whether a usage profile tells how fast a job is alone: its own, or one of its family.
 
     Args:
         root: The state directory.
         script: The job's script.
         job: The job.
-        gpu_model: The GPU's model; None for any.
+        gpu_model: The GPU's model.
     """
-    if gpu_model is not None:
-        own = read_profile(root, compute_signature(script, job), gpu_model)
-        if own is not None and own.steps_per_s is not None:
-            return True
-    return bool(find_family(root, compute_family(script, job), gpu_model))
+    own = read_profile(root, compute_signature(script, job), gpu_model)
+    if own is not None and own.steps_per_s is not None:
+        return True
+    return compute_family(script, job) in list_known_families(root, gpu_model)
 
 
-def find_family(root: Path, family: str, gpu_model: str | None) -> list[ProfileRecord]:
-    """The usage profiles of a family that have a rate, newest first.
+def list_known_families(root: Path, gpu_model: str | None = None) -> set[str]:
+    """The families (see `compute_family`) of which some job's rate alone is known.
 
     Args:
         root: The state directory.
-        family: See `compute_family`.
-        gpu_model: The GPU's model; None for any.
+        gpu_model: On this GPU model; None for any.
     """
-    return [
-        record
+    return {
+        record.family
         for record in list_profiles(root)[0]
-        if record.family == family
-        and record.steps_per_s is not None
-        and gpu_model in (None, record.gpu_model)
-    ]
+        if record.steps_per_s is not None and gpu_model in (None, record.gpu_model)
+    }
 
 
 def list_profiles(root: Path) -> tuple[list[ProfileRecord], list[str]]:

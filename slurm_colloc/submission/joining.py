@@ -112,7 +112,7 @@ def join_open_pack(
     if len(call.candidates) != 1 or call.array is not None:
         return None, ()
     candidate = call.candidates[0]
-    policy = choose_policy(call, settings)
+    policy = choose_policy(call, settings, joins=True)
     if compute_reason_not_to_join(candidate.job, policy):
         return None, ()
     refusals: list[str] = []

@@ -16,7 +16,7 @@ from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.output_files import refuse_shared_files
-from slurm_colloc.submission.probing import find_unknown
+from slurm_colloc.submission.probing import has_unknown
 
 MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes beside an NVIDIA driver, at the most that was seen."""
@@ -25,8 +25,13 @@ WINDOW_S = BESIDE_WAITING.window_s
 """How much longer members may wait for their turn where one of the pack is probed."""
 
 
-def choose_policy(call: Call, settings: Settings) -> Policy:
+def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Policy:
     """The policy of a call: what the user said, else the settings.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        joins: Its job is to join others.
 
     Raises:
         UsageProblem: `--share` has another value, or contradicts another option.
@@ -48,7 +53,9 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             start_margin_s=settings.start_margin_s,
             pack_time_max_s=settings.caps.pack_time_s,
         )
-    may_probe = find_unknown(call.candidates, settings) is not None
+    # Usage profiles are not looked through for a job that has nobody to wait for it.
+    has_company = joins or len(call.candidates) > 1
+    may_probe = has_company and has_unknown(call.candidates, settings)
     size = call.pack_size or settings.pack_size or None
     return Policy(
         degree=degree,

@@ -6,29 +6,26 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.probing import PROBE_TIME_S, find_obstacle_to_probe
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.collect import Call, Candidate
 
 
-def find_unknown(candidates: Sequence[Candidate], settings: Settings) -> Job | None:
-    """The first job that would be probed: nothing tells its rate alone; None where there is none.
+def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
+    """Whether one of the jobs would be probed: nothing tells its rate alone.
 
     On which GPU model it will run is not known yet, so a usage profile on any of them counts.
     """
     if not (settings.probe and settings.monitor and settings.state_shared):
-        return None
-    from slurm_colloc.store.profiles import knows_rate
+        return False
+    from slurm_colloc.store.profiles import compute_family, list_known_families
 
-    for candidate in candidates:
-        job = candidate.job
-        if job.gpus != 1 or find_obstacle_to_probe(job):
-            continue
-        if not knows_rate(settings.state_path, candidate.script, job, None):
-            return job
-    return None
+    asked = [c for c in candidates if c.job.gpus == 1 and not find_obstacle_to_probe(c.job)]
+    if not asked:
+        return False
+    known = list_known_families(settings.state_path)
+    return any(compute_family(c.script, c.job) not in known for c in asked)
 
 
 def as_probe(call: Call) -> Call:

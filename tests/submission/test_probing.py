@@ -8,6 +8,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.profile import Observation
+from slurm_colloc.planning.joining import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.profiles import add_observations, compute_family, knows_rate
@@ -77,11 +78,19 @@ def test_a_rate_is_one_of_a_gpu_model(tmp_path: Path) -> None:
     learn(tmp_path, call)
     job, script, state = call.candidates[0].job, call.candidates[0].script, tmp_path / "state"
     assert knows_rate(state, script, job, "NVIDIA H200")
-    assert knows_rate(state, script, job, None)
     assert not knows_rate(state, script, job, "NVIDIA A100-SXM4-40GB")
     relative = collect(tmp_path, *OPTIONS, "a.sh", "4").candidates[0].job
     assert knows_rate(state, script, relative, "NVIDIA H200")
     assert not knows_rate(state, b"#!/bin/sh\nother\n", job, "NVIDIA H200")
+
+
+def test_a_job_by_itself_asks_for_a_window_only_where_it_joins(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    settings = Settings(state_dir=str(tmp_path / "state"))
+    alone, joiner = choose_policy(call, settings), choose_policy(call, settings, joins=True)
+    assert (alone.start_margin_s, joiner.start_margin_s) == (60, 260)
+    assert merge_policies(alone, joiner).start_margin_s == 260
 
 
 @pytest.mark.parametrize(("given", "asked"), [("1-0", "0:10:00"), ("5", "0:05:00")])
