@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.model.member import Selection
-from slurm_colloc.model.probing import BY_ITSELF
+from slurm_colloc.model.probing import choose_patience
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.submit import Submitted
 
-SUMMARY_WAIT_S = 40.0
-"""The runner writes what was measured once the member has ended."""
+if TYPE_CHECKING:
+    from slurm_colloc.model.profile import ProfileRecord
+
+PROFILE_WAIT_S = 45.0
+"""The runner writes what was measured once the member has ended, the usage profile last."""
 
 
 def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:
@@ -23,35 +28,44 @@ def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -
         The exit status: 0; 1 where the job was waited for and has left no usage profile.
     """
     job = call.candidates[0].job
+    is_for_people = not any(call.options.flag(name) for name in ("json", "parsable", "quiet"))
     if not call.options.flag("wait"):
-        if not call.options.flag("parsable") and not call.options.flag("json"):
+        if is_for_people:
+            longest_s = choose_patience(job).window_s
             note(
-                f"it ends by itself once its rate is steady, after {BY_ITSELF.window_s:g} s at "
-                f"most; then: csub profile show {job.name}"
+                f"it ends by itself once its rate is steady, after {longest_s:g} s at most; "
+                f"then: csub profile show {job.name}"
             )
         return 0
     from slurm_colloc.cli.waiting import wait_for
     from slurm_colloc.store.faults import compute_signature
 
-    chosen = [Selection(entry.job_id, None) for entry in submitted]
+    job_id, pack_id = submitted[0].job_id, submitted[0].records[0].pack_id
+    chosen = [Selection(job_id, None)]
     wait_for(session, chosen)
-    pack = session.state.packs / submitted[0].records[0].pack_id
-    deadline = time.monotonic() + SUMMARY_WAIT_S
-    while not (pack / "report" / "summary.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
     signature = compute_signature(call.candidates[0].script, job)
-    return _show(session, submitted[0].job_id, signature, pack.name)
+    has_run = any(m.record and m.record.starts for _, ms in session.survey(chosen) for m in ms)
+    deadline = time.monotonic() + (PROFILE_WAIT_S if has_run else 0.0)
+    while (found := _find(session.state.root, signature, pack_id)) is None:
+        if time.monotonic() >= deadline:
+            sys.stdout.flush()
+            note(f"it has left no usage profile; csub report {job_id} says why")
+            return 1
+        time.sleep(0.2)
+    if is_for_people:
+        from slurm_colloc.report.profile_view import render_profile
+        from slurm_colloc.report.terminal import choose_width
+
+        say(render_profile(found, choose_width()))
+    return 0
 
 
-def _show(session: Session, job_id: str, signature: str, pack_id: str) -> int:
-    from slurm_colloc.report.profile_view import render_profile
-    from slurm_colloc.report.terminal import choose_width
+def _find(root: Path, signature: str, pack_id: str) -> ProfileRecord | None:
+    """The usage profile that a pack has made or added to; None while there is none."""
     from slurm_colloc.store.profiles import list_profiles
 
-    for record in list_profiles(session.state.root)[0]:
-        if record.signature == signature and any(s.startswith(pack_id) for s in record.seen):
-            say(render_profile(record, choose_width()))
-            return 0
-    sys.stdout.flush()
-    note(f"it has left no usage profile; csub report {job_id} says why")
-    return 1
+    for record in list_profiles(root)[0]:
+        runs = (run.partition("/")[0] for run in record.seen)
+        if record.signature == signature and pack_id in runs:
+            return record
+    return None

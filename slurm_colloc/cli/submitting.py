@@ -42,11 +42,11 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
+    session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
         from slurm_colloc.submission.probing import as_probe
 
-        call = as_probe(call)
-    session = Session.open(asks_often=call.options.flag("wait"))
+        call = as_probe(call, session.settings)
     local = call.options.flag("local")
     if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
         from slurm_colloc.cli.depending import resolve_members

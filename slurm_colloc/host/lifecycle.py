@@ -78,7 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CollocError, OSError) as problem:
         sys.stderr.write(f"slurm_colloc: error: {problem}\n")
         return problem.exit_code if isinstance(problem, CollocError) else 1
-    return _run_hook(command, place, job)
+    try:
+        return _run_hook(command, place, job)
+    finally:
+        if _QUESTION is not None:
+            # Who had nothing to ask leaves nobody behind who waits for the driver.
+            _QUESTION.close()
 
 
 def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:

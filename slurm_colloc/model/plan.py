@@ -62,6 +62,7 @@ class Policy:
         start_margin_s: Time that a pack asks for on top, for starting and ending.
         pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
         monitor_mb: Host memory that a pack asks for on top, for what watches it.
+        probe_s: Time that a pack asks for on top, because one of its members may be probed.
     """
 
     degree: int = 4
@@ -73,6 +74,7 @@ class Policy:
     start_margin_s: int = 60
     pack_time_max_s: int | None = None
     monitor_mb: int = 0
+    probe_s: int = 0
 
 
 @dataclass(frozen=True)

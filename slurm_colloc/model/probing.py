@@ -9,8 +9,11 @@ from slurm_colloc.model.job import Job
 WORTH_IT_S = 600
 """Of a shorter job the window would take too large a part."""
 
-PROBE_TIME_S = 600
+PROBE_TIME_S = 660
 """What `csub probe` asks Slurm for at most."""
+
+ALONE_FIRST = "runs alone first"
+"""What members wait for during a window, in words that readers know again."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,31 @@ class ProbeProgress:
     steady: bool
 
 
-def find_obstacle_to_probe(job: Job) -> str:
-    """Why a job is not probed when it shares, whoever it is; empty where it may be."""
+_END_S = 100
+"""Of a time limit, for ending the job and writing down what it has shown."""
+
+
+def choose_patience(job: Job) -> Patience:
+    """How long the window of a job may be."""
+    if not job.only_probe:
+        return BESIDE_WAITING
+    if job.time_limit_s is None:
+        return BY_ITSELF
+    window_s = min(BY_ITSELF.window_s, max(30.0, float(job.time_limit_s - _END_S)))
+    return Patience(min(BY_ITSELF.first_step_s, window_s), window_s)
+
+
+def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
+    """Why a job is not probed when it shares, whoever it is; empty where it may be.
+
+    Args:
+        job: The job.
+        instruments: The settings let steps be counted.
+    """
     if not job.probe:
         return "--no-probe"
+    if not (instruments and job.instrument) and job.progress_regex is None:
+        return "nothing counts its steps"
     if job.time_limit_s is not None and job.time_limit_s <= WORTH_IT_S:
         return f"jobs of {WORTH_IT_S // 60} minutes or less are not probed"
     return ""

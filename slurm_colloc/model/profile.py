@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.model.plan import UsageProfile
 
 _SEEN_MOST = 64
+
+FAMILY_SPREAD = 0.1
+"""Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
+a number among their arguments matters for the rate."""
+
+
+def rates_agree(rates: Sequence[float]) -> bool:
+    """Whether the rates alone of a family are one rate, as far as they are known."""
+    if not rates:
+        return True
+    return max(rates) - min(rates) <= FAMILY_SPREAD * sum(rates) / len(rates)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
     degree = choose_degree(members, capacity, policy)
     if limit is not None and len(members) > degree:
         span = _compute_makespan_s(members, degree, policy)
-        if span is not None and span + policy.start_margin_s > limit:
+        if span is not None and span + policy.start_margin_s + policy.probe_s > limit:
             return f"{len(members)} members need {span} s one after the other, MaxTime is {limit} s"
     return ""
 
@@ -319,12 +319,13 @@ def _compute_time(
     span = _compute_makespan_s(needs, degree, policy)
     if span is None:
         return None, None, "no --time was given: Slurm's default limits the whole pack"
-    wanted = span + policy.start_margin_s
+    margin_s = policy.start_margin_s + policy.probe_s
+    wanted = span + margin_s
     limit = capacity.time_limit_max_s
     longest = max(need.time_limit_s or 0 for need in needs)
     if limit is None or wanted <= limit or longest > limit:
         return wanted, None, ""
-    cap = max(1, limit - policy.start_margin_s)
+    cap = max(1, limit - margin_s)
     reason = (
         f"the pack asks for the partition's MaxTime of {limit} s; {wanted} s would allow "
         f"every member its time stretched by {policy.slowdown_bound:g}"

@@ -50,7 +50,7 @@ def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
 
 
 def merge_policies(pack: Policy, call: Policy) -> Policy:
-    """The policy of a pack with a joiner in it: the narrower of both, and the longer margin."""
+    """The policy of a pack with a joiner in it: the narrower of both, and time to probe either."""
     degree = min(pack.degree, call.degree)
     size = pack.pack_size if pack.pack_size is not None else pack.degree
     caps = [cap for cap in (pack.pack_time_max_s, call.pack_time_max_s) if cap is not None]
@@ -59,7 +59,7 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
         degree=degree,
         pack_size=max(size, degree),
         slowdown_bound=min(pack.slowdown_bound, call.slowdown_bound),
-        start_margin_s=max(pack.start_margin_s, call.start_margin_s),
+        probe_s=max(pack.probe_s, call.probe_s),
         pack_time_max_s=min(caps, default=None),
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from slurm_colloc.metrics.attribution import (
     Part,
@@ -33,6 +34,7 @@ from slurm_colloc.report.solo import (
     SoloRate,
     build_observations,
     find_solo_rate,
+    was_limited,
 )
 
 INTERFERENCE_MOST = 20
@@ -121,7 +123,7 @@ def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Fi
     if windows:
         shared = _explain(compute_rate(select_within(intervals, windows)), member, settled)
     solo = find_solo_rate(run, member, intervals, relatives)
-    slowdown, unknown = _compute_slowdown(run, rate, shared, solo)
+    slowdown, unknown = _compute_slowdown(run, rate, shared, solo, is_limited=was_limited(member))
     if not member.stays:
         slowdown, unknown = None, "it was not started"
     return Figures(
@@ -157,10 +159,10 @@ def _explain(rate: Rate, member: MemberRun, settled: Sequence[Settled]) -> Rate:
 
 
 def _compute_slowdown(
-    run: PackRun, rate: Rate, shared: Rate | None, solo: SoloRate | None
+    run: PackRun, rate: Rate, shared: Rate | None, solo: SoloRate | None, *, is_limited: bool
 ) -> tuple[float | None, str]:
     if shared is None:
-        return 1.0, ""
+        return (None, "it had a part of the GPU's threads only") if is_limited else (1.0, "")
     if rate.steps_per_s is None:
         return None, rate.reason
     if solo is None:
@@ -188,7 +190,12 @@ def _split_stalls(
     utilization = run.gpu.get("utilization") if alone else None
     # Who never shared needs no more than what a rate needs.
     least_s = WINDOW_LEAST_S if was_alone else ALONE_LEAST_S
-    return split_stalls(intervals, slowdown, alone, utilization, least_s)
+    stall = split_stalls(intervals, slowdown, alone, utilization, least_s)
+    if stall.host is not None and any((s.peak("trainers") or 0) > 1 for s in member.starts):
+        # Their waits are added up, and which of them waited at the same time is not known.
+        told = (*stall.unknown, "host unknown: several of its processes train")
+        return replace(stall, host=None, overlap=None, unknown=told)
+    return stall
 
 
 def _find_sm(
@@ -211,8 +218,9 @@ def _count_steps(member: MemberRun, phases: Sequence[Phase]) -> dict[float, floa
     moments = {moment for phase in phases for moment in (phase.begin, phase.end)}
     found = dict.fromkeys(moments, 0.0)
     for start in member.starts:
-        # Before the first step none is reported.
-        track = Track(start.read("at"), [value or 0.0 for value in start.read("steps")])
+        # Before the first step none is reported; what was not read, or fell, stays as it was.
+        counts = accumulate((value or 0.0 for value in start.read("steps")), max)
+        track = Track(start.read("at"), list(counts))
         for moment in moments:
             if moment > start.begin:
                 found[moment] += track.read_counter(min(moment, start.end)) or 0.0

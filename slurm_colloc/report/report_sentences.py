@@ -65,7 +65,7 @@ def _tell_serial(pack: dict[str, Any]) -> str:
 def _tell_saving(pack: dict[str, Any]) -> str:
     hours, kwh = pack["gpu_hours_saved"], pack["kwh_saved"]
     how = {
-        "solo_power": "members' power alone, measured",
+        "solo_power": "members' power alone",
         "idle_power": f"{format_figure(pack['idle_power_w'])} W of the idle GPU, "
         f"{pack['idle_power_from']}, over the time saved",
     }.get(pack["kwh_how"] or "", "")
@@ -106,8 +106,8 @@ def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
     if sm is not None and sm["rest"] is not None:
         found.append(
             f"SM activity while sharing: measured {format_share(sm['measured'])}, members by "
-            f"their models {format_share(sm['explained'])}, {_tell_rest(sm['rest'])}"
-            f"{_name_missing(sm)}"
+            f"their models {format_share(sm['explained'])}, "
+            f"{_tell_rest(_divide(sm['rest'], sm['measured']))}{_name_missing(sm)}"
         )
     if energy["rest"] is not None and energy["measured"]:
         share = energy["rest"] / energy["measured"]
@@ -118,6 +118,10 @@ def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
                 f"{format_energy(energy['explained'])}, {_tell_rest(share)}{_name_missing(energy)}"
             )
     return found
+
+
+def _divide(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _tell_rest(share: float) -> str:

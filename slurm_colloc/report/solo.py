@@ -11,18 +11,15 @@ from slurm_colloc.metrics.energy import find_idle_power_w
 from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import Interval, Settled, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
-from slurm_colloc.metrics.stalls import compute_data_share
-from slurm_colloc.model.profile import Observation, ProfileRecord
+from slurm_colloc.metrics.stalls import compute_data_share, find_covered
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.profile import Observation, ProfileRecord, rates_agree
 from slurm_colloc.report.runs import MemberRun, PackRun
 from slurm_colloc.report.samples import StartSamples
 
 ALONE_LEAST_S = 20.0
 """A shorter time alone gives no solo rate."""
 _WARM_UP_S = 10.0
-
-FAMILY_SPREAD = 0.1
-"""Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
-a number among their arguments matters for the rate."""
 
 PROFILE = "profile"
 THIS_RUN = "this run"
@@ -75,7 +72,7 @@ def find_solo_rate(
     intervals = select_within(intervals, windows)
     # Who never shared needs no more than what a rate needs.
     found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
-    if shared and (found.steps_per_s is None or is_limited(member)):
+    if was_limited(member) or (shared and found.steps_per_s is None):
         return relatives.find(member)
     if found.steps_per_s is None:
         return None
@@ -84,15 +81,23 @@ def find_solo_rate(
         found.steps_per_s,
         THIS_RUN if shared else ALONE,
         1,
-        _mean(run, "sm_active", used),
+        # The rate has no pauses, so what it is modelled with has none.
+        _mean(run, "sm_active", find_covered(intervals)),
         _mean(run, "power_w", used),
     )
 
 
-def is_limited(member: MemberRun) -> bool:
-    """Whether its last start had a part of the GPU's threads only, even while it was alone."""
+def was_limited(member: MemberRun) -> bool:
+    """Whether a start of it had a part of the GPU's threads only, even while it was alone.
+
+    Only of the last start it is written down; so one that was started again may have been.
+    """
     record = member.view.record
-    percentage = None if record is None or record.gpu is None else record.gpu.thread_percentage
+    if record is None or record.gpu is None:
+        return False
+    if len(member.starts) > 1 and record.gpu.mode != SharingMode.EXCLUSIVE.value:
+        return True
+    percentage = record.gpu.thread_percentage
     return percentage is not None and percentage < 100
 
 
@@ -134,7 +139,7 @@ class Relatives:
             return None
         rates = [rate for rate, _, _ in known]
         mean = fmean(rates)
-        if max(rates) - min(rates) > FAMILY_SPREAD * mean:
+        if not rates_agree(rates):
             return None
         activities = [value for _, value, _ in known if value is not None]
         powers = [value for _, _, value in known if value is not None]
@@ -180,7 +185,7 @@ def build_observations(
         settled: Its progress, a start each.
     """
     windows = find_alone(run.phases, member.number)
-    if run.gpu_model is None or member.signature is None or not windows or is_limited(member):
+    if run.gpu_model is None or member.signature is None or not windows or was_limited(member):
         return []
     found = (
         _observe(run, member, *pair, windows) for pair in zip(member.starts, settled, strict=True)
@@ -205,6 +210,7 @@ def _observe(
     used_s = measure_windows(used)
     if used_s < ALONE_LEAST_S:
         return None
+    stepping = find_covered(intervals) if settled.steps > 0 else used
     rate = compute_rate(intervals, ALONE_LEAST_S)
     idle_power_w, origin = find_idle_power(run)
     at = start.read("at")
@@ -219,7 +225,7 @@ def _observe(
         at=used[-1][1],
         window_s=used_s,
         gpu_memory_peak_mb=_peak(start.read("gpu_memory_mb"), memory),
-        sm_active=_mean(run, "sm_active", used),
+        sm_active=_mean(run, "sm_active", stepping),
         dram_active=_mean(run, "dram_active", used),
         tensor_active=_mean(run, "tensor_active", used),
         cpu_cores=_compute_cores(at, start.read("cpu_s"), _select_rows(at, used)),

@@ -168,8 +168,10 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
             "its solo rate is from another GPU of this model; such GPUs differ by some percent"
         )
     if figures.solo is not None and figures.solo.source == FAMILY:
+        count = figures.solo.n
         notes.append(
-            "its solo rate is that of its family: the same script with other numbers as arguments"
+            f"its solo rate is that of {count} of its family (the same script with other numbers "
+            "as arguments), and wrong where these numbers change what a step does"
         )
     if len(member.starts) > 1:
         notes.append(f"started {len(member.starts)} times; its steps are those of all starts")

@@ -25,7 +25,7 @@ from slurm_colloc.metrics.slowdown import (
 )
 from slurm_colloc.report.figures import SHORT_S, Figures
 from slurm_colloc.report.runs import PackRun
-from slurm_colloc.report.solo import find_idle_power
+from slurm_colloc.report.solo import FAMILY, find_idle_power
 
 _EDGE_S = 5.0
 
@@ -54,7 +54,7 @@ class EnergyFigures:
             return "energy unknown: the GPU's could not be read"
         if self.idle_power_w is None:
             return "energy unknown: so is the GPU's idle power"
-        return "energy unknown: somebody's SM activity alone is not known"
+        return "energy unknown: so is its SM activity alone, or the GPU's was not read for a while"
 
 
 def compute_energy(run: PackRun, figures: Sequence[Figures]) -> EnergyFigures:
@@ -143,7 +143,7 @@ def _estimate_solo_energy(
     if time_s is None or entry.solo is None or entry.solo.power_w is None:
         return None
     power_w = entry.solo.power_w
-    other_s = min(time_s, max(0.0, entry.member.present_s - entry.stepping_s))
+    other_s = min(time_s, max(0.0, entry.member.present_s - entry.stepping_s - entry.paused_s))
     other_w = power_w if idle_power_w is None else min(power_w, idle_power_w)
     return power_w * (time_s - other_s) + other_w * other_s
 
@@ -170,6 +170,9 @@ def _list_unknown(
             by_reason.setdefault(text, []).append(str(entry.member.number))
         elif entry.slowdown is None:
             by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(str(entry.member.number))
+        if entry.solo is not None and entry.solo.source == FAMILY:
+            text = "time and power alone are those of the family, and so are all figures with them"
+            by_reason.setdefault(text, []).append(str(entry.member.number))
     for reason, numbers in by_reason.items():
         who = "member" if len(numbers) == 1 else "members"
         unknown.append(f"{who} {', '.join(numbers)}: {reason}")

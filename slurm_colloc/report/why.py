@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.probing import ALONE_FIRST
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.queue import compute_elapsed_s, format_where
 from slurm_colloc.report.reasons import describe_reason, find_reason
@@ -134,8 +135,10 @@ def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
     requeued = member.record is not None and member.record.starts > 0
     again = f"to be started again ({member.reason}): " if requeued and member.reason else ""
     if len(running) < view.record.degree and not requeued:
-        if member.record is not None and member.record.reason:
-            return f"waits: {member.record.reason}"
+        reasons = [m.record.reason for m in (member, *waiting) if m.record is not None]
+        alone = next((text for text in reasons if ALONE_FIRST in text), "")
+        if alone:
+            return f"waits: {alone}"
         return f"{again}its pack runs and has a place: it is about to start"
     before = [str(m.member) for m in waiting if m.member.number < member.member.number]
     places = member.record.retries.places if member.record is not None else 1

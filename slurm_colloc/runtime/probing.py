@@ -17,9 +17,10 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.probing import (
+    ALONE_FIRST,
     BESIDE_WAITING,
-    BY_ITSELF,
     ProbeProgress,
+    choose_patience,
     find_obstacle_to_probe,
     judge_window,
 )
@@ -27,6 +28,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.store.files import read_bytes, read_json
+from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.inbox import format_number
 
 
@@ -40,6 +42,7 @@ class Probing:
         ledger: Writes why the others wait.
         journal: The pack's log.
         is_wanted: The settings let unknown jobs be probed.
+        instruments: The settings let steps be counted.
         find_gpu_model: The GPU's model; None where it is not known.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
         end: Ends a member whose job is to be probed and no more.
@@ -54,6 +57,7 @@ class Probing:
         ledger: Ledger,
         journal: Journal,
         is_wanted: bool,
+        instruments: bool,
         find_gpu_model: Callable[[], str | None],
         why_unwatched: Callable[[], str],
         end: Callable[[Member], None],
@@ -64,16 +68,19 @@ class Probing:
         self._ledger = ledger
         self._journal = journal
         self._is_wanted = is_wanted
+        self._instruments = instruments
         self._find_gpu_model = find_gpu_model
         self._why_unwatched = why_unwatched
         self._end = end
         self._probed: Member | None = None
         self._has_probed = False
         self._begun_at = 0.0
-        self._told: set[int] = set()
 
     def holds(self, member: Member) -> bool:
         """Whether a waiting member must not start yet; if it is the one to be probed, it may."""
+        if self._probed is not None and self._probed.process is None:
+            # It could not be started, or has ended; nobody else may be there to end the window.
+            self.work()
         if self._probed is not None:
             return True
         if self._is_to_be_probed(member):
@@ -90,9 +97,8 @@ class Probing:
         places = sum(place.occupant is None for place in self._roster.places)
         for number in itertools.islice(self._roster.waiting, places):
             member = self._roster.members[number]
-            if not member.record.reason:
+            if not member.record.reason and not is_held(self._pack, number):
                 self._ledger.write(member, MemberState.PENDING, reason=text)
-                self._told.add(number)
 
     def work(self) -> None:
         """See whether the window is over."""
@@ -102,19 +108,25 @@ class Probing:
         reason = self._judge(member)
         if not reason:
             return
+        if not member.record.starts:
+            # It never ran, so there was no window.
+            self._has_probed = False
+        text = self._describe(member)
         elapsed_s = round(time.monotonic() - self._begun_at, 1)
         self._journal.write("probed", member=member.number, seconds=elapsed_s, reason=reason)
         self._probed = None
         if member.process is not None and member.spec.job.only_probe:
             self._end(member)
-        for number in self._told & set(self._roster.waiting):
-            self._ledger.write(self._roster.members[number], MemberState.PENDING, reason="")
-        self._told.clear()
+        for number in self._roster.waiting:
+            waiting = self._roster.members[number]
+            # Meanwhile somebody may have had another reason to wait.
+            if waiting.record.reason == text:
+                self._ledger.write(waiting, MemberState.PENDING, reason="")
 
     def _describe(self, member: Member) -> str:
         name = MemberId(self._shown_id, member.number)
         return (
-            f"{name} runs alone first, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
+            f"{name} {ALONE_FIRST}, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
             "alone is known (--no-probe)"
         )
 
@@ -131,7 +143,7 @@ class Probing:
             steps=latest.get("steps"),
             steady=bool(latest.get("steady")),
         )
-        return judge_window(progress, BY_ITSELF if job.only_probe else BESIDE_WAITING)
+        return judge_window(progress, choose_patience(job))
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
         """The monitor's newest figures of the member's present start; empty without."""
@@ -151,14 +163,15 @@ class Probing:
             return False
         if member.record.starts:
             return False
-        if find_obstacle_to_probe(job) or self._why_unwatched():
+        obstacle = find_obstacle_to_probe(job, instruments=self._instruments)
+        if obstacle or self._why_unwatched():
             return False
         model = self._find_gpu_model()
         return model is not None and not self._is_known(member, model)
 
     def _is_known(self, member: Member, gpu_model: str) -> bool:
         # Loaded only by packs that may probe.
-        from slurm_colloc.store.profiles import knows_rate
+        from slurm_colloc.store.profiles import is_known
 
         job = member.spec.job
         try:
@@ -166,4 +179,4 @@ class Probing:
         except OSError:
             # Who cannot be found again need not be measured.
             return True
-        return knows_rate(self._pack.parent.parent, script, job, gpu_model)
+        return is_known(self._pack.parent.parent, script, job, gpu_model)

@@ -19,6 +19,7 @@ from pathlib import Path
 from slurm_colloc.errors import CollocError, SlurmError, StateError
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.probing import ALONE_FIRST
 from slurm_colloc.runtime.allocation import Allocation, choose_places
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
@@ -147,6 +148,7 @@ class Runner:
             ledger=self.ledger,
             journal=self.journal,
             is_wanted=settings.probe,
+            instruments=settings.instrument,
             find_gpu_model=lambda: self._sharing.setup.gpu_name,
             why_unwatched=lambda: self._watching.obstacle,
             end=lambda member: self._control.end(member, Asked.PROBED),
@@ -342,7 +344,9 @@ class Runner:
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
             if self._killed_before is not None:
                 member.record = tell_of_restart(member.record, self._killed_before)
-        self.ledger.write(member, MemberState.PENDING)
+        # What an earlier attempt was waiting for is over.
+        stale = {"reason": ""} if ALONE_FIRST in member.record.reason else {}
+        self.ledger.write(member, MemberState.PENDING, **stale)
         self.roster.waiting.append(number)
 
     # -- one turn -----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from slurm_colloc.model.profile import (
     Observation,
     ProfileRecord,
     RunningStatistics,
+    rates_agree,
 )
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import make_directory, read_bytes, write_atomic
@@ -162,8 +163,10 @@ def _read(path: Path) -> ProfileRecord | None:
     return parse_profile(value, str(path))
 
 
-def knows_rate(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
-    """Whether a usage profile tells how fast a job is alone: its own, or one of its family.
+def is_known(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
+    """Whether there is a usage profile of a job, or of one of its family.
+
+    One without a rate counts, too: who reported no step alone would report none again.
 
     Args:
         root: The state directory.
@@ -172,23 +175,24 @@ def knows_rate(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
         gpu_model: The GPU's model.
     """
     own = read_profile(root, compute_signature(script, job), gpu_model)
-    if own is not None and own.steps_per_s is not None:
-        return True
-    return compute_family(script, job) in list_known_families(root, gpu_model)
+    return own is not None or compute_family(script, job) in list_families(root, gpu_model)
 
 
-def list_known_families(root: Path, gpu_model: str | None = None) -> set[str]:
-    """The families (see `compute_family`) of which some job's rate alone is known.
+def list_families(root: Path, gpu_model: str | None = None) -> set[str]:
+    """The families (see `compute_family`) whose usage profiles tell something of a relative.
+
+    Those whose rates alone differ do not: another relative has to be measured itself.
 
     Args:
         root: The state directory.
         gpu_model: On this GPU model; None for any.
     """
-    return {
-        record.family
-        for record in list_profiles(root)[0]
-        if record.steps_per_s is not None and gpu_model in (None, record.gpu_model)
-    }
+    rates: dict[tuple[str, str], list[float]] = {}
+    for record in list_profiles(root)[0]:
+        if gpu_model in (None, record.gpu_model):
+            known = rates.setdefault((record.family, record.gpu_model), [])
+            known += [record.steps_per_s.mean] if record.steps_per_s is not None else []
+    return {family for (family, _), known in rates.items() if rates_agree(known)}
 
 
 def list_profiles(root: Path) -> tuple[list[ProfileRecord], list[str]]:

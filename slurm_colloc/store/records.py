@@ -101,8 +101,12 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 
 
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
-    """The JSON form of spec.json."""
-    return dataclasses.asdict(spec)
+    """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
+    value = dataclasses.asdict(spec)
+    for name, usual in (("probe", True), ("only_probe", False)):
+        if value["job"][name] is usual:
+            del value["job"][name]
+    return value
 
 
 def parse_pack(value: dict[str, Any]) -> PackRecord:

@@ -21,9 +21,6 @@ from slurm_colloc.submission.probing import has_unknown
 MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes beside an NVIDIA driver, at the most that was seen."""
 
-WINDOW_S = BESIDE_WAITING.window_s
-"""How much longer members may wait for their turn where one of the pack is probed."""
-
 
 def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Policy:
     """The policy of a call: what the user said, else the settings.
@@ -64,7 +61,8 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
         running_limit=call.array.limit if call.array else None,
         mode=share.planned,
         share=str(share),
-        start_margin_s=settings.start_margin_s + (math.ceil(WINDOW_S) if may_probe else 0),
+        start_margin_s=settings.start_margin_s,
+        probe_s=math.ceil(BESIDE_WAITING.window_s) if may_probe else 0,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
     )

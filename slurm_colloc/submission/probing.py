@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import WATCHED_FROM_MB
 from slurm_colloc.model.probing import PROBE_TIME_S, find_obstacle_to_probe
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.settings import Settings
@@ -13,31 +14,37 @@ from slurm_colloc.submission.collect import Call, Candidate
 
 
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
-    """Whether one of the jobs would be probed: nothing tells its rate alone.
+    """Whether one of the jobs would be probed: it has no usage profile.
 
     On which GPU model it will run is not known yet, so a usage profile on any of them counts.
     """
     if not (settings.probe and settings.monitor and settings.state_shared):
         return False
-    from slurm_colloc.store.profiles import compute_family, list_known_families
+    from slurm_colloc.store.profiles import compute_family, list_families
 
-    asked = [c for c in candidates if c.job.gpus == 1 and not find_obstacle_to_probe(c.job)]
+    asked = [
+        candidate
+        for candidate in candidates
+        if candidate.job.gpus == 1
+        and not find_obstacle_to_probe(candidate.job, instruments=settings.instrument)
+    ]
     if not asked:
         return False
-    known = list_known_families(settings.state_path)
+    known = list_families(settings.state_path)
     return any(compute_family(c.script, c.job) not in known for c in asked)
 
 
-def as_probe(call: Call) -> Call:
+def as_probe(call: Call, settings: Settings) -> Call:
     """The call as one that runs its job alone until its rate is known.
 
     Raises:
-        UsageProblem: There is nothing to probe.
+        UsageProblem: There is nothing to probe, or nothing would be measured.
     """
     job = call.candidates[0].job
-    if call.array is not None:
+    if len(call.candidates) > 1:
         raise UsageProblem(
-            "csub probe takes no --array", hint="probe one of its tasks; the others are its family"
+            "csub probe takes one job",
+            hint="--array=N probes task N, and the others are its family",
         )
     if job.gpus != 1:
         asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
@@ -45,6 +52,9 @@ def as_probe(call: Call) -> Call:
             f"csub probe: {job.script_name} {asked}, and a usage profile is of a job on one",
             hint="--gres=gpu:1",
         )
+    obstacle = find_obstacle_to_measuring(call, settings)
+    if obstacle:
+        raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
     time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
     shape = {name: value for name, value in job.shape if name != "time-min"}
     shape["time"] = format_time_limit(time_limit_s)
@@ -66,3 +76,17 @@ def as_probe(call: Call) -> Call:
         pack_size=None,
         shares=(("exclusive", "csub probe"),),
     )
+
+
+def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
+    """Why nothing would be measured of a call's first job; empty where it would."""
+    job = call.candidates[0].job
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if not settings.state_shared and not call.options.flag("local"):
+        return "state_shared = false in the settings, so nothing comes back from the node"
+    if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
+        return f"--mem is {job.host_memory_mb} MB, and packs with {WATCHED_FROM_MB} MB are watched"
+    if not (settings.instrument and job.instrument) and job.progress_regex is None:
+        return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
+    return ""

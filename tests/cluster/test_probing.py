@@ -136,6 +136,19 @@ def test_who_is_not_probed(
     assert journal(user, job_id, "probe") == []
 
 
+def test_who_cannot_start_holds_nobody_up(mps_user: CsubUser) -> None:
+    user = mps_user
+    stop = write_training(user)
+    job_id = user.submit("pack", *LONG, "--hold", "train.sh", "train.sh")
+    # Its runner finds nothing to start it with.
+    (pack_directory(user, job_id) / "members" / "0001" / "env").unlink()
+    user.csub("release", job_id)
+    user.wait_for_states(job_id, {1: "FAILED", 2: "RUNNING"})
+    assert [event["member"] for event in journal(user, job_id, "probe")] == [1, 2]
+    stop.touch()
+    user.finish(job_id)
+
+
 def test_time_slices_are_probed_too(mps_user: CsubUser) -> None:
     user = mps_user
     stop = write_training(user)
@@ -172,16 +185,8 @@ def test_probe_refuses_what_it_cannot_do(mps_user: CsubUser) -> None:
     assert "tell.sh asks for no GPU" in told.stderr
     told = user.csub("probe", "--array=1-2", "--gres=gpu:1", "tell.sh", check=False)
     assert told.returncode == 2
-    assert "takes no --array" in told.stderr
+    assert "takes one job" in told.stderr
+    told = user.csub("probe", "--gres=gpu:1", "--mem=100M", "tell.sh", check=False)
+    assert told.returncode == 2
+    assert "csub probe would measure nothing: --mem is 100 MB" in told.stderr
     assert user.csub("queue").stdout.count("\n") <= 1
-
-
-def test_what_cannot_be_measured_is_not_probed_for_long(mps_user: CsubUser) -> None:
-    user = mps_user
-    write_training(user)
-    words = ("--gres=gpu:1", "-c1", "--mem=100M")
-    told = user.csub("probe", "--wait", *words, "train.sh", check=False)
-    assert told.returncode == 1
-    assert "no usage profile; csub report" in told.stderr
-    (row,) = user.members("last").values()
-    assert row["state"] == "CANCELLED"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from slurm_colloc.model.probing import (
     BY_ITSELF,
     Patience,
     ProbeProgress,
+    choose_patience,
     find_obstacle_to_probe,
     judge_window,
 )
@@ -47,5 +49,28 @@ def test_when_a_window_is_over(
         ({"probe": False}, "--no-probe"),
     ],
 )
-def test_who_may_be_probed(changes: dict[str, object], told: str) -> None:
-    assert find_obstacle_to_probe(dataclasses.replace(JOB, **changes)) == told  # type: ignore[arg-type]
+def test_who_may_be_probed(changes: dict[str, Any], told: str) -> None:
+    job = dataclasses.replace(JOB, **changes)
+    assert find_obstacle_to_probe(job, instruments=True) == told
+
+
+@pytest.mark.parametrize(("regex", "told"), [(None, "nothing counts its steps"), ("(\\d+)", "")])
+def test_without_counting_there_is_nothing_to_wait_for(regex: str | None, told: str) -> None:
+    job = dataclasses.replace(JOB, progress_regex=regex)
+    assert find_obstacle_to_probe(job, instruments=False) == told
+    silent = dataclasses.replace(job, instrument=False)
+    assert find_obstacle_to_probe(silent, instruments=True) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "patience"),
+    [
+        ({}, BESIDE_WAITING),
+        ({"only_probe": True}, BY_ITSELF),
+        ({"only_probe": True, "time_limit_s": 660}, BY_ITSELF),
+        ({"only_probe": True, "time_limit_s": 300}, Patience(200, 200)),
+        ({"only_probe": True, "time_limit_s": 60}, Patience(30, 30)),
+    ],
+)
+def test_a_window_ends_before_the_time_limit(changes: dict[str, Any], patience: Patience) -> None:
+    assert choose_patience(dataclasses.replace(JOB, **changes)) == patience

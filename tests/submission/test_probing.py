@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from slurm_colloc.model.profile import Observation
 from slurm_colloc.planning.joining import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.profiles import add_observations, compute_family, knows_rate
+from slurm_colloc.store.profiles import add_observations, compute_family, is_known
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.policy import choose_policy
 from slurm_colloc.submission.probing import as_probe
@@ -21,9 +22,11 @@ from .test_collect import collect, write
 OPTIONS = ("--gres=gpu:1", "--time=1:00:00")
 
 
-def margin(call: Call, root: Path, *, probe: bool = True) -> int:
-    settings = Settings(state_dir=str(root / "state"), start_margin_s=60, probe=probe)
-    return choose_policy(call, settings).start_margin_s
+def margin(call: Call, root: Path, **settings: Any) -> int:
+    """What a pack of the call asks for on top, in seconds."""
+    chosen = Settings(state_dir=str(root / "state"), start_margin_s=60, **settings)
+    policy = choose_policy(call, chosen)
+    return policy.start_margin_s + policy.probe_s
 
 
 def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
@@ -48,11 +51,13 @@ def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) 
     call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--lr", "0.1")
     assert margin(call, tmp_path) == 260
     assert margin(call, tmp_path, probe=False) == 60
-    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.5"), rate=None)
-    assert margin(call, tmp_path) == 260
-    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.7"))
+    assert margin(call, tmp_path, instrument=False) == 60
     # Another number among the arguments: one family.
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.7"))
     assert margin(call, tmp_path) == 60
+    # Here the number matters.
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.9"), rate=20.0)
+    assert margin(call, tmp_path) == 260
     other = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--deep", "0.1")
     assert margin(other, tmp_path) == 260
 
@@ -77,11 +82,18 @@ def test_a_rate_is_one_of_a_gpu_model(tmp_path: Path) -> None:
     call = collect(tmp_path, *OPTIONS, "a.sh", "3")
     learn(tmp_path, call)
     job, script, state = call.candidates[0].job, call.candidates[0].script, tmp_path / "state"
-    assert knows_rate(state, script, job, "NVIDIA H200")
-    assert not knows_rate(state, script, job, "NVIDIA A100-SXM4-40GB")
+    assert is_known(state, script, job, "NVIDIA H200")
+    assert not is_known(state, script, job, "NVIDIA A100-SXM4-40GB")
     relative = collect(tmp_path, *OPTIONS, "a.sh", "4").candidates[0].job
-    assert knows_rate(state, script, relative, "NVIDIA H200")
-    assert not knows_rate(state, b"#!/bin/sh\nother\n", job, "NVIDIA H200")
+    assert is_known(state, script, relative, "NVIDIA H200")
+    assert not is_known(state, b"#!/bin/sh\nother\n", job, "NVIDIA H200")
+
+
+def test_who_reported_no_step_alone_is_not_asked_again(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh")
+    learn(tmp_path, call, rate=None)
+    assert margin(call, tmp_path) == 60
 
 
 def test_a_job_by_itself_asks_for_a_window_only_where_it_joins(tmp_path: Path) -> None:
@@ -89,21 +101,23 @@ def test_a_job_by_itself_asks_for_a_window_only_where_it_joins(tmp_path: Path) -
     call = collect(tmp_path, *OPTIONS, "a.sh")
     settings = Settings(state_dir=str(tmp_path / "state"))
     alone, joiner = choose_policy(call, settings), choose_policy(call, settings, joins=True)
-    assert (alone.start_margin_s, joiner.start_margin_s) == (60, 260)
-    assert merge_policies(alone, joiner).start_margin_s == 260
+    assert (alone.probe_s, joiner.probe_s) == (0, 200)
+    assert merge_policies(alone, joiner).probe_s == 200
 
 
-@pytest.mark.parametrize(("given", "asked"), [("1-0", "0:10:00"), ("5", "0:05:00")])
+@pytest.mark.parametrize(("given", "asked"), [("1-0", "0:11:00"), ("5", "0:05:00")])
 def test_probe_asks_for_little_time(tmp_path: Path, given: str, asked: str) -> None:
     write(tmp_path, directives=f"#SBATCH --time={given} --time-min=3 --qos=high")
-    call = as_probe(collect(tmp_path, "--gres=gpu:1", "--degree=4", "--share=mps", "a.sh"))
+    settings = Settings(state_dir=str(tmp_path / "state"))
+    call = collect(tmp_path, "--gres=gpu:1", "--degree=4", "--share=mps", "a.sh")
+    call = as_probe(call, settings)
     (candidate,) = call.candidates
     shape = dict(candidate.job.shape)
     assert shape["time"] == asked
     assert "time-min" not in shape
     assert dict(candidate.job.group)["qos"] == "high"
     assert candidate.job.only_probe
-    policy = choose_policy(call, Settings(state_dir=str(tmp_path / "state")))
+    policy = choose_policy(call, settings)
     assert (policy.degree, policy.share) == (1, "exclusive")
     # It is the same job to whoever looks for its usage profile.
     later = collect(tmp_path, "--gres=gpu:1", "a.sh").candidates[0]
@@ -112,23 +126,30 @@ def test_probe_asks_for_little_time(tmp_path: Path, given: str, asked: str) -> N
     )
 
 
-def test_probe_without_a_time_limit_asks_for_ten_minutes(tmp_path: Path) -> None:
-    write(tmp_path)
-    (candidate,) = as_probe(collect(tmp_path, "--gres=gpu:1", "a.sh")).candidates
-    assert dict(candidate.job.shape)["time"] == "0:10:00"
+def test_probe_without_a_time_limit_asks_for_eleven_minutes(tmp_path: Path) -> None:
+    write(tmp_path, directives="#SBATCH --array=1-9")
+    call = collect(tmp_path, "--gres=gpu:1", "--array=3", "a.sh")
+    (candidate,) = as_probe(call, Settings()).candidates
+    assert dict(candidate.job.shape)["time"] == "0:11:00"
+    assert candidate.job.array_task is not None
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "settings", "told"),
     [
-        ((), "a.sh asks for no GPU"),
-        (("--gres=gpu:2",), "a.sh asks for 2 GPUs"),
-        (("--gres=gpu:1", "--array=1-2"), "csub probe takes no --array"),
+        ((), {}, "a.sh asks for no GPU"),
+        (("--gres=gpu:2",), {}, "a.sh asks for 2 GPUs"),
+        (("--gres=gpu:1", "--array=1-2"), {}, "csub probe takes one job"),
+        (("--gres=gpu:1", "--mem=500M"), {}, "--mem is 500 MB"),
+        (("--gres=gpu:1", "--no-instrument"), {}, "nothing counts its steps"),
+        (("--gres=gpu:1",), {"instrument": False}, "nothing counts its steps"),
+        (("--gres=gpu:1",), {"monitor": False}, "monitor = false"),
+        (("--gres=gpu:1",), {"state_shared": False}, "state_shared = false"),
     ],
 )
-def test_probe_needs_one_job_on_one_gpu(
-    tmp_path: Path, options: tuple[str, ...], told: str
+def test_probe_needs_one_job_on_one_gpu_that_can_be_measured(
+    tmp_path: Path, options: tuple[str, ...], settings: dict[str, Any], told: str
 ) -> None:
     write(tmp_path)
     with pytest.raises(UsageProblem, match=told):
-        as_probe(collect(tmp_path, *options, "a.sh"))
+        as_probe(collect(tmp_path, *options, "a.sh"), Settings(**settings))
