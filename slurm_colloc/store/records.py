@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
@@ -121,13 +122,15 @@ def parse_pack(value: dict[str, Any]) -> PackRecord:
     fields["request"] = None if request is None else PackRequest(**request)
     if fields.get("policy") is not None:
         policy = dict(fields["policy"])
-        fields["policy"] = Policy(**{**policy, "mode": SharingMode(policy["mode"])})
+        fields["policy"] = Policy(
+            **_select(Policy, {**policy, "mode": SharingMode(policy["mode"])})
+        )
     fields.setdefault("refusals", ())
     for name in ("indices", "reasons", "members", "slurm_options", "refusals"):
         fields[name] = tuple(fields[name])
     for name in ("group", "client_environment"):
         fields[name] = _parse_pairs(fields[name])
-    return PackRecord(**fields)
+    return PackRecord(**_select(PackRecord, fields))
 
 
 def parse_spec(value: dict[str, Any]) -> MemberSpec:
@@ -149,13 +152,19 @@ def parse_spec(value: dict[str, Any]) -> MemberSpec:
         job["mail"] = MailRequest(**{**mail, "events": tuple(mail["events"])})
     job["depends"] = _parse_pairs(job.get("depends", []))
     return MemberSpec(
-        job=Job(**job),
-        plan=MemberPlan(**value["plan"]),
+        job=Job(**_select(Job, job)),
+        plan=MemberPlan(**_select(MemberPlan, value["plan"])),
         umask=value["umask"],
         names_alone=value.get("names_alone", False),
         joined=value.get("joined", ""),
         joined_at=value.get("joined_at", 0.0),
     )
+
+
+def _select(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a class has: a newer csub of the same schema may write more."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _without_schema(value: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.store.directory import build_environment_block, parse_environment_block
 from slurm_colloc.store.records import (
     MemberSpec,
@@ -45,6 +47,17 @@ def test_a_record_without_one_of_its_fields_is_no_record(name: str) -> None:
     del value[name]
     with pytest.raises((KeyError, TypeError)):
         parse_pack(value)
+
+
+@given(SPECS, RECORDS)
+def test_what_a_newer_csub_adds_is_passed_over(spec: MemberSpec, record: PackRecord) -> None:
+    value = build_spec_mapping(spec)
+    assert "probe" not in value["job"], "an older csub would not know it"
+    value["job"]["of_tomorrow"] = value["plan"]["of_tomorrow"] = 1
+    assert parse_spec(json.loads(json.dumps(value))) == spec
+    known = build_pack_mapping(dataclasses.replace(record, policy=Policy(degree=3)))
+    known["of_tomorrow"] = known["policy"]["of_tomorrow"] = 1
+    assert parse_pack(json.loads(json.dumps(known))).policy == Policy(degree=3)
 
 
 def test_an_unknown_mode_is_no_record() -> None:
