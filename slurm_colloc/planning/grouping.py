@@ -252,6 +252,10 @@ def build_pack(
 ) -> PackPlan:
     """The pack of these jobs, which keep every limit together."""
     degree = choose_degree(needs, capacity, policy)
+    host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
+    if degree == 1 or (host_memory_mb is not None and host_memory_mb < WATCHED_FROM_MB):
+        # Nobody is probed where nobody waits for it, or nothing is measured.
+        policy = dataclasses.replace(policy, probe_s=0)
     time_limit_s, cap_s, time_reason = _compute_time(needs, degree, capacity, policy)
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     members = []
@@ -288,7 +292,7 @@ def build_pack(
             gpus=1,
             gpu_type=first.gpu_type,
             cpus=cpus,
-            host_memory_mb=_compute_host_memory_mb(needs, degree, capacity, policy),
+            host_memory_mb=host_memory_mb,
             time_limit_s=time_limit_s,
         ),
         group=first.group,

@@ -311,6 +311,20 @@ def test_what_watches_a_pack_is_asked_for_where_it_is_watched(each: int, wanted:
     assert pack.request.host_memory_mb == wanted
 
 
+@pytest.mark.parametrize(
+    ("each", "degree", "wanted"),
+    [(600, 2, 150 + 60 + 200), (400, 2, 150 + 60), (2000, 1, 200 + 60)],
+)
+def test_time_to_probe_is_asked_for_where_a_member_may_be_probed(
+    each: int, degree: int, wanted: int
+) -> None:
+    jobs = [build_job(n, host_memory_mb=each, time_limit_s=100) for n in (1, 2)]
+    policy = Policy(degree=degree, pack_size=2, slowdown_bound=1.5, probe_s=200)
+    (pack,) = make(jobs, policy=policy).packs
+    assert pack.request is not None
+    assert pack.request.time_limit_s == wanted
+
+
 def test_members_that_ask_for_no_host_memory_get_their_share_of_the_node() -> None:
     (pack,) = make(build_jobs(4), Capacity(host_memory_mb_per_gpu=8000)).packs
     assert [member.host_memory_mb for member in pack.members] == [2000] * 4
