@@ -20,7 +20,7 @@ from slurm_colloc.errors import CollocError, SlurmError, StateError
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.probing import ALONE_FIRST
-from slurm_colloc.runtime.allocation import Allocation, choose_places
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
 from slurm_colloc.runtime.dependents import Dependents, judge_own_dependency
@@ -29,9 +29,10 @@ from slurm_colloc.runtime.gate import Gate
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.mail import Postman
+from slurm_colloc.runtime.places import make_places
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
-from slurm_colloc.runtime.roster import Member, Place, Roster
+from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.sharing import Sharing
 from slurm_colloc.runtime.slurm_config import (
     read_kill_wait_s,
@@ -46,7 +47,7 @@ from slurm_colloc.runtime.watching import Watching
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
-from slurm_colloc.store.directory import list_members, read_spec, write_ended
+from slurm_colloc.store.directory import read_spec, write_ended
 from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
@@ -197,7 +198,11 @@ class Runner:
         self._waker.install()
         self._sharing.open()
         self._watching.open()
-        self._make_places()
+        self.roster.places, why = make_places(
+            self.pack, self.record.degree, self.allocation, lone=self._lone
+        )
+        if why:
+            self.journal.write("not_bound", reason=why)
         for number in inbox.list_taken(str(self.pack)):
             # What an earlier attempt left: its unfinished members start again.
             self._adopt(number)
@@ -310,24 +315,6 @@ class Runner:
             with contextlib.suppress(SlurmError):
                 return self.slurm.read_config()
         return {}
-
-    def _make_places(self) -> None:
-        wants = sorted(
-            (read_spec(self.pack, number).plan.cpus for number in list_members(self.pack)),
-            reverse=True,
-        )
-        wanted = wants[: self.record.degree]
-        if self._lone:
-            shares: tuple[tuple[int, ...], ...] = ((),)
-            why = ""
-        else:
-            shares, why = choose_places(self.allocation, wanted)
-        if why:
-            self.journal.write("not_bound", reason=why)
-        self.roster.places = [
-            Place(index, want, cpus)
-            for index, (want, cpus) in enumerate(zip(wanted, shares, strict=True))
-        ]
 
     def _adopt(self, number: int) -> None:
         spec = read_spec(self.pack, number)
