@@ -15,8 +15,8 @@ from slurm_colloc.errors import CollocError
 
 SUBCOMMANDS = frozenset(
     {
-        "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs", "profile",
-        "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
+        "calibrate", "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs",
+        "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
     }
 )  # fmt: skip
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
@@ -40,6 +40,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return _tell_version
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
         return lambda: _run_typer(argv)
+    if first == "plan":
+        from slurm_colloc.cli.planning import run_plan
+
+        return lambda: run_plan(argv[1:])
     if first == "check":
         from slurm_colloc.cli.checking import run_check
 

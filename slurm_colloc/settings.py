@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Goal, Rule
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 SITE_FILE = "/etc/slurm_colloc/settings.toml"
@@ -19,6 +20,8 @@ SITE_FILE = "/etc/slurm_colloc/settings.toml"
 JOIN_CHOICES = ("auto", "pending", "never")
 HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
+GOAL_CHOICES = tuple(goal.value for goal in Goal)
+RULE_CHOICES = tuple(rule.value for rule in Rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,11 @@ class Settings:
         instrument: Members count their training steps, by a hook in their Python.
         probe: A job that is not known yet runs alone first, before its neighbours start.
         monitor_interval_s: How often the monitor looks, in seconds.
+        goal: What counts when jobs that are known are packed: `throughput` (GPU time),
+            `latency` (when jobs end) or `energy`.
+        planner: Who makes the packs: `csub`, or for comparison a rule of others (`exclusive`,
+            `first-fit`, `carma`, `additive`).
+        calibration_dir: Where the site's calibrations of GPU models lie; empty for none.
         caps: What the site allows at most.
     """
 
@@ -96,6 +104,9 @@ class Settings:
     instrument: bool = True
     probe: bool = True
     monitor_interval_s: float = 1.0
+    goal: str = "throughput"
+    planner: str = "csub"
+    calibration_dir: str = "/etc/slurm_colloc/calibrations"
     caps: Caps = Caps()
 
     def gpu_memory_mb(self, gpu_type: str | None) -> int | None:
@@ -110,6 +121,11 @@ class Settings:
             return Path(os.path.expandvars(self.state_dir)).expanduser()
         base = os.environ.get("XDG_STATE_HOME", "")
         return (Path(base) if base else Path.home() / ".local" / "state") / "slurm_colloc"
+
+    @property
+    def calibration_path(self) -> Path | None:
+        """The folder of the site's calibrations; None for none."""
+        return Path(os.path.expandvars(self.calibration_dir)) if self.calibration_dir else None
 
     @property
     def python(self) -> str:
@@ -281,6 +297,8 @@ _CHOICES = {
     "join": JOIN_CHOICES,
     "hooks": HOOK_CHOICES,
     "slurm_access": ACCESS_CHOICES,
+    "goal": GOAL_CHOICES,
+    "planner": RULE_CHOICES,
     "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
 }
 

@@ -8,6 +8,7 @@ import typer
 
 from slurm_colloc import __version__
 from slurm_colloc.cli import acting, looking
+from slurm_colloc.cli.calibrating import calibrate
 from slurm_colloc.cli.doctor import doctor
 from slurm_colloc.cli.profiling import profile
 from slurm_colloc.cli.reporting import report
@@ -57,6 +58,11 @@ def probe() -> None:
 
 
 @app.command(context_settings=_RAW)
+def plan() -> None:
+    """Show which jobs would share, how and why; submit nothing: csub plan [OPTIONS] SCRIPT."""
+
+
+@app.command(context_settings=_RAW)
 def check() -> None:
     """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
 
@@ -79,6 +85,7 @@ app.command()(acting.wait)
 app.command()(acting.config)
 app.command()(acting.clean)
 app.command()(doctor)
+app.command()(calibrate)
 
 
 @app.command(context_settings=_RAW)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.cli.session import Session
-from slurm_colloc.errors import SlurmError
+from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.explain import explain_member, explain_word
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.report.why import Facts, explain_why
 from slurm_colloc.store.directory import read_slurm_job_id
+from slurm_colloc.store.ramp import RampRecord, read_ramp
 
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
 
@@ -30,6 +31,7 @@ class Inquiry:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._fields: dict[str, Mapping[str, str]] = {}
+        self._ramps: dict[str, RampRecord | None] = {}
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
@@ -38,7 +40,17 @@ class Inquiry:
             fields=self._read_fields(view, member),
             unreachable=str(self._session.unreachable or ""),
             moved=self._find_new_name(member),
+            ramp=self._read_ramp(view),
         )
+
+    def _read_ramp(self, view: PackView) -> RampRecord | None:
+        pack_id = view.record.pack_id
+        if pack_id not in self._ramps:
+            self._ramps[pack_id] = None
+            with contextlib.suppress(StateError):
+                path = self._session.state.pack_path(pack_id)
+                self._ramps[pack_id] = read_ramp(path, view.attempt)
+        return self._ramps[pack_id]
 
     def _read_fields(self, view: PackView, member: MemberView) -> Mapping[str, str]:
         waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING

@@ -10,6 +10,7 @@ _HEAD = """\
 Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
        csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
        csub probe [OPTIONS] SCRIPT [ARGUMENTS]   alone, until its usage profile is known
+       csub plan [OPTIONS] SCRIPT [ARGUMENTS]  what would share, and why; submits nothing
        csub queue, show, logs, why, cancel, shell, ... see csub --help
 
 Takes the options of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of

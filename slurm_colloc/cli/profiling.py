@@ -142,13 +142,13 @@ def _matches(record: ProfileRecord, pattern: str) -> bool:
 
 
 def _dump(records: list[ProfileRecord]) -> str:
-    from slurm_colloc.store.profiles import build_profile_mapping
+    from slurm_colloc.store.profile_format import build_profile_mapping
 
     return json.dumps([build_profile_mapping(record) for record in records], indent=1)
 
 
 def _read_file(file: str) -> list[ProfileRecord]:
-    from slurm_colloc.store.profiles import parse_profile
+    from slurm_colloc.store.profile_format import parse_profile
 
     where = "standard input" if file == "-" else file
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.selection import Choice
+from slurm_colloc.settings import load_settings
 
 if TYPE_CHECKING:
     from slurm_colloc.report.survey import MemberView, PackView
@@ -94,9 +96,13 @@ def write_report(pack: Path) -> int:
     """
     from slurm_colloc.report.summary import write_summary
 
+    calibrations = None
+    # Wrong settings are told wherever somebody reads; here they cost no summary.
+    with contextlib.suppress(CollocError):
+        calibrations = load_settings().calibration_path
     try:
         # A directory that was given as `.` has its state directory above it all the same.
-        problems = write_summary(pack.absolute())
+        problems = write_summary(pack.absolute(), calibrations)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
         return problem.exit_code

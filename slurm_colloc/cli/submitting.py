@@ -19,11 +19,14 @@ from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.collect import Call, collect_call
-from slurm_colloc.submission.policy import choose_join, choose_share, make_plan
+from slurm_colloc.submission.planned import make_plan
+from slurm_colloc.submission.policy import choose_join, choose_share
 from slurm_colloc.submission.submit import Submitted, submit_call
 
 if TYPE_CHECKING:
+    from slurm_colloc.model.job import Job
     from slurm_colloc.submission.joining import Joined
+    from slurm_colloc.submission.request import Batch
 
 JOIN_WAIT_S = 30.0
 
@@ -42,24 +45,18 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
+    if call.options.flag("what-if"):
+        raise UsageProblem(
+            f"{call.options.origin('what-if')}: --what-if submits nothing",
+            hint="csub plan --what-if=... shows it",
+        )
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
         from slurm_colloc.submission.probing import as_probe
 
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
-    if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
-        from slurm_colloc.cli.depending import resolve_members
-
-        call = resolve_members(session, call, local=local)
-    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
-    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
-        from slurm_colloc.submission.culprits import bar_culprits
-
-        if choose_share(call, session.settings).planned is SharingMode.MPS:
-            call, barred = bar_culprits(call, session.state.root)
-            for text in barred:
-                note(text)
+    call = prepare_call(call, session, local=local)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         return _run_dry(call, session, directory, local=local)
     may_join = not local and session.settings.state_shared and _may_join(call, session)
@@ -82,6 +79,23 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
             answer=lambda plan, submitted: _tell(call, session, plan, submitted),
         )
     return _finish(call, session, submitted)
+
+
+def prepare_call(call: Call, session: Session, *, local: bool) -> Call:
+    """A call with members that it waits for found, and jobs that harmed others set apart."""
+    if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
+        from slurm_colloc.cli.depending import resolve_members
+
+        call = resolve_members(session, call, local=local)
+    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
+    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
+        from slurm_colloc.submission.culprits import bar_culprits
+
+        if choose_share(call, session.settings).planned is SharingMode.MPS:
+            call, barred = bar_culprits(call, session.state.root)
+            for text in barred:
+                note(text)
+    return call
 
 
 def _may_join(call: Call, session: Session) -> bool:
@@ -258,22 +272,52 @@ def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, A
     }
 
 
-def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int:
-    """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
+def describe_open_room(call: Call, session: Session, *, local: bool) -> str:
+    """The open pack that a call's only job would join, in words; empty where there is none."""
+    if local or not session.settings.state_shared or not _may_join(call, session):
+        return ""
+    joined = _find_room(call, session, only_plan=True)[0]
+    if joined is None:
+        return ""
+    from slurm_colloc.cli.joined import describe_room
+
+    return f"The job would join pack {joined.member.job}: {describe_room(joined)}"
+
+
+def ask_slurm(
+    batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, session: Session, directory: str
+) -> list[str]:
+    """What Slurm says of a batch that is not submitted, and what would be noted with it."""
     import tempfile
 
     from slurm_colloc.store.packs import make_submission_id
     from slurm_colloc.submission.hooks import HookChoice, build_hook_request
-    from slurm_colloc.submission.request import build_options, group_into_batches
+    from slurm_colloc.submission.request import build_options
     from slurm_colloc.submission.submit import build_batch_environment
 
-    if not local and session.settings.state_shared and _may_join(call, session):
-        joined = _find_room(call, session, only_plan=True)[0]
-        if joined is not None:
-            from slurm_colloc.cli.joined import describe_room
+    submission, hooks = make_submission_id(), HookChoice.of(session.settings)
+    options = build_options(batch, jobs, packs_at_once, submission, "/dev/null", hooks=hooks)
+    asked = build_hook_request(batch.packs, dict(batch.packs[0].group), submission, hooks)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "pack.sh")
+        script.write_text("#!/bin/sh\n")
+        said = session.slurm.check(
+            str(script),
+            options,
+            environment=build_batch_environment(os.environ),
+            directory=directory,
+        )
+    return [*asked.notes, f"Slurm: {said}"]
 
-            say(f"The job would join pack {joined.member.job}: {describe_room(joined)}")
-            return 0
+
+def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int:
+    """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
+    from slurm_colloc.submission.request import group_into_batches
+
+    room = describe_open_room(call, session, local=local)
+    if room:
+        say(room)
+        return 0
     plan = make_plan(call, session.settings, None if local else session.slurm)
     jobs = [candidate.job for candidate in call.candidates]
     for text in plan.reasons:
@@ -289,22 +333,7 @@ def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> in
                 say(f"  {text}")
         if local:
             continue
-        submission, hooks = make_submission_id(), HookChoice.of(session.settings)
-        options = build_options(
-            batch, jobs, plan.packs_at_once, submission, "/dev/null", hooks=hooks
-        )
-        group = dict(batch.packs[0].group)
-        for text in build_hook_request(batch.packs, group, submission, hooks).notes:
+        for text in ask_slurm(batch, jobs, plan.packs_at_once, session, directory):
             say(f"  {text}")
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, "pack.sh")
-            script.write_text("#!/bin/sh\n")
-            said = session.slurm.check(
-                str(script),
-                options,
-                environment=build_batch_environment(os.environ),
-                directory=directory,
-            )
-        say(f"  Slurm: {said}")
     sys.stdout.flush()
     return 0

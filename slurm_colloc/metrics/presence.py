@@ -91,6 +91,28 @@ def find_crowded(phases: Iterable[Phase], least: int) -> list[Window]:
     return _join([(p.begin, p.end) for p in phases if len(p.members) >= least])
 
 
+def find_together(
+    phases: Iterable[Phase], member: int, others: frozenset[int], at_once: int
+) -> list[Window]:
+    """Windows in which a member was there with as many of these as run at once, and nobody else.
+
+    Args:
+        phases: The run.
+        member: The member.
+        others: With whom it is to be.
+        at_once: How many run at the same time, at most; the others wait for a place.
+    """
+    wanted = others | {member}
+    count = min(at_once, len(wanted))
+    return _join(
+        [
+            (p.begin, p.end)
+            for p in phases
+            if member in p.members and p.members <= wanted and len(p.members) == count
+        ]
+    )
+
+
 def _join(windows: Sequence[Window]) -> list[Window]:
     joined: list[Window] = []
     for begin, end in windows:

@@ -93,8 +93,13 @@ def format_task_ids(task_ids: Iterable[int]) -> str:
         and ids == list(range(ids[0], ids[-1] + 1, step))
     ):
         return f"{ids[0]}-{ids[-1]}:{step}"
+    return format_task_runs(ids)
+
+
+def format_task_runs(task_ids: Iterable[int]) -> str:
+    """The same without steps, which scontrol does not read everywhere: `0-2,5,7`."""
     runs: list[list[int]] = []
-    for task_id in ids:
+    for task_id in sorted(set(task_ids)):
         if runs and runs[-1][1] == task_id - 1:
             runs[-1][1] = task_id
         else:

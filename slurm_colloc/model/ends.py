@@ -6,6 +6,9 @@ import enum
 
 from slurm_colloc.model.member import ExitCode, MemberState
 
+RESUBMISSIONS = 3
+"""How often a member that never started is submitted again."""
+
 
 class EndCause(enum.StrEnum):
     """The class of an end; `csub explain` says what each means."""

@@ -73,6 +73,10 @@ class Job:
             nothing.
         probe: It may run alone first, so that its rate alone is known; False with `--no-probe`.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
+        profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
+            None for none.
+        max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
+            where the policy decides.
     """
 
     number: int
@@ -106,3 +110,5 @@ class Job:
     progress_regex: str | None = None
     probe: bool = True
     only_probe: bool = False
+    profile_like: str | None = None
+    max_slowdown: float | None = None

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
 
+MPS_CLIENTS_MAX = 48
+"""Clients of one MPS server (NVIDIA, Multi-Process Service, "Client-Server Connections")."""
+
 
 class SharingMode(enum.StrEnum):
     """How the members of a pack share the GPU."""
@@ -18,14 +21,78 @@ class SharingMode(enum.StrEnum):
     MIG = "mig"
 
 
+class KnownBy(enum.StrEnum):
+    """Where what is known of a job comes from, the surest first."""
+
+    EXACT = "exact"
+    """The same script with the same arguments was measured."""
+    FAMILY = "family"
+    """The same script was measured with other numbers among its arguments."""
+    LIKE = "like"
+    """The user named a job that was measured (`--profile-like`)."""
+    STATED = "stated"
+    """The user said what it needs (`--gpu-mem`), nothing was measured."""
+    UNKNOWN = "unknown"
+
+
+class Goal(enum.StrEnum):
+    """What the choice of packs makes small."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    ENERGY = "energy"
+
+
+class Rule(enum.StrEnum):
+    """Who makes the packs: csub's own search, or a rule of others (planning.rivals)."""
+
+    CSUB = "csub"
+    EXCLUSIVE = "exclusive"
+    FIRST_FIT = "first-fit"
+    CARMA = "carma"
+    ADDITIVE = "additive"
+
+
 @dataclass(frozen=True)
 class UsageProfile:
-    """Measured solo use of a job on a GPU model; every figure is None where unknown."""
+    """Solo use of a job on a GPU model; every figure is None where unknown.
+
+    Attributes:
+        gpu_memory_peak_mb: Peak of its GPU memory, its context included.
+        host_memory_peak_mb: Peak of its host memory.
+        sm_activity: Mean SM activity, 0 to 1.
+        dram_activity: Mean DRAM activity, 0 to 1.
+        tensor_activity: Mean activity of the tensor cores, 0 to 1.
+        engine_activity: Share of the time in which the GPU works for it, 0 to 1.
+        pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        cpu_cores: Mean CPU cores.
+        power_w: Mean power of the GPU while it runs, in watts.
+        idle_power_w: Power of the GPU before its first step, in watts.
+        steps_per_s: Its rate alone.
+        run_s: Seconds that a run takes alone on the whole GPU: the steps of earlier runs over
+            the rate alone.
+        known_by: Where this comes from.
+        gpu_model: The GPU model that it was measured on; empty where unknown.
+        sensitivity: What its slowdown was above the model's in earlier packs.
+        pressure: What its partners' slowdowns were above the model's in earlier packs.
+    """
 
     gpu_memory_peak_mb: int | None = None
     host_memory_peak_mb: int | None = None
     sm_activity: float | None = None
     dram_activity: float | None = None
+    tensor_activity: float | None = None
+    engine_activity: float | None = None
+    pcie_share: float | None = None
+    cpu_cores: float | None = None
+    power_w: float | None = None
+    idle_power_w: float | None = None
+    steps_per_s: float | None = None
+    run_s: float | None = None
+    known_by: KnownBy = KnownBy.UNKNOWN
+    gpu_model: str = ""
+    sensitivity: float = 0.0
+    pressure: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +103,8 @@ class Capacity:
         cpus_per_gpu: The node's CPUs over its GPUs; None where unknown.
         host_memory_mb_per_gpu: The node's memory over its GPUs; None where unknown.
         gpu_memory_mb: Memory of one GPU; None where unknown.
-        time_limit_max_s: The partition's MaxTime; None where infinite or unknown.
+        time_limit_max_s: The least of the partition's MaxTime, the QoS's MaxWall and the site's
+            cap; None where infinite or unknown.
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
     """
 
@@ -52,10 +120,12 @@ class Policy:
     """How far sharing may go.
 
     Attributes:
-        degree: Members that run at the same time on a GPU, at most.
+        degree: Members that run at the same time on a GPU, at most. Where the user did not ask
+            for it, jobs whose load is known may be more: up to `degree_max`.
         pack_size: Members of a pack, at most; those above the degree wait in it. None means
             as many as the degree.
-        slowdown_bound: Slowdown that is accepted; wall limits are stretched by it.
+        slowdown_bound: Slowdown that is accepted for jobs that say nothing of it; wall limits are
+            stretched by it.
         running_limit: `%limit` of an array: members that run at the same time over all packs.
         mode: Sharing mode of packs with a degree above 1.
         share: What `--share` asked for, as text; see model.sharing.
@@ -63,6 +133,12 @@ class Policy:
         pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
         monitor_mb: Host memory that a pack asks for on top, for what watches it.
         probe_s: Time that a pack asks for on top, because one of its members may be probed.
+        goal: What the choice of packs makes small.
+        rule: Who makes the packs.
+        degree_is_asked: The user said how many may run at the same time.
+        degree_max: Members of known load that run at the same time, at most; one MPS
+            server takes no more.
+        modes: Sharing modes that may be chosen from; none means `mode` alone.
     """
 
     degree: int = 4
@@ -75,6 +151,11 @@ class Policy:
     pack_time_max_s: int | None = None
     monitor_mb: int = 0
     probe_s: int = 0
+    goal: Goal = Goal.THROUGHPUT
+    rule: Rule = Rule.CSUB
+    degree_is_asked: bool = False
+    degree_max: int = MPS_CLIENTS_MAX
+    modes: tuple[SharingMode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +169,11 @@ class MemberPlan:
         wall_limit_s: Wall-clock limit, stretched; None for none of its own.
         gpu_memory_limit_mb: Limit on GPU memory; None for none.
         thread_percentage: MPS thread limit; None for none.
+        predicted_slowdown: Its slowdown among these members; None where unknown.
+        model_slowdown: The same by the model alone, without what earlier packs of these jobs
+            showed; None where that is the same.
+        solo_steps_per_s: Its rate alone on the whole GPU; None where unknown.
+        max_slowdown: The slowdown that is accepted for it; None where nobody said.
     """
 
     job_index: int
@@ -96,6 +182,10 @@ class MemberPlan:
     wall_limit_s: int | None
     gpu_memory_limit_mb: int | None = None
     thread_percentage: int | None = None
+    predicted_slowdown: float | None = None
+    solo_steps_per_s: float | None = None
+    max_slowdown: float | None = None
+    model_slowdown: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +211,10 @@ class PackPlan:
         group: The options that all members share, passed to sbatch.
         predicted_slowdown: Per member, in the same order; None where there is no model yet.
         reasons: Why the pack looks like this, a sentence each.
+        start_degree: Members that start without being measured first; None for all.
+        predicted_finish_s: Seconds from its start to the end of its last member; None where
+            unknown.
+        known: The loads of all members are known, and so is how far they slow each other down.
     """
 
     members: tuple[MemberPlan, ...]
@@ -130,6 +224,9 @@ class PackPlan:
     group: tuple[tuple[str, str], ...]
     predicted_slowdown: tuple[float, ...] | None
     reasons: tuple[str, ...]
+    start_degree: int | None = None
+    predicted_finish_s: float | None = None
+    known: bool = False
 
 
 @dataclass(frozen=True)

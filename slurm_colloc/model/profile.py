@@ -6,13 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.plan import UsageProfile
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.shrunken import ShrunkenMean
 
 _SEEN_MOST = 64
+
+PCIE_MIB_S = 55_000.0
+"""What PCIe 5.0 x16 carries in one direction in practice (63 GB/s by its specification)."""
 
 FAMILY_SPREAD = 0.1
 """Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
 a number among their arguments matters for the rate."""
+
+
+def keep_newest(sources: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the newest runs or packs as a usage profile names."""
+    return sources[-_SEEN_MOST:]
 
 
 def rates_agree(rates: Sequence[float]) -> bool:
@@ -76,6 +85,9 @@ class Observation:
         wait_share: Share of the time that it waited for data, 0 to 1.
         energy_w: Mean power of the GPU in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
+        engine_active: Share of the time in which the GPU worked for it, 0 to 1.
+        pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        gpu_memory_total_mb: Memory of the GPU.
     """
 
     signature: str
@@ -97,12 +109,33 @@ class Observation:
     wait_share: float | None = None
     energy_w: float | None = None
     idle_power_w: float | None = None
+    engine_active: float | None = None
+    pcie_share: float | None = None
+    gpu_memory_total_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A run that came to its own end, whether or not it shared the GPU.
+
+    Attributes:
+        signature: Of its job.
+        gpu_model: The GPU's model.
+        source: Which run it was; the same run is not counted twice.
+        steps: All the steps that it made.
+    """
+
+    signature: str
+    gpu_model: str
+    source: str
+    steps: float
 
 
 MEANS = ("sm_active", "dram_active", "tensor_active", "cpu_cores", "wait_share", "energy_w",
-         "idle_power_w")  # fmt: skip
-PEAKS = ("gpu_memory_peak_mb", "host_memory_peak_mb")
+         "idle_power_w", "engine_active", "pcie_share")  # fmt: skip
+PEAKS = ("gpu_memory_peak_mb", "host_memory_peak_mb", "gpu_memory_total_mb")
 RATES = ("steps_per_s", "samples_per_s")
+STATISTICS = (*RATES, "steps_total")
 
 
 @dataclass(frozen=True)
@@ -129,6 +162,14 @@ class ProfileRecord:
         steps_per_s: Solo rate.
         samples_per_s: Solo rate in samples.
         seen: The newest runs that are in it.
+        engine_active: See Observation.
+        pcie_share: See Observation.
+        gpu_memory_total_mb: Memory of the GPU.
+        steps_total: Steps of the runs that came to their own end, those that shared included.
+        completed: The newest of these.
+        sensitivity: By how much more than the model predicts it is slowed down in packs.
+        pressure: By how much more than that its partners are.
+        compared: The newest packs that these two are made of.
     """
 
     signature: str
@@ -150,6 +191,14 @@ class ProfileRecord:
     steps_per_s: RunningStatistics | None = None
     samples_per_s: RunningStatistics | None = None
     seen: tuple[str, ...] = ()
+    engine_active: float | None = None
+    pcie_share: float | None = None
+    gpu_memory_total_mb: float | None = None
+    steps_total: RunningStatistics | None = None
+    completed: tuple[str, ...] = ()
+    sensitivity: ShrunkenMean | None = None
+    pressure: ShrunkenMean | None = None
+    compared: tuple[str, ...] = ()
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -184,17 +233,53 @@ class ProfileRecord:
             gpu_uuids=tuple(dict.fromkeys(uuid for uuid in uuids if uuid)),
             samples=self.samples + 1,
             updated_at=max(self.updated_at, observation.at),
-            seen=(*self.seen, observation.source)[-_SEEN_MOST:],
+            seen=keep_newest((*self.seen, observation.source)),
             **values,  # type: ignore[arg-type]
         )
 
-    def for_planning(self) -> UsageProfile:
-        """What planning asks for."""
+    def complete(self, completion: Completion) -> ProfileRecord:
+        """With the steps of a run that came to its end; unchanged where they are in it already."""
+        if completion.source in self.completed or completion.steps <= 0:
+            return self
+        steps = completion.steps
+        total = self.steps_total
+        return replace(
+            self,
+            steps_total=RunningStatistics.start(steps) if total is None else total.add(steps),
+            completed=keep_newest((*self.completed, completion.source)),
+        )
+
+    @property
+    def run_s(self) -> float | None:
+        """Seconds that a whole run takes alone; None where its steps or its rate are unknown."""
+        if self.steps_total is None or self.steps_per_s is None or self.steps_per_s.mean <= 0:
+            return None
+        run_s = self.steps_total.mean / self.steps_per_s.mean
+        return run_s if math.isfinite(run_s) else None
+
+    def for_planning(self, known_by: KnownBy = KnownBy.EXACT) -> UsageProfile:
+        """What planning asks for.
+
+        Args:
+            known_by: How it came to be the profile of the job that is planned.
+        """
         return UsageProfile(
             gpu_memory_peak_mb=_round_up(self.gpu_memory_peak_mb),
             host_memory_peak_mb=_round_up(self.host_memory_peak_mb),
             sm_activity=self.sm_active,
             dram_activity=self.dram_active,
+            tensor_activity=self.tensor_active,
+            engine_activity=self.engine_active,
+            pcie_share=self.pcie_share,
+            cpu_cores=self.cpu_cores,
+            power_w=self.energy_w,
+            idle_power_w=self.idle_power_w,
+            steps_per_s=None if self.steps_per_s is None else self.steps_per_s.mean,
+            run_s=self.run_s,
+            known_by=known_by,
+            gpu_model=self.gpu_model,
+            sensitivity=0.0 if self.sensitivity is None else self.sensitivity.value,
+            pressure=0.0 if self.pressure is None else self.pressure.value,
         )
 
 

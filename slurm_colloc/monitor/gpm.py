@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 # Metric ids of nvml.h (CUDA 13), what they are called here, and the factor to our unit.
 METRICS: tuple[tuple[int, str, float], ...] = (
+    (1, "engine_active", 0.01),
     (2, "sm_active", 0.01),
     (3, "sm_occupancy", 0.01),
     (5, "tensor_active", 0.01),
@@ -44,14 +46,17 @@ class GpmReader:
     Args:
         nvml: The binding.
         handle: The GPU.
+        metrics: What to read, as in METRICS.
     """
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+    def __init__(
+        self, nvml: Any, handle: Any, metrics: Sequence[tuple[int, str, float]] = METRICS
+    ) -> None:
         self._nvml = nvml
         self._handle = handle
         self._taken_at: float | None = None
         # Which ids a binding knows depends on its age: the structure ends where they end.
-        self._metrics = [one for one in METRICS if one[0] < nvml.NVML_GPM_METRIC_MAX]
+        self._metrics = [one for one in metrics if one[0] < nvml.NVML_GPM_METRIC_MAX]
         self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._found: dict[str, tuple[float | None, int]] = {}

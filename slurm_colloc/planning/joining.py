@@ -7,20 +7,36 @@ that runs has what it has: the job gets a place only where one is free.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, PackRequest, Policy
-from slurm_colloc.planning.grouping import (
+from slurm_colloc.model.plan import (
+    Capacity,
+    MemberPlan,
+    PackPlan,
+    PackRequest,
+    Policy,
+    SharingMode,
+    UsageProfile,
+)
+from slurm_colloc.planning.grouping import compute_reason_to_run_alone
+from slurm_colloc.planning.needs import (
     Need,
-    build_pack,
+    Question,
+    build_limits,
+    build_subject,
+    choose_bound,
     compute_need,
+)
+from slurm_colloc.planning.request import (
+    build_pack,
     compute_overload,
-    compute_reason_to_run_alone,
-    compute_refusal,
     compute_thread_percentage,
     compute_wall_limit_s,
 )
+from slurm_colloc.planning.subject import Setting, Subject
+from slurm_colloc.planning.unknown import compute_refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +66,10 @@ def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
 
 
 def merge_policies(pack: Policy, call: Policy) -> Policy:
-    """The policy of a pack with a joiner in it: the narrower of both, and time to probe either."""
+    """The policy of a pack with a joiner in it: the narrower of both, and time to probe either.
+
+    How much slower jobs may get is theirs: see `settle_bound`.
+    """
     degree = min(pack.degree, call.degree)
     size = pack.pack_size if pack.pack_size is not None else pack.degree
     caps = [cap for cap in (pack.pack_time_max_s, call.pack_time_max_s) if cap is not None]
@@ -58,14 +77,29 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
         pack,
         degree=degree,
         pack_size=max(size, degree),
-        slowdown_bound=min(pack.slowdown_bound, call.slowdown_bound),
+        slowdown_bound=pack.slowdown_bound,
         probe_s=max(pack.probe_s, call.probe_s),
+        degree_is_asked=pack.degree_is_asked or call.degree_is_asked,
+        degree_max=min(pack.degree_max, call.degree_max),
         pack_time_max_s=min(caps, default=None),
     )
 
 
+def settle_bound(new: Job, pack: Policy, call: Policy) -> Job:
+    """A joiner with the slowdown that it accepts: by its own call's policy, not by the pack's."""
+    if new.max_slowdown is not None or call.slowdown_bound == pack.slowdown_bound:
+        return new
+    return dataclasses.replace(new, max_slowdown=call.slowdown_bound)
+
+
 def plan_pending_join(
-    present: Sequence[Job], new: Job, capacity: Capacity, policy: Policy
+    present: Sequence[Job],
+    new: Job,
+    capacity: Capacity,
+    policy: Policy,
+    *,
+    profiles: Mapping[int, UsageProfile] | None = None,
+    calibration: Calibration | None = None,
 ) -> PackPlan | str:
     """Plan a waiting pack with one more job.
 
@@ -74,20 +108,55 @@ def plan_pending_join(
         new: The job that is to join.
         capacity: What one GPU brings with it.
         policy: How far sharing may go, of pack and job (see `merge_policies`).
+        profiles: What is known of the jobs' solo use: those present by their index, the new one
+            after them.
+        calibration: How jobs slow each other down on that GPU.
 
     Returns:
-        The pack with all of them, members in this order; or the limit that they would break.
+        The pack with all of them, members in this order; or the limits that they would break.
     """
-    if len(present) + 1 > policy.degree and (policy.pack_size or 0) <= policy.degree:
-        return f"all {policy.degree} places are taken"
     jobs = [*present, new]
+    question = Question(jobs, profiles or {}, capacity, policy, calibration)
+    subjects = _find_known(question)
+    if subjects:
+        return _plan_known_join(question, subjects)
+    if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
+        return f"all {policy.degree} places are taken"
     needs = [compute_need(job, index, capacity, policy) for index, job in enumerate(jobs)]
     refusal = compute_refusal(needs, capacity, policy)
     return refusal or build_pack(jobs, needs, capacity, policy, "")
 
 
+def _find_known(question: Question) -> list[Subject]:
+    """The jobs, if the loads of all are known; else none."""
+    if question.calibration is None or len(question.profiles) < len(question.jobs):
+        return []
+    from slurm_colloc.planning.known import is_known
+
+    subjects = [build_subject(question, index) for index in range(len(question.jobs))]
+    return subjects if all(is_known(subject) for subject in subjects) else []
+
+
+def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPlan | str:
+    from slurm_colloc.planning.known import build_known_pack, weigh
+
+    weighing = weigh(question, subjects)
+    members = range(len(subjects))
+    priced = weighing.pricing.price(members)
+    if priced is None:
+        broken = weighing.find_broken(members, [job.name for job in question.jobs])
+        return "; ".join(b.text for b in broken)
+    return build_known_pack(question, subjects, priced)
+
+
 def plan_running_join(
-    pack: RunningPack, new: Job, capacity: Capacity, policy: Policy
+    pack: RunningPack,
+    new: Job,
+    capacity: Capacity,
+    policy: Policy,
+    *,
+    profiles: Mapping[int, UsageProfile] | None = None,
+    calibration: Calibration | None = None,
 ) -> MemberPlan | str:
     """Give a job a free place of a running pack, or say which limit is in the way.
 
@@ -96,10 +165,73 @@ def plan_running_join(
         new: The job that is to join.
         capacity: What one GPU brings with it; its GPU memory counts here.
         policy: How far sharing may go, of pack and job (see `merge_policies`).
+        profiles: What is known of the jobs' solo use: those present by their place in the pack's
+            `jobs`, the new one after them.
+        calibration: How jobs slow each other down on that GPU.
     """
+    question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
+    subjects = _find_known(question)
     present = [_read_need(job, plan) for job, plan in zip(pack.jobs, pack.plans, strict=True)]
-    need = compute_need(new, len(present), capacity, policy)
+    need = compute_need(
+        new,
+        len(present),
+        capacity,
+        policy,
+        profile=question.profiles.get(len(present)) if subjects else None,
+        calibration=calibration,
+    )
     degree = min(pack.degree, policy.degree)
+    if subjects:
+        degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
+        if subjects[-1].host_memory_mb is not None:
+            need = dataclasses.replace(need, host_memory_mb=subjects[-1].host_memory_mb)
+        present = [
+            dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
+            for old, subject in zip(present, subjects[:-1], strict=True)
+        ]
+    refusal = _find_overload(pack, present, need, degree, capacity)
+    if refusal:
+        return refusal
+    percentage = compute_thread_percentage(pack.degree, policy.mode)
+    slowdowns: tuple[float, ...] | None = None
+    plain: tuple[float, ...] | None = None
+    if subjects:
+        setting = _find_setting(pack, policy.mode, percentage)
+        slowdowns, refusal = _predict_join(pack, question, subjects, setting)
+        if refusal:
+            return refusal
+        plain = _predict_by_model(question, subjects, setting)
+    wall_s = compute_wall_limit_s(need, degree, policy, slowdowns[-1] if slowdowns else None)
+    if pack.time_left_s is not None:
+        if wall_s is None:
+            return f"it has no --time, and the pack ends in {pack.time_left_s} s"
+        wanted = wall_s + policy.start_margin_s
+        if wanted > pack.time_left_s:
+            return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
+    member = MemberPlan(
+        need.index,
+        need.cpus,
+        need.host_memory_mb,
+        wall_s,
+        need.gpu_memory_mb,
+        percentage,
+        max_slowdown=new.max_slowdown,
+    )
+    if slowdowns is None:
+        return member
+    return dataclasses.replace(
+        member,
+        predicted_slowdown=slowdowns[-1],
+        solo_steps_per_s=question.profiles[len(present)].steps_per_s,
+        max_slowdown=choose_bound(new, policy),
+        model_slowdown=None if plain is None else plain[-1],
+    )
+
+
+def _find_overload(
+    pack: RunningPack, present: Sequence[Need], need: Need, degree: int, capacity: Capacity
+) -> str:
+    """What of a running pack does not suffice for one more member, with both numbers, or ''."""
     if len(present) + 1 > degree:
         return f"all {degree} places are taken"
     if need.cpus > pack.place_cpus:
@@ -109,26 +241,55 @@ def plan_running_join(
         host_memory_mb_per_gpu=pack.request.host_memory_mb,
         gpu_memory_mb=capacity.gpu_memory_mb,
     )
-    overload = compute_overload([*present, need], len(present) + 1, given)
-    if overload:
-        return overload
-    wall_s = compute_wall_limit_s(need, degree, policy)
-    if pack.time_left_s is not None:
-        if wall_s is None:
-            return f"it has no --time, and the pack ends in {pack.time_left_s} s"
-        wanted = wall_s + policy.start_margin_s
-        if wanted > pack.time_left_s:
-            return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
-    return MemberPlan(
-        need.index,
-        need.cpus,
-        need.host_memory_mb,
-        wall_s,
-        need.gpu_memory_mb,
-        compute_thread_percentage(pack.degree, policy.mode),
-    )
+    return compute_overload([*present, need], len(present) + 1, given)
+
+
+def _find_setting(pack: RunningPack, mode: SharingMode, percentage: int | None) -> Setting:
+    """How a running pack shares with one more member.
+
+    The thread limits of those that run cannot be changed any more.
+    """
+    limits = [plan.thread_percentage or percentage for plan in pack.plans]
+    if mode is not SharingMode.MPS:
+        limits = [None] * len(pack.plans)
+    return Setting(mode, (*limits, percentage))
+
+
+def _predict_by_model(
+    question: Question, subjects: Sequence[Subject], setting: Setting
+) -> tuple[float, ...] | None:
+    from slurm_colloc.planning.known import predict_by_model
+
+    return predict_by_model(question, subjects, setting)
+
+
+def _predict_join(
+    pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
+) -> tuple[tuple[float, ...] | None, str]:
+    """The slowdowns with one more member; and whose bound it would break, or ''."""
+    from slurm_colloc.planning.weighing import find_too_slow, predict_setting
+
+    slowdowns = predict_setting(subjects, setting, question.calibration)
+    if slowdowns is None:
+        return None, ""
+    bounds = [plan.max_slowdown for plan in pack.plans]
+    bounded = [
+        subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
+        for subject, bound in zip(subjects, [*bounds, None], strict=True)
+    ]
+    slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)
+    if slow is not None:
+        return None, slow.text
+    return slowdowns, ""
 
 
 def _read_need(job: Job, plan: MemberPlan) -> Need:
     """What a member of a running pack was given."""
-    return Need(plan.job_index, plan.cpus, plan.host_memory_mb, job.gpu_memory_mb, job.time_limit_s)
+    return Need(
+        plan.job_index,
+        plan.cpus,
+        plan.host_memory_mb,
+        job.gpu_memory_mb,
+        job.time_limit_s,
+        job.max_slowdown,
+    )

@@ -64,6 +64,7 @@ class Figures:
         paused_s: What was left out as pauses.
         observations: What its usage profile learns.
         steps_at: Its steps up to each coming and going in the pack; empty where unknown.
+        spans: From the first settled step to the last, a start each; none where it reports none.
     """
 
     member: MemberRun
@@ -81,6 +82,7 @@ class Figures:
     paused_s: float
     observations: tuple[Observation, ...]
     steps_at: Mapping[float, float]
+    spans: tuple[Window, ...] = ()
 
     def model_sm(self, windows: Sequence[Window]) -> float | None:
         """Its SM activity by the steps that it made; None where unknown.
@@ -93,6 +95,11 @@ class Figures:
         steps = sum(self.steps_at[end] - self.steps_at[begin] for begin, end in windows)
         length_s = measure_windows(windows)
         return model_sm_activity(self.solo.sm_active, self.solo.steps_per_s, steps, length_s)
+
+    @property
+    def predicted_slowdown(self) -> float | None:
+        """What its plan expected of its slowdown; None where nothing was."""
+        return self.member.view.spec.plan.predicted_slowdown
 
     @property
     def solo_time_s(self) -> float | None:
@@ -142,6 +149,7 @@ def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Fi
         sum(start.paused_s for start in settled),
         tuple(build_observations(run, member, settled)),
         _count_steps(member, run.phases),
+        tuple((s.intervals[0].begin, s.intervals[-1].end) for s in settled if s.intervals),
     )
 
 

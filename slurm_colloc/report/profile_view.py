@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.model.profile import ProfileRecord, RunningStatistics
+from slurm_colloc.model.shrunken import ShrunkenMean
 from slurm_colloc.report.terminal import (
     UNKNOWN,
     Column,
@@ -14,6 +15,7 @@ from slurm_colloc.report.terminal import (
     format_figure,
     format_mb_figure,
     format_share,
+    format_span,
     render,
 )
 
@@ -62,17 +64,37 @@ def render_profile(record: ProfileRecord, width: int) -> str:
         ("Runs", f"{record.samples}, the last {updated}"),
         ("Steps", _render_rate(record.steps_per_s)),
         ("Samples", _render_rate(record.samples_per_s)),
+        ("Whole run", _render_run(record)),
         ("GPU memory", f"{format_mb_figure(record.gpu_memory_peak_mb)} at most"),
         ("SM", format_share(record.sm_active)),
         ("Tensor", format_share(record.tensor_active)),
         ("DRAM", format_share(record.dram_active)),
+        ("Engine", format_share(record.engine_active)),
+        ("PCIe", format_share(record.pcie_share)),
         ("CPUs", format_figure(record.cpu_cores, 2)),
         ("Host memory", f"{format_mb_figure(record.host_memory_peak_mb)} at most"),
         ("Data wait", format_share(record.wait_share)),
+        ("Sensitivity", _render_learnt(record.sensitivity, "its slowdown")),
+        ("Pressure", _render_learnt(record.pressure, "its partners' slowdown")),
         ("Power", _render_watts(record.energy_w)),
         ("Idle power", _render_watts(record.idle_power_w)),
     ]
     return render([build_lines(lines)], width)
+
+
+def _render_learnt(mean: ShrunkenMean | None, whose: str) -> str:
+    if mean is None:
+        return UNKNOWN
+    packs = "1 pack" if mean.n == 1 else f"{mean.n} packs"
+    return f"{mean.value:+.3f} on {whose}, over {packs}"
+
+
+def _render_run(record: ProfileRecord) -> str:
+    total = record.steps_total
+    if total is None:
+        return UNKNOWN
+    runs = "1 run" if total.n == 1 else f"{total.n} runs"
+    return f"{total.mean:.0f} steps over {runs}, {format_span(record.run_s)} alone"
 
 
 def _render_watts(value: float | None) -> str:

@@ -28,6 +28,8 @@ def build_sentences(summary: Summary) -> list[tuple[str, str]]:
     lines = []
     if pack["members"] > 1:
         lines.append(("Together", _tell_speed(pack)))
+        if pack.get("prediction") is not None:
+            lines.append(("Predicted", _tell_prediction(pack["prediction"])))
         lines.append(("In a row", _tell_serial(pack)))
         lines.append(("Saved", _tell_saving(pack)))
     lines.append(("GPU", _tell_gpu(summary)))
@@ -52,6 +54,15 @@ def _tell_speed(pack: dict[str, Any]) -> str:
         f"shared for {format_span(pack['overlap_s'])}",
     ]
     return ", ".join(parts)
+
+
+def _tell_prediction(prediction: dict[str, Any]) -> str:
+    count = prediction["members"]
+    return (
+        f"slowdown {prediction['predicted']:.2f}, measured {prediction['measured']:.2f} "
+        f"(mean of {count} member{'' if count == 1 else 's'}); normalised progress off by "
+        f"{format_share(prediction['error'])}"
+    )
 
 
 def _tell_serial(pack: dict[str, Any]) -> str:

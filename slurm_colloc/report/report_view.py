@@ -91,6 +91,12 @@ def _build_rows(
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
         (Column("SAMPLES/S"), lambda m: _format_rate(m, "samples"), wide),
         (Column("SLOW-\nDOWN"), lambda m: format_figure(m["slowdown"]), True),
+        # A summary of an older csub has none.
+        (
+            Column("PRE-\nDICTED"),
+            lambda m: _format_prediction(m.get("predicted_slowdown")),
+            any(m.get("predicted_slowdown") is not None for m in members),
+        ),
         (
             Column(f"GPU_MEM\n{memory}".rstrip()),
             lambda m: _format_part(m["gpu_memory_mb"], "peak", format_mb_figure, memory),
@@ -127,6 +133,10 @@ def _format_part(
         return UNKNOWN
     text = write(part[key])
     return text if word else f"{text} {part['attribution']}"
+
+
+def _format_prediction(value: float | None) -> str:
+    return "" if value is None else format_figure(value)
 
 
 def _format_rate(member: _Member, of: str) -> str:

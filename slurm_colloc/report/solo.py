@@ -12,8 +12,15 @@ from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import Interval, Settled, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share, find_covered
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.profile import Observation, ProfileRecord, rates_agree
+from slurm_colloc.model.profile import (
+    PCIE_MIB_S,
+    Completion,
+    Observation,
+    ProfileRecord,
+    rates_agree,
+)
 from slurm_colloc.report.runs import MemberRun, PackRun
 from slurm_colloc.report.samples import StartSamples
 
@@ -236,6 +243,35 @@ def _observe(
         energy_w=_mean(run, "power_w", used),
         # What a profile said is not measured again.
         idle_power_w=idle_power_w if origin.startswith(MEASURED) else None,
+        engine_active=_mean(run, "engine_active", stepping),
+        pcie_share=_compute_pcie_share(run, used),
+        gpu_memory_total_mb=run.gpu_details[1],
+    )
+
+
+def _compute_pcie_share(run: PackRun, windows: list[Window]) -> float | None:
+    rates = [_mean(run, metric, windows) for metric in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
+    busier = max((rate for rate in rates if rate is not None), default=None)
+    return None if busier is None else min(1.0, busier / PCIE_MIB_S)
+
+
+def build_completion(run: PackRun, member: MemberRun, steps: float | None) -> Completion | None:
+    """The steps of a member that came to its own end; None where it did not, or none are known.
+
+    Of one that was started again it is not known whether it began anew.
+
+    Args:
+        run: The pack.
+        member: The member.
+        steps: All its steps.
+    """
+    view = member.view
+    if view.state is not MemberState.COMPLETED or len(member.starts) != 1 or not steps:
+        return None
+    if view.spec.job.only_probe or run.gpu_model is None or member.signature is None:
+        return None
+    return Completion(
+        member.signature, run.gpu_model, f"{run.view.record.pack_id}/{member.number}", steps
     )
 
 

@@ -10,16 +10,18 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
+from slurm_colloc.report.feedback import build_feedback
 from slurm_colloc.report.figures import Figures, compute_figures
 from slurm_colloc.report.runs import PackRun, read_run
 from slurm_colloc.report.show import read_fallbacks
-from slurm_colloc.report.solo import Relatives
+from slurm_colloc.report.solo import Relatives, build_completion
 from slurm_colloc.report.summary_members import build_member
 from slurm_colloc.report.summary_pack import build_pack, build_unexplained, compute_energy
 from slurm_colloc.report.survey import PackView
+from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.files import make_directory, read_json, write_json
 from slurm_colloc.store.packs import State
-from slurm_colloc.store.profiles import add_observations
+from slurm_colloc.store.profiles import add_completions, add_feedback, add_observations
 from slurm_colloc.store.samples import GPU_METRICS, report_directory
 from slurm_colloc.store.states import read_attempt
 
@@ -178,11 +180,15 @@ def _list_notes(run: PackRun) -> list[str]:
     return notes
 
 
-def write_summary(pack: Path) -> list[str]:
+def write_summary(pack: Path, calibrations: Path | None = None) -> list[str]:
     """Write a pack's summary, and let its usage profiles learn from it.
 
     The summary is written whole or not at all, and before the profiles, which are those of
     earlier runs in it.
+
+    Args:
+        pack: The pack's directory.
+        calibrations: The site's folder of calibrations; None for none.
 
     Returns:
         What usage profiles could not take, a sentence each.
@@ -198,7 +204,15 @@ def write_summary(pack: Path) -> list[str]:
     make_directory(report_directory(pack))
     write_json(summary_path(pack), summary)
     observations = [observation for entry in figures for observation in entry.observations]
-    return add_observations(state, observations) if observations else []
+    problems = add_observations(state, observations) if observations else []
+    found = (build_completion(run, entry.member, entry.steps) for entry in figures)
+    completions = [completion for completion in found if completion is not None]
+    # Only now has a run that was alone a usage profile.
+    problems += add_completions(state, completions) if completions else ()
+    feedback = build_feedback(
+        run, figures, lambda gpu: find_calibration(gpu, state, calibrations).calibration
+    )
+    return [*problems, *(add_feedback(state, feedback) if feedback is not None else ())]
 
 
 def read_summary(pack: Path) -> Summary | None:

@@ -42,6 +42,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("data_wait_share", ("stall", "data")),
     ("host_share", ("stall", "host")),
     ("device_share", ("stall", "device")),
+    ("predicted_slowdown", ("predicted_slowdown",)),
 )
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")
@@ -68,7 +69,8 @@ def _read(member: dict[str, Any], path: tuple[str, ...]) -> Any:
     for key in path:
         if value is None:
             return ""
-        value = value[key]
+        # A summary of an older csub lacks what has come since.
+        value = value.get(key)
     if isinstance(value, str):
         text = escape_controls(value)
         return f"'{text}" if text.startswith(_FORMULA) else text

@@ -45,6 +45,7 @@ def build_member(
         "rate": _build_rate(figures),
         "solo": _build_solo(figures.solo),
         "slowdown": figures.slowdown,
+        "predicted_slowdown": figures.predicted_slowdown,
         "solo_time_s": figures.solo_time_s,
         "gpu_memory_mb": _build_gpu_memory(member),
         **_build_host_use(member),

@@ -119,6 +119,7 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
         "stp": compute_mean_stp(stays, shared_s),
         "stp_at_least": compute_mean_stp(known, shared_s),
         "antt": compute_antt(slowdowns),
+        "prediction": _compare_prediction(long),
         "fairness": None
         if fairness is None
         else {"jain": fairness.jain, "min_over_max": fairness.min_over_max},
@@ -133,6 +134,25 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
         "idle_power_w": energy.idle_power_w,
         "idle_power_from": energy.idle_from or None,
         "unknown": _list_unknown(there, energy, saving.kwh),
+    }
+
+
+def _compare_prediction(figures: Sequence[Figures]) -> dict[str, Any] | None:
+    """Predicted slowdowns beside measured ones, over the members that have both."""
+    known = [
+        (entry.predicted_slowdown, entry.slowdown)
+        for entry in figures
+        if entry.predicted_slowdown and entry.slowdown and entry.shared_rate is not None
+    ]
+    if not known:
+        return None
+    count = len(known)
+    return {
+        "members": count,
+        "predicted": sum(predicted for predicted, _ in known) / count,
+        "measured": sum(measured for _, measured in known) / count,
+        # Of the normalised progress, as the model's own errors are told.
+        "error": sum(abs(measured / predicted - 1.0) for predicted, measured in known) / count,
     }
 
 

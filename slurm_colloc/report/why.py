@@ -11,9 +11,11 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.probing import ALONE_FIRST
 from slurm_colloc.model.quantities import format_elapsed
+from slurm_colloc.model.ramp_decision import is_time_reason
 from slurm_colloc.report.queue import compute_elapsed_s, format_where
 from slurm_colloc.report.reasons import describe_reason, find_reason
 from slurm_colloc.report.survey import HELD, MemberView, PackView
+from slurm_colloc.store.ramp import RampRecord
 
 _DEPENDENCY = "Dependency "
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
@@ -36,12 +38,14 @@ class Facts:
         fields: `scontrol show job` of the pack's job, empty where it was not asked for.
         unreachable: Why Slurm could not be asked; empty where it answered.
         moved: The member's new name, where it was submitted again.
+        ramp: What its runner has decided about how many run at once; None where nothing.
     """
 
     now: float
     fields: Mapping[str, str] = field(default_factory=dict)
     unreachable: str = ""
     moved: str = ""
+    ramp: RampRecord | None = None
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -52,6 +56,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         text = _explain_running(view, member, facts)
     else:
         text = _explain_ended(view, member, facts)
+    if member.state is MemberState.RUNNING and facts.ramp is not None:
+        text = "; ".join(filter(None, (text, facts.ramp.describe())))
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last written: {facts.unreachable}")
@@ -128,12 +134,19 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
 
 
 def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
+    if is_time_reason(member.reason):
+        # However many places become free.
+        return f"waits: {member.reason}"
     running = [m for m in view.members if m.state is MemberState.RUNNING]
     waiting = [
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
     ]
     requeued = member.record is not None and member.record.starts > 0
     again = f"to be started again ({member.reason}): " if requeued and member.reason else ""
+    ramp = "" if facts.ramp is None else facts.ramp.explain_waiting(len(running))
+    if ramp:
+        # The runner writes the same down for those that have a place.
+        return f"waits: {ramp}" if member.reason == ramp else f"{again}waits: {ramp}"
     if len(running) < view.record.degree and not requeued:
         reasons = [m.record.reason for m in (member, *waiting) if m.record is not None]
         alone = next((text for text in reasons if ALONE_FIRST in text), "")

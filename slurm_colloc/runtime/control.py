@@ -82,12 +82,28 @@ class Control:
 
     def end(self, member: Member, why: Asked) -> None:
         """TERM to the member now, KILL after KillWait (the wrapper does both)."""
-        if member.asked is None:
+        # Who is stopped for a while may still be cancelled, or requeue itself.
+        if member.asked in (None, Asked.STEPPED_BACK):
             member.asked = why
-            member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
-            self._starter.terminate(member)
-            self._starter.signal_inner_steps(member, self._slurm, signal.SIGTERM)
-            self._journal.write("terminate", member=member.number, reason=why.value)
+            if member.end_by is None:
+                self._terminate(member)
+
+    def step_back(self, member: Member) -> None:
+        """Stop a member that goes on later: its `--signal` now, TERM as long after as it asks."""
+        request = member.spec.job.signal
+        if request is None or member.asked is not None:
+            return
+        member.asked = Asked.STEPPED_BACK
+        member.signal_at = None
+        member.stop_at = time.monotonic() + request.seconds_before_end
+        self.signal(member, request.number, steps_only=not request.batch_shell)
+
+    def _terminate(self, member: Member) -> None:
+        member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
+        self._starter.terminate(member)
+        self._starter.signal_inner_steps(member, self._slurm, signal.SIGTERM)
+        why = "" if member.asked is None else member.asked.value
+        self._journal.write("terminate", member=member.number, reason=why)
 
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
@@ -98,6 +114,10 @@ class Control:
                 request = member.spec.job.signal
                 assert request is not None
                 self.signal(member, request.number, steps_only=not request.batch_shell)
+            if member.stop_at is not None and now >= member.stop_at:
+                member.stop_at = None
+                if member.end_by is None:
+                    self._terminate(member)
             if member.deadline is not None and now >= member.deadline and member.asked is None:
                 self.end(member, Asked.TIMEOUT)
             if member.end_by is not None and now >= member.end_by:

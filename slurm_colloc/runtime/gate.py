@@ -1,4 +1,7 @@
-"""Which waiting member may start: not a held one, and none whose dependency does not hold."""
+"""Which waiting member may start: not a held one, and none whose dependency does not hold.
+
+Nor one for which too little of the pack's time is left.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import time
 from pathlib import Path
 
 from slurm_colloc.model.dependency import Outlook
-from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.dependents import Judge
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
-from slurm_colloc.store.directory import read_moved
+from slurm_colloc.runtime.time_left import TimeLeft
+from slurm_colloc.store.directory import read_moved, write_ended
 from slurm_colloc.store.holds import is_held, leave_behind, write_held
 
 PATIENCE_S = 5.0
@@ -28,16 +32,25 @@ class Gate:
         ledger: Writes their states.
         journal: The pack's log.
         judge: Judges a job's dependency on members of other packs.
+        time_left: Knows who would be ended half-way.
     """
 
     def __init__(
-        self, pack: Path, roster: Roster, ledger: Ledger, journal: Journal, judge: Judge
+        self,
+        pack: Path,
+        roster: Roster,
+        ledger: Ledger,
+        journal: Journal,
+        judge: Judge,
+        *,
+        time_left: TimeLeft,
     ) -> None:
         self._pack = pack
         self._roster = roster
         self._ledger = ledger
         self._journal = journal
         self._judge = judge
+        self._time_left = time_left
         self._judged: set[int] = set()
         self._open_since: dict[int, float] = {}
         self.is_undecided = False
@@ -48,6 +61,8 @@ class Gate:
         self.is_undecided = False
         for number in list(self._roster.waiting):
             member = self._roster.members[number]
+            if self._time_left.holds(member):
+                continue
             has_room = self._roster.has_room_for(member)
             if has_room and not self._is_barred(number) and self._may_go(member):
                 return member
@@ -59,17 +74,27 @@ class Gate:
     def leave_behind(self) -> bool:
         """Leave what is held to whoever releases it; False if that has just happened.
 
-        Called once the pack is closed and nothing else is left: the GPU is not kept for them.
+        Called once the pack is closed and nothing else is left: the GPU is not kept for them. Who
+        has too little time here is left to the next call of csub, which submits it again.
         """
         released = False
+        short = [n for n in self._roster.waiting if self._is_short(n)]
         for number in list(self._roster.waiting):
-            if read_moved(self._pack, number) is not None:
+            if read_moved(self._pack, number) is not None or number in short:
                 continue
             if leave_behind(self._pack, number):
                 self._journal.write("left_behind", member=number)
             else:
                 released = True
+        if short and not released:
+            self._journal.write("handed_back", members=short)
+            # Its Slurm job completes; that they had no turn is not to be taken for all right.
+            write_ended(self._pack, SlurmJobState.TIMEOUT)
         return not released
+
+    def _is_short(self, number: int) -> bool:
+        member = self._roster.members[number]
+        return self._time_left.is_too_short_for(member)
 
     def _may_go(self, member: Member) -> bool:
         job = member.spec.job

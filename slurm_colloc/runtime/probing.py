@@ -75,6 +75,13 @@ class Probing:
         self._probed: Member | None = None
         self._has_probed = False
         self._begun_at = 0.0
+        self.rates: dict[int, float] = {}
+        """Steps per second alone that windows have shown, by member number."""
+
+    @property
+    def is_open(self) -> bool:
+        """A window is open."""
+        return self._probed is not None
 
     def holds(self, member: Member) -> bool:
         """Whether a waiting member must not start yet; if it is the one to be probed, it may."""
@@ -138,6 +145,9 @@ class Probing:
         if unwatched:
             return f"nothing is measured: {unwatched}"
         latest = self._read_latest(member)
+        rate = latest.get("steps_per_s")
+        if latest.get("steady") and rate:
+            self.rates[member.number] = float(rate)
         progress = ProbeProgress(
             elapsed_s=time.monotonic() - self._begun_at,
             steps=latest.get("steps"),

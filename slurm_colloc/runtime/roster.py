@@ -49,6 +49,7 @@ class Member:
         wrapper_pid: Process id of its wrapper, once it has started.
         deadline: When its wall limit ends (monotonic clock), None for no limit.
         signal_at: When `--signal` is due (monotonic clock), None where it is not.
+        stop_at: When it is ended that was told to stop for a while (monotonic clock).
         asked: Why the runner is ending it, None where it is not.
         end_by: When the runner kills it if it has not ended (monotonic clock).
         ended_at: When its record of the end was seen although its srun still ran (monotonic clock).
@@ -69,6 +70,7 @@ class Member:
     wrapper_pid: int | None = None
     deadline: float | None = None
     signal_at: float | None = None
+    stop_at: float | None = None
     asked: Asked | None = None
     end_by: float | None = None
     ended_at: float | None = None
@@ -86,6 +88,13 @@ class Member:
     def is_starting(self) -> bool:
         """It was launched and its wrapper has not reported yet."""
         return self.process is not None and self.pid is None
+
+    def list_due(self) -> list[float]:
+        """When something is to be done about it (monotonic clock)."""
+        # Who is being ended has no limit any more that one would wake for.
+        limit = self.deadline if self.asked is None else None
+        moments = (limit, self.signal_at, self.stop_at, self.end_by)
+        return [moment for moment in moments if moment is not None]
 
     def check_transition(self, state: MemberState) -> None:
         """Hold the transition table.

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.probing import ALONE_FIRST
+from slurm_colloc.model.ramp_decision import is_ramp_reason, is_time_reason
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
@@ -28,9 +29,12 @@ from slurm_colloc.runtime.fate import FateWatch
 from slurm_colloc.runtime.gate import Gate
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.lookout import Lookout, choose_common_bound
 from slurm_colloc.runtime.mail import Postman
 from slurm_colloc.runtime.places import make_places
 from slurm_colloc.runtime.probing import Probing
+from slurm_colloc.runtime.ramp import Ramping
+from slurm_colloc.runtime.refill import Refill
 from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.sharing import Sharing
@@ -41,7 +45,8 @@ from slurm_colloc.runtime.slurm_config import (
 )
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.tender import Tender
-from slurm_colloc.runtime.verdict import Asked, Verdict
+from slurm_colloc.runtime.time_left import TimeLeft
+from slurm_colloc.runtime.verdict import Asked
 from slurm_colloc.runtime.waker import Waker
 from slurm_colloc.runtime.watching import Watching
 from slurm_colloc.settings import Settings
@@ -175,12 +180,57 @@ class Runner:
             clients=self._sharing.clients,
         )
         state = State(pack.parent.parent, record.cluster)
+        time_left = TimeLeft(
+            pack,
+            record,
+            self.roster,
+            self.ledger,
+            self.journal,
+            # As csub asks it, which submits them again.
+            site_requeues=config.get("JobRequeue") == "1",
+        )
         self._gate = Gate(
             pack,
             self.roster,
             self.ledger,
             self.journal,
             lambda job: judge_own_dependency(state, slurm, job),
+            time_left=time_left,
+        )
+        self._ramping = Ramping(
+            pack=pack,
+            attempt=self.attempt,
+            start_degree=record.start_degree,
+            time_left=time_left,
+            roster=self.roster,
+            ledger=self.ledger,
+            journal=self.journal,
+            probing=self._probing,
+            site_requeues=requeues_jobs(config),
+            why_unwatched=lambda: self._watching.obstacle,
+            lookout=Lookout(
+                pack,
+                self.roster,
+                self._probing,
+                instruments=settings.instrument,
+                has_mps=lambda: self._sharing.mode is SharingMode.MPS,
+                find_gpu_memory_mb=lambda: self._sharing.setup.gpu_memory_mb,
+                bound=choose_common_bound(record.policy),
+            ),
+            step_back=self._control.step_back,
+        )
+        self._refill = Refill(
+            pack=pack,
+            roster=self.roster,
+            gate=self._gate,
+            probing=self._probing,
+            ramping=self._ramping,
+            sharing=self._sharing,
+            starter=self.starter,
+            tender=self._tender,
+            ledger=self.ledger,
+            adopt=self._adopt,
+            check_fence=self._check_fence,
         )
         self._postman = Postman(
             pack=pack,
@@ -249,6 +299,7 @@ class Runner:
         self._tender.collect_ended()
         self._control.enforce_limits()
         self._probing.work()
+        self._ramping.work()
         self._postman.work()
         self._dependents.look()
         if self._fate.follow():
@@ -260,7 +311,7 @@ class Runner:
             if not self._sharing.is_settled:
                 return False
             self.roster.takes_one = self._sharing.takes_one_member
-            self._refill()
+            self._refill.work()
             if self.roster.running() or self._gate.is_undecided:
                 return False
             if self._close():
@@ -332,7 +383,9 @@ class Runner:
             if self._killed_before is not None:
                 member.record = tell_of_restart(member.record, self._killed_before)
         # What an earlier attempt was waiting for is over.
-        stale = {"reason": ""} if ALONE_FIRST in member.record.reason else {}
+        waited = member.record.reason
+        is_over = ALONE_FIRST in waited or is_ramp_reason(waited) or is_time_reason(waited)
+        stale = {"reason": ""} if is_over else {}
         self.ledger.write(member, MemberState.PENDING, **stale)
         self.roster.waiting.append(number)
 
@@ -380,49 +433,6 @@ class Runner:
             write_ended(self.pack, SlurmJobState.TIMEOUT)
         inbox.close(str(self.pack))
 
-    def _refill(self) -> None:
-        for number in inbox.list_waiting(str(self.pack)) or []:
-            if number not in self.roster.members and inbox.take(str(self.pack), number):
-                self._adopt(number)
-        if self._sharing.refusal:
-            self._refuse_all()
-            return
-        while (member := self._gate.find_next()) is not None:
-            place = self.roster.find_place(member.spec.plan.cpus)
-            if place is None:
-                return
-            if self._probing.holds(member):
-                self._probing.tell_waiting()
-                return
-            self._check_fence()
-            self.roster.waiting.remove(member.number)
-            place.occupant = member.number
-            try:
-                if not self.starter.start(member, place):
-                    self._tender.release(member)
-                    self.roster.waiting.appendleft(member.number)
-            except (OSError, StateError) as error:
-                if isinstance(error, FileNotFoundError) and self.starter.fall_back(
-                    member, f"{error.filename} is not installed or not in PATH"
-                ):
-                    self._tender.release(member)
-                    self.roster.waiting.appendleft(member.number)
-                    continue
-                self._tender.finish(
-                    member, Verdict(MemberState.FAILED, None, f"it could not be started: {error}")
-                )
-
-    def _refuse_all(self) -> None:
-        """Nobody may start here: the GPU cannot be shared in the only way that was allowed."""
-        for number in list(self.roster.waiting):
-            member = self.roster.members[number]
-            if not is_held(self.pack, number):
-                self.roster.waiting.remove(number)
-                # Who has run before had a daemon, and lost it.
-                cause = EndCause.MPS_GONE if member.record.starts else EndCause.NOT_STARTED
-                reason = self._sharing.refusal
-                self.ledger.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
-
     def _note_clients(self) -> None:
         """Write down who has become an MPS client; end who keeps a broken server from mending."""
         clients = self._sharing.clients
@@ -449,12 +459,7 @@ class Runner:
 
     def _wait(self) -> None:
         running = self.roster.running()
-        due = [
-            moment
-            for member in running
-            for moment in (member.deadline, member.signal_at, member.end_by)
-            if moment is not None
-        ]
+        due = [moment for member in running for moment in member.list_due()]
         due += self._postman.list_due()
         if self._let_go_at is not None:
             due.append(self._let_go_at)

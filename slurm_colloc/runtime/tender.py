@@ -16,7 +16,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.starter import Starter
-from slurm_colloc.runtime.verdict import Verdict, judge_end, read_kill_reason
+from slurm_colloc.runtime.verdict import Asked, Verdict, judge_end, read_kill_reason
 from slurm_colloc.slurm.access import SlurmAccess
 
 SRUN_GRACE_S = 10.0
@@ -167,6 +167,7 @@ class Tender:
         aftermath = self._assessor.assess(member, verdict)
         verdict = aftermath.verdict
         assert verdict.state is not None
+        was_stopped = member.asked is Asked.STEPPED_BACK
         self.release(member)
         told = {
             "cause": aftermath.cause.value if aftermath.cause else "",
@@ -179,7 +180,7 @@ class Tender:
             self._ledger.write(
                 member, MemberState.PENDING, reason=verdict.reason, exit_code=None, **told
             )
-            if aftermath.cause is None:
+            if aftermath.cause is None and not was_stopped:
                 self._roster.waiting.append(member.number)
             else:
                 # It has lost its turn; who has had none yet is submitted again, if time runs out.
@@ -199,7 +200,8 @@ class Tender:
         """Forget a member's process and free its place."""
         member.process = None
         member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = member.end_by = member.ended_at = None
+        member.deadline = member.signal_at = member.stop_at = None
+        member.end_by = member.ended_at = None
         member.is_orphan = member.is_probed = False
         if not vacate_only:
             member.asked = None

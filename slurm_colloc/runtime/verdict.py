@@ -19,6 +19,7 @@ class Asked(enum.Enum):
     REQUEUE = "requeued"
     FAULT = "stuck after a fault on the GPU"
     PROBED = "its probe window is over"
+    STEPPED_BACK = "stopped so that fewer run at once"
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def judge_end(
         return Verdict(MemberState.CANCELLED, code, asked.value)
     if asked is Asked.TIMEOUT:
         return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
-    if asked is Asked.REQUEUE:
-        return Verdict(MemberState.PENDING, code, "requeued")
+    if asked in (Asked.REQUEUE, Asked.STEPPED_BACK):
+        # As after a preemption: how its script ended at the signal does not count.
+        return Verdict(MemberState.PENDING, code, asked.value)
     if asked is Asked.FAULT:
         return Verdict(MemberState.FAILED, code, asked.value)
     if record.get("oom_kills"):
@@ -108,8 +110,8 @@ def _judge_without_record(
             "it used more host memory than its limit",
             never_started=not started,
         )
-    if asked is Asked.REQUEUE:
-        return Verdict(MemberState.PENDING, None, "requeued")
+    if asked in (Asked.REQUEUE, Asked.STEPPED_BACK):
+        return Verdict(MemberState.PENDING, None, asked.value)
     if asked is not None:
         if asked is Asked.FAULT:
             return Verdict(MemberState.FAILED, ExitCode(0, 9), asked.value)

@@ -316,6 +316,20 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("max-slowdown", _REQ, Concern.MEMBER, "the slowdown that the job accepts, 1 or more"),
     _own("gpu-mem", _REQ, Concern.MEMBER, "the GPU memory that the job needs, as in 10G"),
     _own(
+        "profile-like",
+        _REQ,
+        Concern.MEMBER,
+        "where nothing was measured of the job: the name of one that uses as much, or the first "
+        "digits of its signature (csub profile list)",
+    ),
+    _own("goal", _REQ, Concern.GROUP, "what counts in the choice: throughput, latency or energy"),
+    _own(
+        "policy",
+        _REQ,
+        Concern.GROUP,
+        "who chooses: csub; for comparison exclusive, first-fit, carma or additive",
+    ),
+    _own(
         "progress-regex",
         _REQ,
         Concern.MEMBER,
@@ -336,6 +350,12 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("json", _NO, Concern.CALL, "print one JSON object"),
     _own("dry-run", _NO, Concern.CALL, "print what would be submitted, and submit nothing"),
     _own("explain", _NO, Concern.CALL, "say why the jobs were packed as they were"),
+    _own(
+        "what-if",
+        _REQ,
+        Concern.CALL,
+        "csub plan only: the plan beside one with other values, as in degree=4,mode=timeslice",
+    ),
 )
 
 

@@ -9,35 +9,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import (
-    MEANS,
-    PEAKS,
-    RATES,
-    Observation,
-    ProfileRecord,
-    RunningStatistics,
-    rates_agree,
-)
+from slurm_colloc.model.profile import Completion, Observation, ProfileRecord, rates_agree
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import make_directory, read_bytes, write_atomic
 from slurm_colloc.store.locks import hold_lock
+from slurm_colloc.store.profile_format import build_profile_mapping, parse_profile
+from slurm_colloc.store.profile_index import (
+    FILE_NAME,
+    FOLDER,
+    ProfileNames,
+    add_to_index,
+    keep_in_index,
+)
 
-PROFILE_SCHEMA = 1
+if TYPE_CHECKING:
+    from slurm_colloc.model.feedback import Feedback
 
-_FOLDER = "profiles"
 _LOCK_WAIT_S = 10.0
-_SIGNATURE = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
-_FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
 
 
 def slug_gpu_model(name: str) -> str:
@@ -53,91 +50,7 @@ def compute_family(script: bytes, job: Job) -> str:
 
 def profile_path(root: Path, signature: str, gpu_model: str) -> Path:
     """Where a usage profile lies."""
-    return root / _FOLDER / f"{signature}.{slug_gpu_model(gpu_model)}.json"
-
-
-def build_profile_mapping(record: ProfileRecord) -> dict[str, Any]:
-    """The JSON form of a usage profile."""
-    value = {"schema": PROFILE_SCHEMA, **dataclasses.asdict(record)}
-    return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
-
-
-def parse_profile(value: object, where: str) -> ProfileRecord:
-    """Read the JSON form of a usage profile.
-
-    Args:
-        value: The value.
-        where: Where it stands, for the message.
-
-    Raises:
-        UsageProblem: It is no usage profile, or one of another schema version.
-    """
-    if not isinstance(value, dict):
-        raise UsageProblem(f"{where}: a usage profile is a JSON object")
-    if value.get("schema") != PROFILE_SCHEMA:
-        raise UsageProblem(
-            f"{where}: schema: it is of version {_show(value.get('schema'))}, "
-            f"this csub reads {PROFILE_SCHEMA}"
-        )
-    known = {field.name for field in dataclasses.fields(ProfileRecord)}
-    fields: dict[str, Any] = {}
-    for key in ("signature", "family", "name", "gpu_model"):
-        fields[key] = _take(value, key, where, str, "a text")
-    for key in ("signature", "family"):
-        if not _SIGNATURE.fullmatch(fields[key]):
-            raise UsageProblem(f"{where}: {key}: {_show(fields[key])} are not 32 hex digits")
-    fields["samples"] = _take(value, "samples", where, int, "a whole number")
-    if fields["samples"] < 1:
-        raise UsageProblem(f"{where}: samples: must be at least 1")
-    fields["updated_at"] = _take_number(value, "updated_at", where)
-    if fields["updated_at"] is None:
-        raise UsageProblem(f"{where}: updated_at: must be a number")
-    for key in ("gpu_uuids", "seen"):
-        texts = value.get(key, [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise UsageProblem(f"{where}: {key}: must be a list of texts")
-        fields[key] = tuple(texts)
-    for key in (*MEANS, *PEAKS):
-        fields[key] = _take_number(value, key, where)
-    for key in RATES:
-        fields[key] = _take_statistics(value.get(key), f"{where}: {key}")
-    return ProfileRecord(**{key: item for key, item in fields.items() if key in known})
-
-
-def _take(value: Mapping[str, Any], key: str, where: str, kind: type, words: str) -> Any:
-    item = value.get(key)
-    if not isinstance(item, kind) or isinstance(item, bool):
-        raise UsageProblem(f"{where}: {key}: must be {words}, is {_show(item)}")
-    return item
-
-
-def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None:
-    item = value.get(key)
-    if item is None:
-        return None
-    if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
-        raise UsageProblem(f"{where}: {key}: must be a number or null, is {_show(item)}")
-    if item < 0:
-        raise UsageProblem(f"{where}: {key}: cannot be less than 0, is {_show(item)}")
-    return float(item)
-
-
-def _take_statistics(value: object, where: str) -> RunningStatistics | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
-    n = _take(value, "n", where, int, "a whole number")
-    mean, last = _take_number(value, "mean", where), _take_number(value, "last", where)
-    if n < 1 or mean is None or last is None:
-        raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
-    return RunningStatistics(mean, _take_number(value, "sd", where), n, last)
-
-
-def _show(value: object) -> str:
-    """A value of a foreign file in a message: short, and without escape sequences."""
-    text = ascii(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return root / FOLDER / f"{signature}.{slug_gpu_model(gpu_model)}.json"
 
 
 def read_profile(root: Path, signature: str, gpu_model: str) -> ProfileRecord | None:
@@ -175,53 +88,79 @@ def is_known(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
         gpu_model: The GPU's model.
     """
     own = read_profile(root, compute_signature(script, job), gpu_model)
-    return own is not None or compute_family(script, job) in list_families(root, gpu_model)
+    return own is not None or tells_of_family(root, compute_family(script, job), gpu_model)
 
 
-def list_families(root: Path, gpu_model: str | None = None) -> set[str]:
-    """The families (see `compute_family`) whose usage profiles tell something of a relative.
+def tells_of_family(
+    root: Path, family: str, gpu_model: str | None = None, names: ProfileNames | None = None
+) -> bool:
+    """Whether the usage profiles of a family (see `compute_family`) tell something of a relative.
 
     Those whose rates alone differ do not: another relative has to be measured itself.
 
     Args:
         root: The state directory.
+        family: The family.
         gpu_model: On this GPU model; None for any.
+        names: The usage profiles that there are, where they are known already.
     """
-    rates: dict[tuple[str, str], list[float]] = {}
-    for record in list_profiles(root)[0]:
+    rates: dict[str, list[float]] = {}
+    for record in read_family(root, family, names)[0]:
         if gpu_model in (None, record.gpu_model):
-            known = rates.setdefault((record.family, record.gpu_model), [])
+            known = rates.setdefault(record.gpu_model, [])
             known += [record.steps_per_s.mean] if record.steps_per_s is not None else []
-    return {family for (family, _), known in rates.items() if rates_agree(known)}
+    return any(rates_agree(known) for known in rates.values())
+
+
+def read_family(
+    root: Path, family: str, names: ProfileNames | None = None
+) -> tuple[list[ProfileRecord], list[str]]:
+    """The usage profiles of a family, and what is wrong with those that cannot be read."""
+    names = names or ProfileNames(root)
+    problems: list[str] = []
+
+    def find_family(name: str) -> str | None:
+        records, told = read_named(root, [name])
+        problems.extend(told)
+        return records[0].family if records else None
+
+    records, told = read_named(root, names.find_family(family, find_family))
+    problems += told
+    return [record for record in records if record.family == family], problems
+
+
+def read_named(root: Path, names: Iterable[str]) -> tuple[list[ProfileRecord], list[str]]:
+    """Usage profiles by the names of their files, and what is wrong with those of them.
+
+    One that has gone meanwhile is in neither.
+    """
+    found, problems = [], []
+    for name in names:
+        try:
+            record = _read(root / FOLDER / name)
+        except (StateError, UsageProblem) as problem:
+            problems.append(str(problem))
+            continue
+        if record is not None:
+            found.append(record)
+    return found, problems
 
 
 def list_profiles(root: Path) -> tuple[list[ProfileRecord], list[str]]:
     """All usage profiles, newest first, and what is wrong with those that cannot be read."""
-    found, problems = [], []
-    try:
-        names = sorted(os.listdir(root / _FOLDER))
-    except OSError:
-        names = []
-    for name in names:
-        if _FILE_NAME.fullmatch(name):
-            try:
-                record = _read(root / _FOLDER / name)
-            except (StateError, UsageProblem) as problem:
-                problems.append(str(problem))
-                continue
-            if record is not None:
-                found.append(record)
+    names = sorted(ProfileNames(root).names)
+    found, problems = read_named(root, [name for name in names if FILE_NAME.fullmatch(name)])
     found.sort(key=lambda record: (-record.updated_at, record.signature, record.gpu_model))
     return found, problems
 
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    make_directory(root / _FOLDER)
-    with hold_lock(root / _FOLDER / "lock", _LOCK_WAIT_S) as lock:
+    make_directory(root / FOLDER)
+    with hold_lock(root / FOLDER / "lock", _LOCK_WAIT_S) as lock:
         if not lock:
             raise StateError(
-                f"{root / _FOLDER}/lock is kept by another csub, or the file system has no locks",
+                f"{root / FOLDER}/lock is kept by another csub, or the file system has no locks",
                 hint="try again",
             )
         yield
@@ -250,6 +189,63 @@ def add_observations(root: Path, observations: Iterable[Observation]) -> list[st
             merged = ProfileRecord.start(observation) if record is None else record.add(observation)
             if merged is not record:
                 _write(path, merged)
+            if record is None:
+                add_to_index(root, path.name, merged.family)
+    return problems
+
+
+def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
+    """Write down how many steps runs made that came to their end.
+
+    Only in usage profiles that there are: without a rate alone the steps say nothing.
+
+    Returns:
+        What could not be written down, a sentence each.
+
+    Raises:
+        StateError: The folder cannot be locked or written.
+    """
+    problems = []
+    with _locked(root):
+        for completion in completions:
+            path = profile_path(root, completion.signature, completion.gpu_model)
+            try:
+                record = _read(path)
+            except UsageProblem as problem:
+                problems.append(f"{problem}; it was left as it is")
+                continue
+            if record is not None and (merged := record.complete(completion)) is not record:
+                _write(path, merged)
+    return problems
+
+
+def add_feedback(root: Path, feedback: Feedback) -> list[str]:
+    """Write down what a pack showed of its jobs beyond what was predicted.
+
+    Only in usage profiles that there are, and once for a pack.
+
+    Returns:
+        What could not be written down, a sentence each.
+
+    Raises:
+        StateError: The folder cannot be locked or written.
+    """
+    # Only the end of a pack needs it, not its planning.
+    from slurm_colloc.model.feedback import learn
+
+    problems = []
+    records: dict[str, ProfileRecord] = {}
+    with _locked(root):
+        for signature in {name: None for member in feedback.members for name in member.profiles}:
+            try:
+                record = _read(profile_path(root, signature, feedback.gpu_model))
+            except UsageProblem as problem:
+                problems.append(f"{problem}; it was left as it is")
+                continue
+            if record is not None:
+                records[signature] = record
+        for signature, record in learn(feedback, records).items():
+            _write(profile_path(root, signature, feedback.gpu_model), record)
     return problems
 
 
@@ -272,8 +268,11 @@ def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[Profil
         for record in records:
             here = read_profile(root, record.signature, record.gpu_model)
             if here is None or here.samples < record.samples:
-                _write(profile_path(root, record.signature, record.gpu_model), record)
+                path = profile_path(root, record.signature, record.gpu_model)
+                _write(path, record)
                 written.append(record)
+                if here is None:
+                    add_to_index(root, path.name, record.family)
     return written
 
 
@@ -281,9 +280,10 @@ def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> None:
     """Remove usage profiles.
 
     Raises:
-        StateError: The folder cannot be locked.
+        StateError: The folder cannot be locked or written.
     """
     with _locked(root):
         for record in records:
             path = profile_path(root, record.signature, record.gpu_model)
             path.unlink(missing_ok=True)
+        keep_in_index(root, ProfileNames(root).names)

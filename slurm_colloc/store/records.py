@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
 from slurm_colloc.model.mail import MailRequest
-from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
+from slurm_colloc.model.plan import Goal, MemberPlan, PackRequest, Policy, Rule, SharingMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ class PackRecord:
         closed: Why nobody may join it; empty where it is open to joiners.
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
+        start_degree: Members that start without being measured first; None for all.
     """
 
     pack_id: str
@@ -73,6 +74,7 @@ class PackRecord:
     refusals: tuple[str, ...] = ()
     resubmissions: int = 0
     share: str = "timeslice"
+    start_degree: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +106,13 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
-    for name, usual in (("probe", True), ("only_probe", False)):
-        if value["job"][name] is usual:
+    usual = {"probe": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
+    for name, item in usual.items():
+        if value["job"][name] is item:
             del value["job"][name]
+    for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
+        if value["plan"][name] is None:
+            del value["plan"][name]
     return value
 
 
@@ -121,10 +127,7 @@ def parse_pack(value: dict[str, Any]) -> PackRecord:
     fields["mode"] = SharingMode(fields["mode"])
     fields["request"] = None if request is None else PackRequest(**request)
     if fields.get("policy") is not None:
-        policy = dict(fields["policy"])
-        fields["policy"] = Policy(
-            **_select(Policy, {**policy, "mode": SharingMode(policy["mode"])})
-        )
+        fields["policy"] = _parse_policy(fields["policy"])
     fields.setdefault("refusals", ())
     for name in ("indices", "reasons", "members", "slurm_options", "refusals"):
         fields[name] = tuple(fields[name])
@@ -159,6 +162,17 @@ def parse_spec(value: dict[str, Any]) -> MemberSpec:
         joined=value.get("joined", ""),
         joined_at=value.get("joined_at", 0.0),
     )
+
+
+def _parse_policy(value: Mapping[str, Any]) -> Policy:
+    """Read a policy; what only a newer csub can choose stands for the usual choice."""
+    fields = {**value, "mode": SharingMode(value["mode"])}
+    goal, rule = fields.get("goal"), fields.get("rule")
+    fields["goal"] = Goal(goal) if goal in list(Goal) else Goal.THROUGHPUT
+    fields["rule"] = Rule(rule) if rule in list(Rule) else Rule.CSUB
+    known = [mode for mode in fields.get("modes", ()) if mode in list(SharingMode)]
+    fields["modes"] = tuple(SharingMode(mode) for mode in known)
+    return Policy(**_select(Policy, fields))
 
 
 def _select(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ GPU_COLUMNS: Columns = (
     ("sm_occupancy", "float32"),
     ("tensor_active", "float32"),
     ("dram_active", "float32"),
+    ("engine_active", "float32"),
     ("utilization", "float32"),
     ("pcie_tx_mib_s", "float32"),
     ("pcie_rx_mib_s", "float32"),

@@ -65,7 +65,8 @@ class Call:
         degree: `--degree`, None where not given; the smallest over all jobs.
         shares: The different values of `--share` over all jobs, each with where it was given.
         pack_size: `--pack-size`, None where not given.
-        slowdown_bound: `--max-slowdown`, None where not given; the smallest over all jobs.
+        goals: The different values of `--goal` over all jobs, each with where it was given.
+        rules: The same of `--policy`.
     """
 
     candidates: tuple[Candidate, ...]
@@ -74,7 +75,8 @@ class Call:
     degree: int | None
     shares: tuple[tuple[str, str], ...]
     pack_size: int | None
-    slowdown_bound: float | None
+    goals: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()
 
 
 def collect_call(
@@ -132,19 +134,20 @@ def collect_call(
         options=merged[0],
         array=array,
         degree=choose_least([read_count(options, "degree") for options in merged]),
-        shares=list_shares(merged),
+        shares=list_values(merged, "share"),
         pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
-        slowdown_bound=choose_least([read_slowdown(options) for options in merged]),
+        goals=list_values(merged, "goal"),
+        rules=list_values(merged, "policy"),
     )
 
 
-def list_shares(merged: Sequence[Options]) -> tuple[tuple[str, str], ...]:
-    """The different values of `--share`, each with where it was first given."""
+def list_values(merged: Sequence[Options], name: str) -> tuple[tuple[str, str], ...]:
+    """The different values of an option over jobs, each with where it was first given."""
     found: dict[str, str] = {}
     for options in merged:
-        value = options.text("share")
+        value = options.text(name)
         if value is not None:
-            found.setdefault(value, options.origin("share") or "--share")
+            found.setdefault(value, options.origin(name) or f"--{name}")
     return tuple(found.items())
 
 
@@ -245,6 +248,8 @@ def _build_candidate(
         instrument=not options.flag("no-instrument"),
         probe=not options.flag("no-probe"),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
+        profile_like=options.text("profile-like"),
+        max_slowdown=read_slowdown(options),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, _capture_environment(options, environ))

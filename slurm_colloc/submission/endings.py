@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.arrays import format_task_ids
+from slurm_colloc.model.ends import RESUBMISSIONS
 from slurm_colloc.model.member import FINAL_STATES, MemberState, SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
@@ -45,9 +46,6 @@ OVER = frozenset(
         SlurmJobState.NODE_FAIL,
     }
 )
-
-RESUBMISSIONS = 3
-"""How often a member that never started is submitted again."""
 
 
 class Ending:
@@ -86,8 +84,12 @@ class Ending:
             # Somebody else is at it, or at joining it: the next call looks again.
             if not locked or not os.path.lexists(self._state.open / self._record.pack_id):
                 return []
-            if read_ended(self._path) is None:
+            told = read_ended(self._path)
+            if told is None:
                 write_ended(self._path, self._last)
+            elif self._last is SlurmJobState.COMPLETED:
+                # Its runner had no time for all of them, and said so.
+                self._last = told
             drop_unfinished(self._path)
             # Looked at first: a pack that turns out to have a job id never loses it again.
             is_moving = self._is_moving()

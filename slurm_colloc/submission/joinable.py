@@ -8,23 +8,29 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy
 from slurm_colloc.model.quantities import parse_time_limit_s
+from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.planning.joining import (
     RunningPack,
     merge_policies,
     plan_pending_join,
     plan_running_join,
+    settle_bound,
 )
+from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store import inbox
 from slurm_colloc.store.directory import list_claimed, list_members, read_ended, read_spec
 from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.packs import State
+from slurm_colloc.store.ramp import read_ramp
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import read_attempt, read_state
 from slurm_colloc.submission.collect import Candidate
+from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
 from slurm_colloc.submission.output_files import list_output_files
 from slurm_colloc.submission.sweep import OpenPack, find_job
 
@@ -36,6 +42,7 @@ class Joiner:
     candidate: Candidate
     policy: Policy
     capacity: Capacity
+    settings: Settings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +77,18 @@ def list_candidates(
     jobs: Mapping[str, SlurmJob],
     *,
     running: bool,
+    measured: bool = False,
 ) -> Iterator[tuple[str, SlurmJob]]:
-    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age."""
+    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age.
+
+    Args:
+        candidate: The job.
+        state: The state directory.
+        packs: The open packs.
+        jobs: What squeue shows of them.
+        running: Running ones, too.
+        measured: What the job takes of a GPU is known, so that it may share with other scripts.
+    """
     waiting: list[tuple[str, SlurmJob]] = []
     # Their ids tell seconds only.
     for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
@@ -84,7 +101,8 @@ def list_candidates(
         if record.group != candidate.job.group or record.gpu_type != candidate.job.gpu_type:
             continue
         path = state.pack_path(pack.pack_id)
-        if not (is_own_kind(path, record, candidate) or candidate.job.gpu_memory_mb):
+        may_share = measured or bool(candidate.job.gpu_memory_mb)
+        if not (may_share or is_own_kind(path, record, candidate)):
             continue
         if job.state is SlurmJobState.RUNNING and running and record.request is not None:
             yield pack.pack_id, job
@@ -117,6 +135,7 @@ class Prospect:
         self._candidate = joiner.candidate
         self._policy = joiner.policy
         self._capacity = joiner.capacity
+        self._settings = joiner.settings
         self._state = state
         self._pack_id = pack_id
         self._path = state.pack_path(pack_id)
@@ -138,13 +157,17 @@ class Prospect:
             return "its members have ended"
         if all(is_held(self._path, member.number) for member in present):
             return "it is held"
-        reason = self._compute_reason(record, present)
+        knowledge = self._gather_knowledge(present)
+        reason = self._compute_reason(record, present, knowledge)
         if not reason:
             return "its jobs run another script, and --gpu-mem is not known of all"
-        planned = self._plan(record, policy, present)
+        planned = self._plan(record, policy, present, knowledge)
         if isinstance(planned, str):
             return planned
-        places = record.degree if self.is_running else policy.degree
+        places = record.degree
+        if isinstance(planned, PackPlan):
+            # Members whose load is known may be more than the usual degree.
+            places = max(policy.degree, planned.degree)
         return Chosen(record, tuple(present), planned, attempt, places, reason)
 
     @property
@@ -153,17 +176,46 @@ class Prospect:
         return self._job.state is SlurmJobState.RUNNING
 
     def _plan(
-        self, record: PackRecord, policy: Policy, present: Sequence[Present]
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        knowledge: Knowledge | None,
     ) -> PackPlan | MemberPlan | str:
         other = self._find_shared_file(present)
         if other is not None:
             return f"its output would be that of {self._job.job_id}/{other}"
         if self.is_running:
-            return self._plan_running(record, policy, present)
+            return self._plan_running(record, policy, present, knowledge)
         if self._job.reason.startswith("JobHeld"):
             return "it is held"
-        jobs = [member.spec.job for member in present]
-        return plan_pending_join(jobs, self._candidate.job, self._capacity, policy)
+        assert record.policy is not None
+        return plan_pending_join(
+            [member.spec.job for member in present],
+            settle_bound(self._candidate.job, record.policy, self._policy),
+            _choose_capacity(self._capacity, knowledge),
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+
+    def _gather_knowledge(self, present: Sequence[Present]) -> Knowledge | None:
+        """What is known of those present and, behind them, the job; None where nothing is."""
+        if self._settings is None:
+            return None
+        candidates = []
+        for member in present:
+            script = self._path / "members" / inbox.format_number(member.number) / "script"
+            content = b""
+            with contextlib.suppress(OSError):
+                content = script.read_bytes()
+            candidates.append(Candidate(member.spec.job, content, {}))
+        try:
+            found = gather_knowledge([*candidates, self._candidate], self._settings)
+        except UsageProblem:
+            # A member's --profile-like names what has been forgotten since.
+            return None
+        return found if found.profiles else None
 
     def _is_over(self) -> bool:
         """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
@@ -180,6 +232,13 @@ class Prospect:
             present.append(Present(number, read_spec(self._path, number)))
         return present
 
+    def _find_measured_limit(self, present: int) -> str:
+        """Why a running pack, by what was measured of it, has no room; empty where it has."""
+        ramp = read_ramp(self._path, read_attempt(self._path))
+        if ramp is None or ramp.state not in (RampState.SETTLED, RampState.STEPPED_BACK):
+            return ""
+        return ramp.reason if present >= ramp.target < ramp.places else ""
+
     def _find_shared_file(self, present: Sequence[Present]) -> int | None:
         """The member in whose file the job would write, by whatever patterns they were given."""
         if self._candidate.job.output is None and self._candidate.job.error is None:
@@ -195,9 +254,13 @@ class Prospect:
                 return member.number
         return None
 
-    def _compute_reason(self, record: PackRecord, present: Sequence[Present]) -> str:
+    def _compute_reason(
+        self, record: PackRecord, present: Sequence[Present], knowledge: Knowledge | None
+    ) -> str:
         if is_own_kind(self._path, record, self._candidate):
             return "the same script"
+        if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
+            return "what they take of a GPU has been measured"
         sizes = [member.spec.job.gpu_memory_mb for member in present]
         total, usable = self._candidate.job.gpu_memory_mb, self._capacity.gpu_memory_mb
         if total is None or usable is None or None in sizes:
@@ -206,10 +269,17 @@ class Prospect:
         return f"together they need {total} MB of the GPU's {usable} MB"
 
     def _plan_running(
-        self, record: PackRecord, policy: Policy, present: Sequence[Present]
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        knowledge: Knowledge | None,
     ) -> MemberPlan | str:
         if record.request is None:
             return "it runs alone"
+        measured = self._find_measured_limit(len(present))
+        if measured:
+            return measured
         cpus = [read_spec(self._path, number).plan.cpus for number in list_members(self._path)]
         pack = RunningPack(
             request=record.request,
@@ -219,7 +289,22 @@ class Prospect:
             jobs=tuple(member.spec.job for member in present),
             place_cpus=min(cpus),
         )
-        return plan_running_join(pack, self._candidate.job, self._capacity, policy)
+        assert record.policy is not None
+        return plan_running_join(
+            pack,
+            settle_bound(self._candidate.job, record.policy, self._policy),
+            _choose_capacity(self._capacity, knowledge),
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+
+
+def _choose_capacity(capacity: Capacity, knowledge: Knowledge | None) -> Capacity:
+    """With the GPU's memory as the monitor saw it, where the site does not say."""
+    if capacity.gpu_memory_mb is not None or knowledge is None:
+        return capacity
+    return dataclasses.replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)
 
 
 def _parse_time_left_s(text: str) -> int | None:

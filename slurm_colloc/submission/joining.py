@@ -52,6 +52,7 @@ from slurm_colloc.submission.joinable import (
     is_own_kind,
     list_candidates,
 )
+from slurm_colloc.submission.knowledge import gather_knowledge
 from slurm_colloc.submission.new_packs import encode_environment
 from slurm_colloc.submission.policy import choose_policy, read_capacity
 from slurm_colloc.submission.sweep import OpenPack
@@ -117,10 +118,12 @@ def join_open_pack(
         return None, ()
     refusals: list[str] = []
     capacity: Capacity | None = None
-    for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
+    measured = gather_knowledge([candidate], settings).is_measured((0,))
+    found = list_candidates(candidate, state, packs, jobs, running=running, measured=measured)
+    for pack_id, job in found:
         if capacity is None:
             capacity = read_capacity(candidate.job, settings, slurm)
-        joiner = Joiner(candidate, policy, capacity)
+        joiner = Joiner(candidate, policy, capacity, settings)
         join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
         # First without the lock: most packs are full.
         answer = join.plan()
@@ -229,6 +232,7 @@ class _Join:
             degree=planned.degree,
             mode=planned.mode,
             reasons=planned.reasons,
+            start_degree=planned.start_degree,
         )
         write_record(self._path, record)
         return record

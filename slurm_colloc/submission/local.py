@@ -21,7 +21,8 @@ from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.policy import choose_share, make_plan
+from slurm_colloc.submission.planned import make_plan
+from slurm_colloc.submission.policy import choose_share
 from slurm_colloc.submission.request import group_into_batches
 from slurm_colloc.submission.submit import Submitted
 

@@ -14,6 +14,7 @@ from slurm_colloc.store.packs import build_pack_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.request import GROWABLE, Batch, build_name, compute_own_meaning
+from slurm_colloc.submission.shortening import choose_requests
 
 
 def build_packs(
@@ -40,7 +41,8 @@ def build_packs(
     packs = []
     jobs: list[Job] = [candidate.job for candidate in candidates]
     name = build_name(batch, jobs)
-    for index, planned in zip(batch.indices, batch.packs, strict=True):
+    requests = [planned.request for planned in batch.packs] if local else choose_requests(batch)
+    for index, planned, request in zip(batch.indices, batch.packs, requests, strict=True):
         members = []
         for member in planned.members:
             candidate = candidates[member.job_index]
@@ -68,7 +70,7 @@ def build_packs(
             name=name,
             mode=planned.mode,
             degree=planned.degree,
-            request=planned.request,
+            request=request,
             group=planned.group,
             # What is submitted again brings what was noted the first time.
             reasons=tuple(dict.fromkeys((*planned.reasons, *notes))),
@@ -90,6 +92,7 @@ def build_packs(
             refusals=refusals,
             resubmissions=resubmissions,
             share=share if policy is None else policy.share,
+            start_degree=planned.start_degree,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

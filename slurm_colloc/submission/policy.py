@@ -1,21 +1,28 @@
-"""What a call asks for, before anything is submitted: its policy, what a GPU brings, its plan."""
+"""What a call asks for, before it is planned: its policy, and what a GPU brings with it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
-from slurm_colloc.errors import NoPackPossible, UsageProblem
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode
+from slurm_colloc.model.plan import (
+    MPS_CLIENTS_MAX,
+    Capacity,
+    Goal,
+    Policy,
+    Rule,
+    SharingMode,
+)
 from slurm_colloc.model.probing import BESIDE_WAITING
 from slurm_colloc.model.sharing import ShareRequest
-from slurm_colloc.planning.grouping import plan
-from slurm_colloc.settings import JOIN_CHOICES, Settings
+from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
 from slurm_colloc.slurm.access import SlurmAccess
+from slurm_colloc.slurm.cluster import read_cluster_name
 from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.output_files import refuse_shared_files
 from slurm_colloc.submission.probing import has_unknown
 
 MONITOR_HOST_MEMORY_MB = 96
@@ -31,8 +38,11 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
         joins: Its job is to join others.
 
     Raises:
-        UsageProblem: `--share` has another value, or contradicts another option.
+        UsageProblem: `--share`, `--goal` or `--policy` has another value, or contradicts another
+            option.
     """
+    goal = Goal(_choose_word(call.goals, "goal", GOAL_CHOICES) or settings.goal)
+    rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
     most = settings.caps.members_per_pack or None
     share = choose_share(call, settings)
     degree = _at_most(call.degree or settings.degree, most)
@@ -49,6 +59,8 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
             running_limit=call.array.limit if call.array else None,
             start_margin_s=settings.start_margin_s,
             pack_time_max_s=settings.caps.pack_time_s,
+            goal=goal,
+            rule=rule,
         )
     # Usage profiles are not looked through for a job that has nobody to wait for it.
     has_company = joins or len(call.candidates) > 1
@@ -57,7 +69,7 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
     return Policy(
         degree=degree,
         pack_size=_at_most(max(size, degree), most) if size else None,
-        slowdown_bound=call.slowdown_bound or settings.slowdown_bound,
+        slowdown_bound=settings.slowdown_bound,
         running_limit=call.array.limit if call.array else None,
         mode=share.planned,
         share=str(share),
@@ -65,7 +77,34 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
         probe_s=math.ceil(BESIDE_WAITING.window_s) if may_probe else 0,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
+        goal=goal,
+        rule=rule,
+        # A site or user that has set another degree means it, too.
+        degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
+        degree_max=_at_most(MPS_CLIENTS_MAX, most),
+        modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
     )
+
+
+_AUTO_MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
+
+
+def _choose_word(
+    values: tuple[tuple[str, str], ...], name: str, choices: tuple[str, ...]
+) -> str | None:
+    """The value of an option in which all jobs of a call must agree; None where it is not given."""
+    for value, origin in values:
+        if value not in choices:
+            raise UsageProblem(
+                f"{origin}: --{name}={value} is none of {', '.join(choices)}",
+            )
+    if len(values) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in values[:2])
+        raise UsageProblem(
+            f"jobs of one call are packed in one way, not both by --{name}={first} and {second}",
+            hint=f"give --{name} on the command line, or submit them apart",
+        )
+    return values[0][0] if values else None
 
 
 def _at_most(value: int, most: int | None) -> int:
@@ -131,41 +170,11 @@ def read_capacity(job: Job, settings: Settings, slurm: SlurmAccess | None) -> Ca
     capacity = compute_capacity(
         slurm.list_nodes(group.get("nodelist")), group.get("partition"), job.gpu_type, gpu_memory_mb
     )
-    limits = [capacity.time_limit_max_s, settings.caps.pack_time_s]
+    # It asks by Slurm's commands, which only a call with jobs that may share has to wait for.
+    from slurm_colloc.submission.qos import look_up_max_wall_s
+
+    max_wall_s = look_up_max_wall_s(group, settings.state_path, read_cluster_name(os.environ))
+    limits = [capacity.time_limit_max_s, max_wall_s, settings.caps.pack_time_s]
     return dataclasses.replace(
         capacity, time_limit_max_s=min((s for s in limits if s is not None), default=None)
     )
-
-
-def make_plan(call: Call, settings: Settings, slurm: SlurmAccess | None) -> Plan:
-    """Plan a call; asks Slurm about its nodes only if something may share.
-
-    Raises:
-        SlurmUnreachable: Slurm does not answer.
-        NoPackPossible: A job asks for more GPU memory than the GPU has.
-        UsageProblem: Two members would write one file.
-    """
-    jobs = [candidate.job for candidate in call.candidates]
-    capacity = Capacity()
-    first = next((job for job in jobs if job.came_together and job.gpus == 1), None)
-    if first is not None:
-        capacity = read_capacity(first, settings, slurm)
-    for job in jobs:
-        if (
-            job.gpu_memory_mb
-            and capacity.gpu_memory_mb
-            and job.gpu_memory_mb > capacity.gpu_memory_mb
-        ):
-            raise NoPackPossible(
-                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
-                f"{capacity.gpu_memory_mb} MB",
-                hint="ask for another GPU type, or for less",
-            )
-    chosen = plan(jobs, {}, capacity, choose_policy(call, settings))
-    refuse_shared_files(
-        jobs[member.job_index]
-        for pack in chosen.packs
-        if pack.request is not None and (slurm is not None or len(pack.members) > 1)
-        for member in pack.members
-    )
-    return chosen

@@ -20,7 +20,8 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     """
     if not (settings.probe and settings.monitor and settings.state_shared):
         return False
-    from slurm_colloc.store.profiles import compute_family, list_families
+    from slurm_colloc.store.profile_index import ProfileNames
+    from slurm_colloc.store.profiles import compute_family, tells_of_family
 
     asked = [
         candidate
@@ -30,8 +31,10 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     ]
     if not asked:
         return False
-    known = list_families(settings.state_path)
-    return any(compute_family(c.script, c.job) not in known for c in asked)
+    root = settings.state_path
+    names = ProfileNames(root)
+    families = {compute_family(c.script, c.job) for c in asked}
+    return not all(tells_of_family(root, family, names=names) for family in families)
 
 
 def as_probe(call: Call, settings: Settings) -> Call:

@@ -121,7 +121,7 @@ def build_options(
         # As the user wrote it; the log is the member's own output.
         options += [_option(name, value) for name, value in first.shape]
     else:
-        options += build_request_options(_merge_requests(batch.packs))
+        options += build_request_options(merge_requests(batch.packs))
         options += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     if first.depends:
         # Slurm knows no members: see model.dependency.
@@ -155,7 +155,7 @@ def build_request_options(request: PackRequest) -> list[str]:
     return options
 
 
-def _merge_requests(packs: Sequence[PackPlan]) -> PackRequest:
+def merge_requests(packs: Sequence[PackPlan]) -> PackRequest:
     """Elements of an array ask for the same: the largest of each."""
     requests = [pack.request for pack in packs if pack.request is not None]
     memories = [request.host_memory_mb for request in requests]

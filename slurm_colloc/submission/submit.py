@@ -29,7 +29,8 @@ from slurm_colloc.store.states import remove_environment
 from slurm_colloc.submission.collect import Call, Candidate
 from slurm_colloc.submission.hooks import HookChoice, build_hook_request
 from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.policy import choose_policy, make_plan
+from slurm_colloc.submission.planned import make_plan
+from slurm_colloc.submission.policy import choose_policy
 from slurm_colloc.submission.render import render_batch_script, render_kept_script
 from slurm_colloc.submission.request import (
     Batch,
@@ -37,6 +38,7 @@ from slurm_colloc.submission.request import (
     build_options,
     group_into_batches,
 )
+from slurm_colloc.submission.shortening import shorten
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
 # whole of theirs from the pack directory.
@@ -230,6 +232,8 @@ def submit_batch(
     except StateError as error:
         error.message += f"; job {job_id} was submitted, its runner writes its id itself"
         raise
+    if not held.came():
+        records = shorten(slurm, state, job_id, batch, records)
     if held.came():
         _take_back(slurm, job_id)
     return Submitted(

@@ -159,10 +159,13 @@ def test_only_owners_of_an_outside_program_may_start_one(module: str, may: bool,
     ["runtime", "host", "submission", "planning", "metrics", "model", "store", "instrument"],
 )
 def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+    # Searches load these when they need them; pyproject.toml names them for the contract, too.
+    on_arrays = {"arrays", "columns", "subset_partition", "subsets", "trials"}
     names = sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "slurm_colloc" / package).rglob("*.py")
         if path.name not in {"__init__.py", "__main__.py"}
+        and not (package == "planning" and path.stem in on_arrays)
     )
     code = "import importlib, sys\n"
     code += "".join(f"importlib.import_module({name!r})\n" for name in names)

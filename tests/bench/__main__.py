@@ -27,6 +27,7 @@ from tests.bench.measuring import (
     write_markdown,
 )
 from tests.bench.own_jobs import measure_own_jobs
+from tests.bench.planning import measure_planning
 from tests.bench.queue import measure_queue
 from tests.bench.rpcs import measure_rpcs
 from tests.bench.runner import measure_runner
@@ -51,6 +52,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
         yield from measure_own_jobs()
     if "instrument" in chosen:
         yield measure_instrument()
+    if "planning" in chosen:
+        yield measure_planning()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -66,7 +69,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "instrument", *GROUPS]
+    names = ["startup", "hooks", "instrument", "planning", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

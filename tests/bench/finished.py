@@ -13,7 +13,7 @@ from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import StateRecord, begin_attempt, remove_environment, write_state
 from slurm_colloc.submission.collect import Call, collect_call
 from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.policy import make_plan
+from slurm_colloc.submission.planned import make_plan
 from slurm_colloc.submission.request import group_into_batches
 
 FIRST_JOB_ID = 10_000_000

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatistics
+from slurm_colloc.model.shrunken import ShrunkenMean
 from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profile_format import build_profile_mapping, parse_profile
 from slurm_colloc.store.profiles import (
     add_observations,
-    build_profile_mapping,
     compute_family,
     list_profiles,
-    parse_profile,
     profile_path,
     read_profile,
     slug_gpu_model,
@@ -75,7 +75,7 @@ def test_packs_that_end_together_lose_nothing(tmp_path: Path) -> None:
     record = read_profile(tmp_path, OBSERVATION.signature, "NVIDIA H200")
     assert record is not None
     assert record.samples == 40
-    assert sorted(path.suffix for path in (tmp_path / "profiles").iterdir()) == ["", ".json"]
+    assert sorted(path.suffix for path in (tmp_path / "profiles").iterdir()) == ["", "", ".json"]
 
 
 def test_a_family_has_no_numbers_and_no_task() -> None:
@@ -98,6 +98,22 @@ def test_json_and_back() -> None:
     record = ProfileRecord.start(observe(1)).add(observe(2, steps_per_s=22.0))
     text = json.dumps(build_profile_mapping(record))
     assert parse_profile(json.loads(text), "x") == record
+    learnt = dataclasses.replace(
+        record, sensitivity=ShrunkenMean(-0.3, 4), pressure=ShrunkenMean(3.0, 3), compared=("p",)
+    )
+    text = json.dumps(build_profile_mapping(learnt))
+    assert parse_profile(json.loads(text), "x") == learnt
+    assert learnt.for_planning().sensitivity == pytest.approx(-0.3 / 6)
+    assert learnt.for_planning().pressure == pytest.approx(3.0 / 5)
+
+
+def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_passed_over() -> None:
+    record = ProfileRecord.start(OBSERVATION)
+    mapping = build_profile_mapping(record)
+    for key in ("sensitivity", "pressure", "compared"):
+        del mapping[key]
+    assert parse_profile({**mapping, "of_tomorrow": [1]}, "x") == record
+    assert (record.for_planning().sensitivity, record.for_planning().pressure) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +121,10 @@ def test_json_and_back() -> None:
     [("schema", 2), ("signature", "../../etc"), ("samples", "3"), ("samples", 0), ("name", None),
      ("sm_active", "much"), ("sm_active", float("nan")), ("gpu_memory_peak_mb", -1),
      ("steps_per_s", 3), ("steps_per_s", {"mean": 1}), ("gpu_uuids", "GPU-1"), ("seen", [1]),
-     ("updated_at", None)],
+     ("updated_at", None), ("sensitivity", 0.3), ("sensitivity", {"total": 0.1}),
+     ("sensitivity", {"total": 0.1, "n": 0}), ("pressure", {"total": 1.5, "n": 1}),
+     ("pressure", {"total": float("nan"), "n": 1}), ("pressure", {"total": None, "n": 1}),
+     ("pressure", {"total": 10**400, "n": 2}), ("compared", [None])],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_key(key: str, value: object) -> None:
     mapping = {**build_profile_mapping(ProfileRecord.start(OBSERVATION)), key: value}

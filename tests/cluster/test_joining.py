@@ -9,10 +9,16 @@ import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.profile import Observation, ProfileRecord
 from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profile_format import build_profile_mapping
+from slurm_colloc.store.profiles import compute_family
 
 from .conftest import CsubUser, running_sandbox, user_of, wait_until
 
@@ -239,6 +245,57 @@ def test_another_script_joins_only_where_gpu_memory_is_known_of_all(busy: CsubUs
     told = busy.csub("--join=auto", "--explain", "--gpu-mem=40G", "d.sh")
     assert "need 92160 MB of GPU memory, 77824 MB are usable" in told.stderr
     assert "shares a pack" not in told.stdout
+
+
+def test_jobs_of_other_scripts_join_where_all_have_been_measured(busy: CsubUser) -> None:
+    settings(busy, '[gpu_memory]\nany = "80G"\n')
+    records = []
+    for name, gpu_memory_mb in (("a.sh", 9000), ("b.sh", 9000), ("c.sh", 70000)):
+        content = busy.script(name, f"{NOTE}; : {name}", directives=OPTIONS).read_bytes()
+        job = Job(1, name, name, (), "/")
+        seen = Observation(
+            compute_signature(content, job), compute_family(content, job), name, "NVIDIA H200",
+            "GPU-1", f"{name}/1", 1e9, 60.0, gpu_memory_peak_mb=gpu_memory_mb, sm_active=0.1,
+            dram_active=0.05, steps_per_s=10.0,
+        )  # fmt: skip
+        records.append(build_profile_mapping(ProfileRecord.start(seen)))
+    busy.script("d.sh", f"{NOTE}; : d", directives=OPTIONS)
+    busy.run(["sh", "-c", f"echo '{json.dumps(records)}' >profiles.json"])
+    assert busy.csub("profile", "import", "profiles.json").returncode == 0
+    first = join(busy, "a.sh")
+    assert join(busy, "b.sh") == f"{first}/2"
+    # Each is known, so all may start at once, and it is written down what is expected of them.
+    record, plans = read_plan(busy, first)
+    assert (record["start_degree"], record["degree"]) == (None, 2)
+    for plan in plans:
+        assert 1.0 <= plan["predicted_slowdown"] <= plan["max_slowdown"] == 1.5
+        assert plan["solo_steps_per_s"] == 10.0
+    told = busy.csub("--join=auto", "--explain", "c.sh")
+    assert "of GPU memory, 77824 MB are usable" in told.stderr
+    told = busy.csub("--join=auto", "--explain", "d.sh")
+    assert "shares a pack" not in told.stdout
+    shown = json.loads(busy.csub("show", "--json", f"{first}/2").stdout)
+    assert shown[0]["member"] == f"{first}/2"
+
+
+def read_plan(user: CsubUser, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is written down of a pack, and of each of its members."""
+    ids = user.state.glob("packs/*/slurm_job_id")
+    (pack,) = (path.parent for path in ids if path.read_text().strip() == job_id)
+    specs = [json.loads(path.read_text()) for path in sorted(pack.glob("members/*/spec.json"))]
+    return json.loads((pack / "pack.json").read_text()), [spec["plan"] for spec in specs]
+
+
+def test_a_pack_that_somebody_unknown_has_joined_starts_one_at_a_time(busy: CsubUser) -> None:
+    busy.script("train.sh", NOTE, directives=OPTIONS)
+    first = join(busy, "train.sh")
+    assert read_plan(busy, first)[0]["start_degree"] is None
+    assert join(busy, "--max-slowdown=1.2", "train.sh") == f"{first}/2"
+    record, plans = read_plan(busy, first)
+    assert (record["start_degree"], record["degree"]) == (1, 2)
+    assert [plan.get("max_slowdown") for plan in plans] == [None, 1.2]
+    limits = [plan["wall_limit_s"] for plan in plans]
+    assert limits[1] == round(limits[0] / 1.5 * 1.2)
 
 
 def test_no_pack_grows_beyond_the_share_of_its_gpu(busy: CsubUser) -> None:

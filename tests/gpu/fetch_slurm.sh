@@ -10,4 +10,4 @@ apt-get download slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge lib
     libdbus-1-3 libbpf1
 # All of them are pure Python; run.sh unpacks what cannot be imported there.
 python3 -m pip download -q --no-deps --only-binary=:all: --dest . \
-    nvidia-ml-py pytest-timeout pytest-xdist execnet
+    nvidia-ml-py pytest-timeout pytest-xdist execnet timm

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -9,6 +9,13 @@
 # test_gpu_monitor.py, in about eight minutes. CSUB_GPU_PARTS names those of its parts that are to run:
 # "alone timeslice mps pairs delayed mps-unlimited"; "alone mps-unlimited pairs" takes five minutes.
 # A pack needs the usage profile that alone makes.
+#
+# planner: packs as csub plans them against one training at a time, test_gpu_planner.py; its
+# CSUB_GPU_SIZES, CSUB_GPU_ROUNDS and CSUB_GPU_WINDOW_S say how much.
+#
+# policies: a mix of 30 jobs under csub and under rules of others, without Slurm, test_gpu_policies.py;
+# CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say which and how much. What
+# several calls have measured becomes one table by python -m tests.gpu.policies --merge A.csv B.csv.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -30,6 +37,13 @@
 # OUT/measuring.tar.gz  recordings: a state directory of the packs, on which csub reports again
 # OUT/seen.txt          what csub top, report and profile list printed
 # OUT/kept-measuring.tar.gz  the logs of all packs, members and Slurm daemons
+# and of planner:
+# OUT/planner.json      every run: rates, wall times, what was planned, and the report
+# OUT/planner.csv       the progress of every training
+# OUT/kept-planner.tar.gz     the logs of all packs, members and Slurm daemons
+# and of policies:
+# OUT/policies.csv      every job under every rule: steps, begin, end, slowdown, and its prediction
+# OUT/policies.json     what was measured alone, the packs of every rule, and why they were made
 set -eu
 
 packages=$1
@@ -91,7 +105,7 @@ site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pureli
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/outer.pth"
 printf '%s\n' "$top" >"$site/slurm_colloc.pth"
 printf '#!/bin/sh\nexec "%s" -m slurm_colloc "$@"\n' "$venv/bin/python" >"$venv/bin/csub"
-for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet; do
+for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet timm=timm; do
     "$venv/bin/python" -c "import ${pair%=*}" 2>/dev/null && continue
     for wheel in "$packages/${pair#*=}"-*.whl; do
         [ ! -e "$wheel" ] || "$venv/bin/python" -m zipfile -e "$wheel" "$site"
@@ -145,6 +159,10 @@ if [ "$*" = hooks ]; then
     run_pytest 500 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
 elif [ "$*" = measuring ]; then
     run_pytest 505 -s tests/gpu/test_gpu_monitor.py
+elif [ "$*" = planner ]; then
+    run_pytest 560 -s tests/gpu/test_gpu_planner.py
+elif [ "$*" = policies ]; then
+    run_pytest 560 -s tests/gpu/test_gpu_policies.py
 elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else

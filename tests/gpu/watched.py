@@ -100,9 +100,9 @@ def write_training(bed: Bed) -> Path:
         program += ["--device", "cpu", "--batch", "2"]
     lines = [
         f'. "{bed.user.home}/options"',
-        *_use_simulated_gpu(bed),
+        *use_simulated_gpu(bed),
         f'{shlex.join(program)} --seconds "$for_s" --progress "{find_progress_words(bed)}"',
-        *_leave_simulated_gpu(bed),
+        *leave_simulated_gpu(bed),
     ]
     return bed.user.script("training.sh", "\n".join(lines))
 
@@ -112,7 +112,8 @@ def find_progress_words(bed: Bed) -> str:
     return f"{bed.user.home}/progress/$SLURM_JOB_ID.${{SLURM_COLLOC_MEMBER##*/}}"
 
 
-def _use_simulated_gpu(bed: Bed) -> list[str]:
+def use_simulated_gpu(bed: Bed) -> list[str]:
+    """Lines of a script; none where the GPU is real."""
     # PyTorch cannot use it, so another program of the member does.
     if not bed.is_simulated:
         return []
@@ -120,7 +121,8 @@ def _use_simulated_gpu(bed: Bed) -> list[str]:
     return ["(sleep 5; exec simgpu run --seconds 600 --gpu-memory 2G --sm 30 --dram 5) & other=$!"]
 
 
-def _leave_simulated_gpu(bed: Bed) -> list[str]:
+def leave_simulated_gpu(bed: Bed) -> list[str]:
+    """The lines that follow it."""
     if not bed.is_simulated:
         return []
     return ["status=$?", "kill $other", "wait $other", "exit $status"]
@@ -149,7 +151,7 @@ def write_program(bed: Bed, name: str, words: Sequence[str], *, progress: bool =
     line = shlex.join(program)
     if progress:
         line += f' --progress "{find_progress_words(bed)}"'
-    lines = [*_use_simulated_gpu(bed), line, *_leave_simulated_gpu(bed)]
+    lines = [*use_simulated_gpu(bed), line, *leave_simulated_gpu(bed)]
     return bed.user.script(name, "\n".join(lines))
 
 

@@ -113,7 +113,7 @@ def test_an_older_binding_knows_fewer_metrics() -> None:
     assert reader.read() == {}
     reader._taken_at = (reader._taken_at or 0.0) - 1.0
     assert "sm_active" in reader.read()
-    assert asked == [[2, 3, 5, 10, 20]]
+    assert asked == [[1, 2, 3, 5, 10, 20]]
 
 
 def test_what_once_worked_stays_so() -> None:

@@ -208,7 +208,7 @@ def test_a_stretched_time_is_capped_by_the_partitions_limit_and_says_so() -> Non
     assert pack.request.time_limit_s == 800
     assert {member.wall_limit_s for member in pack.members} == {740}
     assert pack.reasons[-1] == (
-        "the pack asks for the partition's MaxTime of 800 s; 960 s would allow every member "
+        "the pack asks for 800 s, which is MaxTime here; 960 s would allow every member "
         "its time stretched by 1.5"
     )
 

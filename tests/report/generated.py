@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.plan import MemberPlan, SharingMode
 from slurm_colloc.store.directory import NewPack, write_ended
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.samples import GPU_COLUMNS, MEMBER_COLUMNS
@@ -171,6 +172,9 @@ def make_pack(
     setup: bool = True,
     one_family: bool = False,
     thread_limits: Mapping[int, int] | None = None,
+    predicted: Mapping[int, float] | None = None,
+    plans: Mapping[int, MemberPlan] | None = None,
+    mode: SharingMode | None = None,
 ) -> Path:
     """Write a pack that has run, or runs, with these members."""
     numbers = sorted({truth.member for truth in truths})
@@ -184,10 +188,18 @@ def make_pack(
         entry = build_member(number, script=f"#!/bin/sh\npython train.py {work}\n".encode())
         name = names[number - 1] if number <= len(names) else f"train{number}"
         job = dataclasses.replace(entry.spec.job, name=name, arguments=arguments)
-        spec = dataclasses.replace(entry.spec, job=job)
+        plan = (plans or {}).get(number) or dataclasses.replace(
+            entry.spec.plan, predicted_slowdown=(predicted or {}).get(number)
+        )
+        spec = dataclasses.replace(entry.spec, job=job, plan=plan)
         entries.append(dataclasses.replace(entry, spec=spec))
     record = dataclasses.replace(
-        pack.record, members=tuple(numbers), share="auto", local=job_id.startswith("L")
+        pack.record,
+        members=tuple(numbers),
+        share="auto",
+        local=job_id.startswith("L"),
+        mode=mode or pack.record.mode,
+        degree=max(pack.record.degree, len(numbers)),
     )
     with state.writing([NewPack(record, tuple(entries))]):
         pass

@@ -149,7 +149,8 @@ def test_a_column_of_members_that_an_older_monitor_lacks_is_null(
 
 
 @pytest.mark.parametrize("name", ["alone", "mps"])
-@pytest.mark.parametrize("column", GPU_METRICS)
+# The recordings are older than this one.
+@pytest.mark.parametrize("column", [name for name in GPU_METRICS if name != "engine_active"])
 def test_a_metric_that_an_older_monitor_lacks_is_null(
     again: dict[str, Path], replay: Replay, name: str, column: str
 ) -> None:

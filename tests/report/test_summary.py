@@ -401,3 +401,47 @@ def test_every_field_of_the_summary_is_described(tmp_path: Path) -> None:
     # What the monitor could not read is named by the monitor.
     del summary["coverage"]["not_readable"]["nvlink_tx_mib_s"]
     assert [key for key in sorted(list_keys(summary)) if f"`{key}`" not in text] == []
+
+
+def test_a_prediction_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    truths = [Truth(1, 0, 160, lambda at: 20 if at < 60 else 12), Truth(2, 60, 160, lambda _: 9)]
+    pack = make_pack(tmp_path, truths, predicted={1: 1.5})
+    summary = build_summary(pack, tmp_path)
+    first, second = summary["members"]
+    assert (first["predicted_slowdown"], second["predicted_slowdown"]) == (1.5, None)
+    prediction = summary["pack"]["prediction"]
+    assert prediction["members"] == 1
+    assert prediction["predicted"] == 1.5
+    assert prediction["measured"] == pytest.approx(20 / 12, rel=0.02)
+    assert prediction["error"] == pytest.approx(20 / 12 / 1.5 - 1, abs=0.02)
+    text = render_report(summary, 140)
+    assert "DICTED" in text
+    assert "slowdown 1.50, measured 1.67 (mean of 1 member)" in text
+    line = next(line for line in text.splitlines() if line.startswith("4711/1"))
+    assert " 1.5 " in line
+    without = build_summary(make_pack(tmp_path, truths, submission="20260102-000000-a"), tmp_path)
+    assert without["pack"]["prediction"] is None
+    assert "DICTED" not in render_report(without, 140)
+    assert "redicted" not in render_report(without, 140)
+
+
+def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> None:
+    # Alone at first, so that there is a usage profile; then together.
+    write_summary(make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)]))
+    (record,), _ = list_profiles(tmp_path)
+    assert record.steps_total is not None
+    assert record.steps_total.n == 1
+    assert record.run_s == pytest.approx(record.steps_total.mean / 20, rel=0.02)
+    together = [Truth(1, 0, 200, lambda _: 10), Truth(2, 0, 200, lambda _: 9)]
+    pack = make_pack(tmp_path, together, submission="20260102-000000-a")
+    for _ in range(2):
+        assert write_summary(pack) == []
+    (record,), _ = list_profiles(tmp_path)
+    assert record.steps_total is not None
+    assert record.steps_total.n == 2, "also of a run that shared, and once"
+    assert record.samples == 1, "which teaches nothing else"
+    cut = make_pack(tmp_path, together, submission="20260103-000000-a", failed=(1,))
+    write_summary(cut)
+    (record,), _ = list_profiles(tmp_path)
+    assert record.steps_total is not None
+    assert record.steps_total.n == 2, "one that failed has not made all its steps"

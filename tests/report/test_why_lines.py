@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.ramp_decision import Decision, RampState
 from slurm_colloc.report.explain import explain_member
 from slurm_colloc.report.show import render_pack
 from slurm_colloc.report.survey import PackView, survey_packs
@@ -19,6 +20,7 @@ from slurm_colloc.store.directory import read_spec, write_ended, write_spec
 from slurm_colloc.store.holds import write_held
 from slurm_colloc.store.kills import RunnerKill, write_kill
 from slurm_colloc.store.packs import State
+from slurm_colloc.store.ramp import RampRecord
 from slurm_colloc.store.states import Retries, StateRecord, begin_attempt, write_state
 
 from ..store.builders import build_pack
@@ -113,6 +115,30 @@ def test_waiting_in_a_pack(state: State) -> None:
     assert "starts when one of 4711/1, 4711/2 (left" in line(look(state, "RUNNING", degree=2), 3)
     view = look(state, "RUNNING", degree=3)
     assert "it is about to start" in line(view, 3)
+
+
+def test_what_was_measured_of_a_pack(state: State) -> None:
+    run(state, 1, 2, limit_s=None)
+    view = look(state, "RUNNING", degree=4)
+    ramp = RampRecord(1, RampState.RAMPING, 2, 4)
+    assert line(view, 3, ramp=ramp) == (
+        "4711/3 PENDING: waits: the pack is being measured with 2 members"
+    )
+    # Who may start is about to.
+    assert "it is about to start" in line(view, 3, ramp=dataclasses.replace(ramp, target=3))
+    reason = "no more than 2 run at once: with the 3rd the sum of progress went from 1.9 to 1.91"
+    decision = Decision(NOW, RampState.SETTLED, 3, 2, 1.91, reason)
+    settled = dataclasses.replace(ramp, state=RampState.SETTLED, decisions=(decision,))
+    assert line(view, 3, ramp=settled) == f"4711/3 PENDING: waits: {reason}"
+    assert line(view, 1, ramp=settled).endswith(f"; {reason}")
+    stopped = "stopped so that fewer run at once"
+    write(state, 3, MemberState.PENDING, starts=1, reason=stopped)
+    view = look(state, "RUNNING", degree=4)
+    assert line(view, 3, ramp=settled) == (
+        f"4711/3 PENDING: to be started again ({stopped}): waits: {reason}"
+    )
+    everyone = dataclasses.replace(ramp, state=RampState.OFF, target=4)
+    assert "waits" not in line(view, 3, ramp=everyone)
 
 
 def test_running_with_partners_says_that_the_rate_is_not_measured(state: State) -> None:

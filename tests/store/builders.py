@@ -86,6 +86,7 @@ JOBS = st.builds(
     shape=PAIRS,
     alone_because=TEXTS,
     came_together=st.booleans(),
+    max_slowdown=st.none() | st.floats(1.0, 100.0),
 )
 MEMBER_PLANS = st.builds(
     MemberPlan,
@@ -95,6 +96,8 @@ MEMBER_PLANS = st.builds(
     st.none() | NUMBERS,
     st.none() | NUMBERS,
     st.none() | st.integers(1, 100),
+    max_slowdown=st.none() | st.floats(1.0, 100.0),
+    model_slowdown=st.none() | st.floats(1.0, 100.0),
 )
 SPECS = st.builds(MemberSpec, JOBS, MEMBER_PLANS, st.integers(0, 0o777))
 REQUESTS = st.builds(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
 from slurm_colloc.store.directory import build_environment_block, parse_environment_block
 from slurm_colloc.store.records import (
     MemberSpec,
@@ -60,7 +60,40 @@ def test_what_a_newer_csub_adds_is_passed_over(spec: MemberSpec, record: PackRec
     assert parse_pack(json.loads(json.dumps(known))).policy == Policy(degree=3)
 
 
+def test_a_member_of_an_older_csub_has_no_bound_of_its_own() -> None:
+    value = build_spec_mapping(build_pack("s").members[0].spec)
+    assert "max_slowdown" not in value["job"], "an older csub would not know it"
+    spec = parse_spec(json.loads(json.dumps(value)))
+    assert (spec.job.max_slowdown, spec.plan.max_slowdown, spec.plan.model_slowdown) == (None,) * 3
+
+
 def test_an_unknown_mode_is_no_record() -> None:
     value = build_pack_mapping(build_pack("s").record)
     with pytest.raises(ValueError, match="magic"):
         parse_pack({**value, "mode": "magic"})
+
+
+def test_a_policy_keeps_its_choices_and_one_of_an_older_csub_has_the_usual_ones() -> None:
+    policy = Policy(
+        goal=Goal.ENERGY,
+        rule=Rule.CARMA,
+        degree_is_asked=True,
+        degree_max=7,
+        modes=(SharingMode.MPS, SharingMode.TIMESLICE),
+    )
+    record = dataclasses.replace(build_pack("s").record, policy=policy, start_degree=1)
+    value = json.loads(json.dumps(build_pack_mapping(record)))
+    assert parse_pack(value) == record
+    for name in ("goal", "rule", "degree_is_asked", "degree_max", "modes"):
+        del value["policy"][name]
+    del value["start_degree"]
+    older = parse_pack(value)
+    assert older.policy == Policy()
+    assert older.start_degree is None
+
+
+def test_choices_that_only_a_newer_csub_has_stand_for_the_usual_ones() -> None:
+    record = dataclasses.replace(build_pack("s").record, policy=Policy())
+    value = json.loads(json.dumps(build_pack_mapping(record)))
+    value["policy"].update(goal="beauty", rule="tarot", modes=["mps", "telepathy"])
+    assert parse_pack(value).policy == Policy(modes=(SharingMode.MPS,))

@@ -87,11 +87,17 @@ def test_wrapped_commands_keep_every_byte(tmp_path: Path) -> None:
     assert jobs(call)[0].name == "wrap"
 
 
-def test_the_smallest_degree_and_slowdown_of_all_scripts_hold(tmp_path: Path) -> None:
+def test_the_smallest_degree_of_all_scripts_holds_and_each_has_its_own_bound(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, "a.sh", "#CSUB --degree=3 --max-slowdown=2 --pack-size=9")
     write(tmp_path, "b.sh", "#CSUB --degree=5 --max-slowdown=1.25")
-    call = collect(tmp_path, "a.sh", "b.sh", pack=True)
-    assert (call.degree, call.slowdown_bound, call.pack_size) == (3, 1.25, 9)
+    write(tmp_path, "c.sh")
+    call = collect(tmp_path, "a.sh", "b.sh", "c.sh", pack=True)
+    assert (call.degree, call.pack_size) == (3, 9)
+    assert [job.max_slowdown for job in jobs(call)] == [2, 1.25, None]
+    call = collect(tmp_path, "--max-slowdown=3", "a.sh", "b.sh", "c.sh", pack=True)
+    assert [job.max_slowdown for job in jobs(call)] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

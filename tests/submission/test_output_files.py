@@ -10,7 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.collect import Call, collect_call
 from slurm_colloc.submission.output_files import list_output_files
-from slurm_colloc.submission.policy import make_plan
+from slurm_colloc.submission.planned import make_plan
 
 GPU = "--gres=gpu:1"
 

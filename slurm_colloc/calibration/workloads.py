@@ -1,0 +1,84 @@
+"""The synthetic trainings that a GPU is calibrated with: a catalogue that loads no torch.
+
+They span what trainings ask of a GPU, from one that only launches kernels to one that fills it.
+What each does stands in `image_trainings` and `other_trainings`; sizes are chosen for an H200,
+where a step takes 2 to 60 ms and settles within a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FULL = "full"
+TINY = "tiny"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that has been built.
+
+    Args:
+        step: Does one step; the GPU may still be at work when it returns.
+        close: Ends what it has started.
+        helpers: Pids of its own processes, such as those of a DataLoader.
+    """
+
+    step: Callable[[], None]
+    close: Callable[[], None]
+    helpers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training that can be built.
+
+    Args:
+        name: What rows and cells call it.
+        family: Its kind; a model is also judged on families that it was not fitted to.
+        builder: `module:function` in this package; called with device and scale.
+        gpu_memory_mb: The most that torch held of it on an H200, in MiB.
+        cpus: How many cores it is given.
+    """
+
+    name: str
+    family: str
+    builder: str
+    gpu_memory_mb: int
+    cpus: int = 1
+
+    def build(self, device: str, scale: str = FULL) -> Training:
+        """Load torch and build it.
+
+        Args:
+            device: `cuda` or `cpu`.
+            scale: `full`, or `tiny` for a step of a few ms on one core.
+        """
+        module, _, function = self.builder.partition(":")
+        builder = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+        training: Training = builder(device, scale)
+        return training
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    Workload("mlp", "mlp", "other_trainings:build_mlp", 72),
+    Workload("cnn32", "cnn", "image_trainings:build_cnn32", 850),
+    Workload("resnet18", "cnn", "image_trainings:build_resnet18", 546),
+    Workload("resnet50", "cnn", "image_trainings:build_resnet50", 4976),
+    Workload("gpt10m", "transformer", "other_trainings:build_gpt10m", 788),
+    Workload("gpt125m", "transformer", "other_trainings:build_gpt125m", 6618),
+    Workload("recsys", "recsys", "other_trainings:build_recsys", 6088),
+    Workload("gnn", "gnn", "other_trainings:build_gnn", 1556),
+    Workload("lstm", "lstm", "other_trainings:build_lstm", 390),
+    Workload("feed", "feed", "image_trainings:build_feed", 762),
+    Workload("loader", "loader", "image_trainings:build_loader", 510, cpus=3),
+    Workload("rl", "rl", "other_trainings:build_rl", 92),
+    Workload("hog", "hog", "other_trainings:build_hog", 28832),
+    Workload("bursty", "bursty", "image_trainings:build_bursty", 842),
+    Workload("small", "resnet", "image_trainings:build_small", 406),
+    Workload("medium", "resnet", "image_trainings:build_medium", 1370),
+    Workload("large", "resnet", "image_trainings:build_large", 6898),
+)
+
+BY_NAME = {workload.name: workload for workload in WORKLOADS}

@@ -1,0 +1,84 @@
+"""What a ramp decides, and in which words; pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+NO_MORE = "no more than "
+BEING_MEASURED = "the pack is being measured"
+TOO_LITTLE_TIME = "the pack has only "
+
+
+class RampState(enum.StrEnum):
+    """Where a ramp is."""
+
+    RAMPING = "RAMPING"
+    SETTLED = "SETTLED"
+    STEPPED_BACK = "STEPPED_BACK"
+    OFF = "OFF"
+    """It cannot be measured, so as many run as were planned."""
+
+
+def is_ramp_reason(text: str) -> bool:
+    """Whether a ramp has written why a member waits."""
+    return text.startswith((BEING_MEASURED, NO_MORE))
+
+
+def is_time_reason(text: str) -> bool:
+    """Whether that a member waits was put down to the time that is left of its pack."""
+    return text.startswith(TOO_LITTLE_TIME)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        at: Seconds since the epoch.
+        state: Where the ramp is from now on.
+        running: Members that ran when it was made.
+        target: How many may run from now on.
+        stp: The sum of normalised progress it rests on; None where nothing was measured.
+        reason: Why, in words.
+        stops_one: The newest member that can go on later is to be stopped.
+    """
+
+    at: float
+    state: RampState
+    running: int
+    target: int
+    stp: float | None
+    reason: str
+    stops_one: bool = False
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What could be added.
+
+    Attributes:
+        waiting: Members that could start now, if the ramp lets them.
+        next_kind: What the first of them is like; see `Sight.kind`.
+        busy: The GPU's mean activity, the busiest of its parts, 0 to 1; None where unknown.
+        room: How many like the one that runs alone fit onto the GPU, by what it takes of it; None
+            where that is unknown, or others wait.
+        can_stop: A running member can be stopped and go on later.
+    """
+
+    waiting: int = 0
+    next_kind: str = ""
+    busy: float | None = None
+    room: int | None = None
+    can_stop: bool = False
+
+
+def format_ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10)
+    return f"{number}{ending or 'th'}"
+
+
+def say_no_more(target: int) -> str:
+    """`no more than 3 run at once`."""
+    return f"{NO_MORE}{target} {'runs' if target == 1 else 'run at once'}"

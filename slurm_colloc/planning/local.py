@@ -1,0 +1,107 @@
+"""A cheap division of many jobs into packs: greedy merging, then improving pack by pack."""
+
+from __future__ import annotations
+
+from slurm_colloc.model.plan import MPS_CLIENTS_MAX
+from slurm_colloc.planning.costs import GAIN_MIN, Costs
+from slurm_colloc.planning.exact import Partition, assign
+from slurm_colloc.planning.exact import divide as divide_exactly
+from slurm_colloc.planning.exchanging import improve
+from slurm_colloc.planning.merging import merge
+from slurm_colloc.planning.pricing import Key, Pricing
+
+_WINDOW = 12
+_WINDOWED_MAX = 400
+_WINDOWS_MAX = 40
+"""Members of a window at most; of how many subjects windows are made; and how many windows."""
+
+
+def partition(pricing: Pricing) -> Partition:
+    """Divide all subjects into packs of small total cost.
+
+    Args:
+        pricing: Prices of packs, of any number of subjects.
+
+    Returns:
+        As exact.partition does.
+    """
+    return assign(pricing, divide(pricing, tuple(sorted(pricing.kind_of))))
+
+
+def divide(pricing: Pricing, key: Key) -> list[Key]:
+    """Divide members, given by their kinds, into packs of small total cost."""
+    alone = [kind for kind in key if pricing.kinds[kind].load is None]
+    rest = tuple(kind for kind in key if pricing.kinds[kind].load is not None)
+    packs: list[Key] = [(kind,) for kind in alone]
+    if not pricing.families:
+        return [*packs, *((kind,) for kind in rest)]
+    if len(set(rest)) <= 1:
+        return packs + _divide_alike(pricing, rest)
+    costs = Costs(pricing)
+    found = merge(costs, rest)
+    found = improve(costs, found)
+    if len(rest) <= _WINDOWED_MAX:
+        found = _solve_windows(costs, found)
+    costs.remember(found)
+    for pack in found:
+        # What was legal by a hair in single precision may not be.
+        is_legal = pricing.price_key(pack) is not None
+        packs += [pack] if is_legal else [(kind,) for kind in pack]
+    return packs
+
+
+def divide_greedily(pricing: Pricing, key: Key) -> list[Key]:
+    """Divide members of known load by merging packs alone, the best merger first."""
+    return merge(Costs(pricing), key)
+
+
+def _divide_alike(pricing: Pricing, key: Key) -> list[Key]:
+    """Members of one kind: exact, over the number of members in a pack."""
+    if not key:
+        return []
+    largest = min(len(key), pricing.limits.members or MPS_CLIENTS_MAX)
+    costs = {}
+    for size in range(1, largest + 1):
+        priced = pricing.price_key(key[:size])
+        if priced is not None:
+            costs[size] = priced.cost
+    best = [0.0]
+    sizes = [0]
+    for count in range(1, len(key) + 1):
+        cost, size = min((best[count - s] + cost, s) for s, cost in costs.items() if s <= count)
+        best.append(cost)
+        sizes.append(size)
+    packs = []
+    count = len(key)
+    while count:
+        packs.append(key[: sizes[count]])
+        count -= sizes[count]
+    return packs
+
+
+def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
+    """Divide the members of a few packs of similar length anew, exactly, again and again."""
+    left = _WINDOWS_MAX
+    changed = True
+    while changed and left:
+        changed = False
+        start = 0
+        while start < len(packs) and left:
+            packs.sort(key=lambda pack: (costs.measure_length_s(pack), pack))
+            inside: list[Key] = []
+            for pack in packs[start:]:
+                if sum(map(len, inside)) + len(pack) > _WINDOW:
+                    break
+                inside.append(pack)
+            start += max(1, len(inside) // 2)
+            if len(inside) < 2:
+                continue
+            left -= 1
+            members = tuple(sorted(kind for pack in inside for kind in pack))
+            found = divide_exactly(costs.pricing, members)
+            if costs.add_up(found) < costs.add_up(inside) * (1 - GAIN_MIN):
+                for pack in inside:
+                    packs.remove(pack)
+                packs += found
+                changed = True
+    return packs

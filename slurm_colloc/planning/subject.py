@@ -1,0 +1,91 @@
+"""What the search for packs speaks of: a job as it counts there, what a GPU has, a priced pack."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.plan import SharingMode
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A job that may share, as far as the search looks at it.
+
+    Attributes:
+        index: Its index into the jobs of the call.
+        cpus: CPUs, at least 1.
+        host_memory_mb: Host memory in MB; None where nothing is known of it.
+        gpu_memory_mb: GPU memory that it may need at most, in MB, margin included; None unknown.
+        run_s: Seconds that it is expected to run alone on the whole GPU.
+        load: What it takes of the GPU; None where unknown: then it shares with nobody here.
+        max_slowdown: How much slower than alone it may get, 1 or more.
+        margin: Relative uncertainty of its predicted slowdown.
+        kind: Subjects of equal kind are interchangeable: same load, needs, bound and `run_s`.
+            None: interchangeable with no other.
+    """
+
+    index: int
+    cpus: int
+    host_memory_mb: int | None
+    gpu_memory_mb: int | None
+    run_s: float
+    load: Load | None
+    max_slowdown: float
+    margin: float = 0.0
+    kind: Hashable = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one GPU has for a pack; None means no limit.
+
+    Attributes:
+        cpus: CPUs.
+        host_memory_mb: Host memory in MB.
+        gpu_memory_mb: GPU memory that members may use together, in MB.
+        members: Members at most.
+        finish_s: Seconds that a pack may last.
+    """
+
+    cpus: int | None = None
+    host_memory_mb: int | None = None
+    gpu_memory_mb: int | None = None
+    members: int | None = None
+    finish_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a pack shares its GPU.
+
+    Attributes:
+        mode: Sharing mode.
+        percentages: Per member: its MPS thread limit, or under MIG the share of its instance's
+            SMs in percent; None for no limit.
+    """
+
+    mode: SharingMode
+    percentages: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A pack under its best setting; what is per member is in the order of the members.
+
+    Attributes:
+        setting: The setting.
+        slowdowns: Predicted, against alone on the whole GPU, while all members run.
+        duration_s: Seconds until the last member ends.
+        gpu_s: Seconds for which the pack holds the GPU: the duration and the mode's setup.
+        energy_j: Energy of the GPU above nothing, in joules; None where power is unknown.
+        cost: What the goal counts; only to be compared with costs under the same goal.
+    """
+
+    setting: Setting
+    slowdowns: tuple[float, ...]
+    duration_s: float
+    gpu_s: float
+    energy_j: float | None
+    cost: float

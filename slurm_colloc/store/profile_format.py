@@ -1,0 +1,127 @@
+"""The JSON form of a usage profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.profile import (
+    MEANS,
+    PEAKS,
+    STATISTICS,
+    ProfileRecord,
+    RunningStatistics,
+)
+from slurm_colloc.model.shrunken import LARGEST, ShrunkenMean
+
+PROFILE_SCHEMA = 1
+
+_SIGNATURE = re.compile(r"[0-9a-f]{32}")
+
+
+def build_profile_mapping(record: ProfileRecord) -> dict[str, Any]:
+    """The JSON form of a usage profile."""
+    value = {"schema": PROFILE_SCHEMA, **dataclasses.asdict(record)}
+    return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+
+
+def parse_profile(value: object, where: str) -> ProfileRecord:
+    """Read the JSON form of a usage profile.
+
+    Args:
+        value: The value.
+        where: Where it stands, for the message.
+
+    Raises:
+        UsageProblem: It is no usage profile, or one of another schema version.
+    """
+    if not isinstance(value, dict):
+        raise UsageProblem(f"{where}: a usage profile is a JSON object")
+    if value.get("schema") != PROFILE_SCHEMA:
+        raise UsageProblem(
+            f"{where}: schema: it is of version {_show(value.get('schema'))}, "
+            f"this csub reads {PROFILE_SCHEMA}"
+        )
+    known = {field.name for field in dataclasses.fields(ProfileRecord)}
+    fields: dict[str, Any] = {}
+    for key in ("signature", "family", "name", "gpu_model"):
+        fields[key] = _take(value, key, where, str, "a text")
+    for key in ("signature", "family"):
+        if not _SIGNATURE.fullmatch(fields[key]):
+            raise UsageProblem(f"{where}: {key}: {_show(fields[key])} are not 32 hex digits")
+    fields["samples"] = _take(value, "samples", where, int, "a whole number")
+    if fields["samples"] < 1:
+        raise UsageProblem(f"{where}: samples: must be at least 1")
+    fields["updated_at"] = _take_number(value, "updated_at", where)
+    if fields["updated_at"] is None:
+        raise UsageProblem(f"{where}: updated_at: must be a number")
+    for key in ("gpu_uuids", "seen", "completed", "compared"):
+        fields[key] = _take_texts(value.get(key, []), f"{where}: {key}")
+    for key in (*MEANS, *PEAKS):
+        fields[key] = _take_number(value, key, where)
+    for key in STATISTICS:
+        fields[key] = _take_statistics(value.get(key), f"{where}: {key}")
+    for key in ("sensitivity", "pressure"):
+        fields[key] = _take_shrunken(value.get(key), f"{where}: {key}")
+    return ProfileRecord(**{key: item for key, item in fields.items() if key in known})
+
+
+def _take(value: Mapping[str, Any], key: str, where: str, kind: type, words: str) -> Any:
+    item = value.get(key)
+    if not isinstance(item, kind) or isinstance(item, bool):
+        raise UsageProblem(f"{where}: {key}: must be {words}, is {_show(item)}")
+    return item
+
+
+def _take_texts(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise UsageProblem(f"{where}: must be a list of texts")
+    return tuple(value)
+
+
+def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None:
+    item = value.get(key)
+    if item is None:
+        return None
+    if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
+        raise UsageProblem(f"{where}: {key}: must be a number or null, is {_show(item)}")
+    if item < 0:
+        raise UsageProblem(f"{where}: {key}: cannot be less than 0, is {_show(item)}")
+    return float(item)
+
+
+def _take_statistics(value: object, where: str) -> RunningStatistics | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
+    n = _take(value, "n", where, int, "a whole number")
+    mean, last = _take_number(value, "mean", where), _take_number(value, "last", where)
+    if n < 1 or mean is None or last is None:
+        raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
+    return RunningStatistics(mean, _take_number(value, "sd", where), n, last)
+
+
+def _take_shrunken(value: object, where: str) -> ShrunkenMean | None:
+    if value is None:
+        return None
+    words = f"{where}: must be null or have n and a total between -n and n"
+    if not isinstance(value, dict):
+        raise UsageProblem(words)
+    n, total = _take(value, "n", where, int, "a whole number"), value.get("total")
+    if isinstance(total, bool) or not isinstance(total, int | float):
+        raise UsageProblem(words)
+    # A sum of so many may be off by a rounding.
+    if n < 1 or not abs(total) <= n * LARGEST * (1 + 1e-9):
+        raise UsageProblem(words)
+    return ShrunkenMean(float(total), n)
+
+
+def _show(value: object) -> str:
+    """A value of a foreign file in a message: short, and without escape sequences."""
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

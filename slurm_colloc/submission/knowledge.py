@@ -1,0 +1,292 @@
+"""What earlier runs and their user tell of the jobs of a call, before it is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.calibrations import find_calibration, match_slugs
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profile_index import ProfileNames
+from slurm_colloc.store.profiles import (
+    compute_family,
+    list_profiles,
+    read_family,
+    read_named,
+    slug_gpu_model,
+)
+from slurm_colloc.submission.collect import Candidate
+
+STALE_S = 90 * 86400.0
+"""A usage profile that is older is still used, and named: driver, data or libraries may differ."""
+
+LEAST_DIGITS = 4
+"""So many digits of a signature name a usage profile."""
+
+_OTHER_GPU_ROOM = 1.2
+"""What a job may need on another GPU model over its peak on this one; not measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Knowledge:
+    """What is known of the jobs of a call.
+
+    Attributes:
+        profiles: By index into the jobs; a job of which nothing is known is not in it.
+        calibration: How jobs slow each other down on the GPU model where they will run.
+        gpu_memory_mb: Memory of one such GPU as the monitor saw it; None where unknown.
+        reasons: What of it the user should know, a sentence each; none where nothing is known.
+        problems: What is wrong with files that were passed over, a sentence each.
+    """
+
+    profiles: Mapping[int, UsageProfile]
+    calibration: Calibration
+    gpu_memory_mb: int | None = None
+    reasons: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def is_measured(self, indices: Iterable[int]) -> bool:
+        """What each of these jobs takes of a GPU was measured, of itself or a relative."""
+        return all(
+            index in self.profiles and self.profiles[index].sm_activity is not None
+            for index in indices
+        )
+
+
+def gather_knowledge(candidates: Sequence[Candidate], settings: Settings) -> Knowledge:
+    """Look up what is known of each job: its own runs, its family, its user's words.
+
+    Only the files of these jobs and their families are opened. One that cannot be read counts as
+    none, and is named.
+
+    Args:
+        candidates: The jobs.
+        settings: The settings.
+
+    Raises:
+        UsageProblem: `--profile-like` names nothing.
+    """
+    search = _Search(settings, ProfileNames(settings.state_path))
+    profiles = {}
+    for index, candidate in enumerate(candidates):
+        profile = search.find(candidate)
+        if profile is not None:
+            profiles[index] = profile
+    measured = [p for p in profiles.values() if p.known_by is not KnownBy.STATED]
+    gpu = next((p.gpu_model for p in measured if p.sm_activity is not None), "")
+    asked = next((c.job.gpu_type for c in candidates if c.job.gpu_type), None)
+    found = find_calibration(gpu or asked or "", settings.state_path, settings.calibration_path)
+    reasons = list(search.reasons)
+    if measured and found.is_borrowed:
+        where = gpu or asked or "this GPU"
+        reasons.append(
+            f"there is no calibration of {where}: slowdowns are predicted by that of "
+            f"{found.calibration.gpu_model}, with a wider margin (csub calibrate makes one)"
+        )
+    return Knowledge(
+        profiles,
+        found.calibration,
+        search.gpu_memory_mb.get(gpu),
+        tuple(dict.fromkeys(reasons)),
+        tuple(dict.fromkeys((*search.problems, *found.problems))),
+    )
+
+
+class _Search:
+    """The look-ups of one call; nothing is read twice.
+
+    Args:
+        settings: The settings.
+        names: The usage profiles that there are.
+    """
+
+    def __init__(self, settings: Settings, names: ProfileNames) -> None:
+        self._root = settings.state_path
+        self._names = names
+        self._models: dict[str | None, str] = {}
+        self._families: dict[str, list[ProfileRecord]] = {}
+        self._exact: dict[str, list[ProfileRecord]] = {}
+        self._like: dict[str, list[ProfileRecord]] = {}
+        self._all: list[ProfileRecord] | None = None
+        self._merged: dict[tuple[KnownBy, str | None, int], UsageProfile | None] = {}
+        self._family_of: dict[tuple[int, tuple[str, ...]], str] = {}
+        self.reasons: list[str] = []
+        self.problems: list[str] = []
+        self.gpu_memory_mb: dict[str, int] = {}
+
+    def find(self, candidate: Candidate) -> UsageProfile | None:
+        """What is known of a job; None where nothing is."""
+        job = candidate.job
+        like = [] if job.profile_like is None else self._find_like(job.profile_like)
+        elsewhere: list[ProfileRecord] = []
+        if job.gpus == 1:
+            steps: tuple[tuple[KnownBy, Callable[[], list[ProfileRecord]]], ...] = (
+                (KnownBy.EXACT, lambda: self._find_exact(candidate)),
+                (KnownBy.FAMILY, lambda: self._find_family(candidate)),
+                (KnownBy.LIKE, lambda: like),
+            )
+            for known_by, read in steps:
+                records = read()
+                model = self._choose_model(job.gpu_type, records)
+                here = [r for r in records if slug_gpu_model(r.gpu_model) == model]
+                elsewhere = elsewhere or [r for r in records if r not in here]
+                # The lists are kept, so that their ids stay theirs.
+                key = (known_by, model, id(records))
+                if key not in self._merged:
+                    self._merged[key] = self._merge(job.name, here, known_by)
+                if (profile := self._merged[key]) is not None:
+                    return profile
+        if job.gpu_memory_mb is not None:
+            return UsageProfile(known_by=KnownBy.STATED)
+        return self._take_memory(job.name, elsewhere)
+
+    def _find_exact(self, candidate: Candidate) -> list[ProfileRecord]:
+        signature = compute_signature(candidate.script, candidate.job)
+        if signature not in self._exact:
+            self._exact[signature] = self._read(self._names.find_signature(signature))
+        return self._exact[signature]
+
+    def _find_family(self, candidate: Candidate) -> list[ProfileRecord]:
+        # The tasks of an array share their script and arguments.
+        key = (id(candidate.script), candidate.job.arguments)
+        family = self._family_of.get(key)
+        if family is None:
+            family = self._family_of[key] = compute_family(candidate.script, candidate.job)
+        if family not in self._families:
+            records, problems = read_family(self._root, family, self._names)
+            self._families[family] = records
+            self.problems += problems
+        return self._families[family]
+
+    def _find_like(self, name: str) -> list[ProfileRecord]:
+        if name in self._like:
+            return self._like[name]
+        if self._all is None:
+            self._all, problems = list_profiles(self._root)
+            self.problems += problems
+        is_prefix = len(name) >= LEAST_DIGITS
+        found = [
+            record
+            for record in self._all
+            if record.name == name or (is_prefix and record.signature.startswith(name))
+        ]
+        if not found:
+            import difflib
+
+            names = sorted({record.name for record in self._all})
+            near = difflib.get_close_matches(name, names, n=3)
+            raise UsageProblem(
+                f"--profile-like={name!a}: no usage profile has this name or signature",
+                hint=f"did you mean {', '.join(ascii(n) for n in near)}?"
+                if near
+                else "csub profile list shows those that there are",
+            )
+        # The newest alone: jobs of one name need not be relatives. They come newest first.
+        models = dict.fromkeys(record.gpu_model for record in found)
+        self._like[name] = [next(r for r in found if r.gpu_model == model) for model in models]
+        return self._like[name]
+
+    def _read(self, names: Sequence[str]) -> list[ProfileRecord]:
+        records, problems = read_named(self._root, names)
+        self.problems += problems
+        return records
+
+    def _choose_model(self, gpu_type: str | None, records: Sequence[ProfileRecord]) -> str | None:
+        """The GPU model, as in file names, where jobs that ask for a type will run."""
+        if gpu_type in self._models:
+            return self._models[gpu_type]
+        slugs = sorted({slug_gpu_model(record.gpu_model) for record in records})
+        matching = slugs if gpu_type is None else match_slugs(gpu_type, slugs)
+        if not matching:
+            # The next job may tell.
+            return None
+        newest = max(
+            (record for record in records if slug_gpu_model(record.gpu_model) in matching),
+            key=lambda record: record.updated_at,
+        )
+        self._models[gpu_type] = slug_gpu_model(newest.gpu_model)
+        if len(matching) > 1:
+            asked = f"--gres asks for {gpu_type}" if gpu_type else "no GPU type is asked for"
+            self.reasons.append(
+                f"usage profiles are those of {newest.gpu_model}, where it ran last: {asked}, "
+                f"and it was measured on {len(matching)} GPU models"
+            )
+        return self._models[gpu_type]
+
+    def _merge(
+        self, name: str, records: Sequence[ProfileRecord], known_by: KnownBy
+    ) -> UsageProfile | None:
+        if not records:
+            return None
+        if len(records) > 1 and not _agree(records):
+            self.reasons.append(
+                f"{name}: the {len(records)} relatives that were measured differ by more than "
+                "10 %, so they tell nothing of it"
+            )
+            return None
+        newest = max(record.updated_at for record in records)
+        days = (time.time() - newest) / 86400
+        if days * 86400 > STALE_S:
+            self.reasons.append(
+                f"{name}: its usage profile is {days:.0f} days old; csub probe measures again"
+            )
+        for record in records:
+            if record.gpu_memory_total_mb:
+                self.gpu_memory_mb[record.gpu_model] = int(record.gpu_memory_total_mb)
+        merged = merge_relatives(records, known_by)
+        if known_by is KnownBy.LIKE:
+            # It uses as much; what it calls a step, and how many there are, is its own.
+            merged = dataclasses.replace(merged, steps_per_s=None, run_s=None)
+        return merged
+
+    def _take_memory(self, name: str, records: Sequence[ProfileRecord]) -> UsageProfile | None:
+        """Of what ran on another GPU model only the GPU memory counts, with more room."""
+        peaks = [r.gpu_memory_peak_mb for r in records if r.gpu_memory_peak_mb]
+        if not peaks:
+            return None
+        models = sorted({record.gpu_model for record in records})
+        self.reasons.append(
+            f"{name}: measured on {', '.join(models)} only, of which no more than the GPU memory "
+            "is taken over"
+        )
+        return UsageProfile(
+            gpu_memory_peak_mb=round(max(peaks) * _OTHER_GPU_ROOM), known_by=KnownBy.UNKNOWN
+        )
+
+
+def _agree(records: Sequence[ProfileRecord]) -> bool:
+    rates = [record.steps_per_s.mean for record in records if record.steps_per_s is not None]
+    if rates:
+        return rates_agree(rates)
+    return rates_agree([record.sm_active for record in records if record.sm_active is not None])
+
+
+def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> UsageProfile:
+    """One profile of several records on one GPU model: means of what is a mean, largest peaks.
+
+    How long a run takes is known only where all of them took the same number of steps.
+    """
+    profiles = [record.for_planning(known_by) for record in records]
+    if len(profiles) == 1:
+        return profiles[0]
+    values: dict[str, float | int | None] = {}
+    for field in dataclasses.fields(UsageProfile):
+        known = [
+            value
+            for profile in profiles
+            if isinstance(value := getattr(profile, field.name), int | float)
+        ]
+        if field.name.endswith("_peak_mb"):
+            values[field.name] = max(known, default=None)
+        elif known and field.name != "run_s":
+            values[field.name] = sum(known) / len(known)
+    runs = [profile.run_s for profile in profiles if profile.run_s is not None]
+    if runs and rates_agree(runs):
+        values["run_s"] = sum(runs) / len(runs)
+    return dataclasses.replace(profiles[0], **{"run_s": None, **values})  # type: ignore[arg-type]

@@ -1,0 +1,304 @@
+"""The same mix of jobs under csub and under the rules of others, on one real GPU.
+
+As a program: `python -m tests.gpu.policies --gpu 0 --cores 0-15 --csv OUT.csv --json OUT.json`
+measures; `python -m tests.gpu.policies --merge A.csv B.csv` puts what several calls have measured
+into one table. The rows of calls with the same seed and the same jobs belong together.
+
+Every kind of training is measured alone first, and that is what is known of each job: what csub
+would know after a first run. csub's planning makes the packs, by each rule; they run one after the
+other, as there is one GPU. A job is a fixed number of steps, so its slowdown is the time that it
+took over the time that the same steps take alone. Processes are started, built and warmed up before
+the work of a pack begins; that time is reported apart, as it is of a kind for all rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.calibration.workloads import FULL, TINY
+from slurm_colloc.errors import CollocError, NodeError, UsageProblem
+from slurm_colloc.host.nvml import probe_gpus
+from slurm_colloc.model.calibration import Calibration, Load
+from slurm_colloc.model.plan import Capacity, Rule
+from slurm_colloc.store.calibrations import (
+    SHIPPED,
+    calibration_path,
+    read_calibration,
+    shipped_folder,
+)
+
+from .mix import MAX_SLOWDOWN, WEIGHTS, Alone, Mix, draw_mix
+from .mix_packs import RULES, build_rows, parse_rules, prepare
+from .mix_running import MixGpu, RanMember, RanPack
+from .mix_table import COLUMNS, find_missing, render_table
+
+USUAL_S = {FULL: 8.0, TINY: 0.3}
+INVENTED = Alone(1.0, 500.0, Load(engine=0.4, sm=0.1, dram=0.05, power_w=50.0))
+"""What stands for the readings of a GPU on a CPU, so that all of this can be tried there."""
+_NVML_S = 60.0
+# For starting and ending the processes of a pack, and for each of them.
+_PACK_S, _MEMBER_S = 3.0, 1.0
+_RESERVE_S = 6.0
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Read `0-7,16`.
+
+    Raises:
+        ValueError: It is no list of cores.
+    """
+    cores: list[int] = []
+    for item in text.split(","):
+        first, dash, last = item.partition("-")
+        cores += range(int(first), int(last if dash else first) + 1)
+    return tuple(dict.fromkeys(cores))
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.policies", description=__doc__)
+    parser.add_argument("--merge", type=Path, nargs="+", help="CSV files to make one table of")
+    parser.add_argument("--gpu", default="0", help="UUID or index of NVML")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--cores", type=parse_cores, default="0-15", help="such as 0-15")
+    parser.add_argument("--rules", type=parse_rules, default=",".join(Rule), help=", ".join(RULES))
+    parser.add_argument("--jobs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--usual", type=float, help="median length of a job in seconds")
+    parser.add_argument("--mix", choices=tuple(WEIGHTS), default="small")
+    parser.add_argument("--stretch", type=float, default=1.0, help="of lengths, for planning")
+    parser.add_argument("--bound", type=float, default=MAX_SLOWDOWN, help="on slowdowns")
+    parser.add_argument("--scale", choices=(FULL, TINY), default=FULL)
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
+    parser.add_argument("--calibration", type=Path, help="a file; else the one shipped with csub")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+class Comparison:
+    """One call: a mix on a GPU, and the rules that are measured on it.
+
+    Args:
+        arguments: The command line.
+        deadline: When to have ended, in monotonic seconds.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, deadline: float) -> None:
+        self._arguments = arguments
+        self._deadline = deadline
+        self._run = f"{socket.gethostname()}-{time.time():.0f}"
+        self._rounds: Counter[str] = Counter()
+        self._results: dict[str, Any] = {"run": self._run, "rules": [], "said": []}
+        path = arguments.calibration or calibration_path(shipped_folder(), SHIPPED)
+        self._calibration: Calibration = read_calibration(path)
+        self._uuid, self._model, self._capacity = self._find_gpu()
+
+    def _find_gpu(self) -> tuple[str | None, str, Capacity]:
+        cores = len(self._arguments.cores)
+        if self._arguments.device == "cpu":
+            capacity = Capacity(cpus_per_gpu=max(16, cores), gpu_memory_mb=80_000)
+            return None, self._calibration.gpu_model, capacity
+        answer = probe_gpus(_NVML_S)
+        self._results["driver"] = answer.driver_version
+        for known in answer.gpus:
+            if known.uuid and self._arguments.gpu in (known.uuid, str(known.nvml_index)):
+                capacity = Capacity(cpus_per_gpu=cores, gpu_memory_mb=known.gpu_memory_total_mb)
+                return known.uuid, known.name or "", capacity
+        why = answer.problem or "NVML does not show it"
+        raise NodeError(f"there is no GPU {self._arguments.gpu}: {why}")
+
+    def measure(self) -> int:
+        """Measure all rules, as far as time allows; how many jobs were measured."""
+        arguments = self._arguments
+        usual_s = arguments.usual or USUAL_S[arguments.scale]
+        jobs = draw_mix(arguments.jobs, arguments.seed, usual_s, arguments.mix)
+        kinds = sorted({job.kind for job in jobs})
+        total = 0
+        with MixGpu(self._uuid, arguments.cores, scale=arguments.scale, say=self._say) as gpu:
+            alone = gpu.measure_alone(kinds, self._calibration.idle_power_w)
+            if self._uuid is None:
+                self._say("without a GPU, loads are invented and MPS is left out")
+                alone = {
+                    kind: Alone(found.steps_per_s, INVENTED.gpu_memory_mb, INVENTED.load)
+                    for kind, found in alone.items()
+                }
+            mix = Mix(
+                jobs,
+                alone,
+                self._calibration,
+                self._capacity,
+                self._model,
+                arguments.stretch,
+                arguments.bound,
+            )
+            self._describe(mix)
+            for rule in arguments.rules:
+                self._rounds[rule] += 1
+                total += self._measure_rule(gpu, mix, rule)
+        return total
+
+    def _describe(self, mix: Mix) -> None:
+        arguments = vars(self._arguments)
+        self._results["arguments"] = {key: str(value) for key, value in arguments.items()}
+        self._results["gpu"] = {"uuid": self._uuid, "model": self._model}
+        self._results["capacity"] = vars(self._capacity)
+        self._results["jobs"] = [
+            {**vars(job), "alone_s": mix.get_alone_s(job.number)} for job in mix.jobs
+        ]
+        self._results["alone"] = {
+            kind: {**vars(found), "load": vars(found.load) if found.load else None}
+            for kind, found in mix.alone.items()
+        }
+        for kind, found in mix.alone.items():
+            if found.load is None:
+                self._say(f"{kind}: what it takes of the GPU could not be read")
+
+    def _measure_rule(self, gpu: MixGpu, mix: Mix, rule: str) -> int:
+        """Run the packs of one rule, as long as there is time; how many jobs were measured."""
+        before = time.monotonic()
+        told, packs = prepare(mix, rule)
+        planning_s = time.monotonic() - before
+        name = f"{rule} {self._rounds[rule]}"
+        self._say(
+            f"{name}: {told.packs} packs, widest {told.widest}, predicted {told.makespan_s:.0f} s"
+        )
+        entry: dict[str, Any] = {
+            "rule": str(rule),
+            "round": self._rounds[rule],
+            "planning_s": planning_s,
+            "predicted": vars(told),
+            "packs": [],
+        }
+        self._results["rules"].append(entry)
+        begun, total = time.monotonic(), 0
+        for number, pack in enumerate(packs):
+            expected_s = pack.predicted_s + _PACK_S + _MEMBER_S * len(pack.members)
+            left_s = self._deadline - _RESERVE_S - time.monotonic()
+            if expected_s > left_s:
+                self._say(f"{name}: the time is over, {len(packs) - number} packs are missing")
+                break
+            try:
+                ran = gpu.run_pack(pack.members, pack.mode, left_s, pack.choose)
+            except CollocError as error:
+                failed = RanMember(None, None, str(error))
+                ran = RanPack((failed,) * len(pack.members), 0.0, 0.0, None, None)
+            rows = build_rows(mix, pack, ran, begun)
+            common = {
+                "run": self._run,
+                "round": self._rounds[rule],
+                "rule": str(rule),
+                "pack": number,
+            }
+            write_rows(self._arguments.csv, [{**common, **row} for row in rows])
+            entry["packs"].append({"reasons": pack.reasons, "rows": rows})
+            for row in rows:
+                if row["problem"]:
+                    self._say(f"{name}: {row['kind']} failed in pack {number}: {row['problem']}")
+            total += len(rows)
+            self._write()
+        self._say(f"{name}: {total} jobs in {time.monotonic() - begun:.0f} s")
+        return total
+
+    def _write(self) -> None:
+        if self._arguments.json is not None:
+            self._arguments.json.write_text(json.dumps(self._results, indent=1) + "\n")
+
+    def _say(self, text: str) -> None:
+        self._results["said"].append(text)
+        say(text)
+        self._write()
+
+
+def write_rows(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append rows to a CSV file, so that they outlive whatever comes after."""
+    if path is None:
+        return
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows([{name: render(row[name]) for name in COLUMNS} for row in rows])
+
+
+def render(value: object) -> str:
+    """A value of a row; what is unknown is empty."""
+    if value is None:
+        return ""
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def read_all(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """The rows of several calls.
+
+    Raises:
+        UsageProblem: A file cannot be read, or they are of different mixes.
+    """
+    rows: list[dict[str, str]] = []
+    for path in paths:
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows += csv.DictReader(file)
+        except OSError as error:
+            raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
+    kinds = {(row["job"], row["kind"]) for row in rows}
+    if len(kinds) > len({job for job, _ in kinds}):
+        raise UsageProblem("the rows are of different mixes")
+    return rows
+
+
+def say(text: str) -> None:
+    """Say it at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure a mix, or merge what was measured.
+
+    Returns:
+        0, or 1 where nothing could be measured.
+    """
+    started = time.monotonic()
+    arguments = parse_arguments(argv)
+    paths = arguments.merge
+    if not paths:
+        signal.signal(signal.SIGTERM, _end)
+        try:
+            total = Comparison(arguments, started + arguments.seconds).measure()
+        except CollocError as error:
+            say(str(error))
+            return 1
+        if not total or arguments.csv is None:
+            return int(not total)
+        paths = [arguments.csv]
+    try:
+        rows = read_all(paths)
+    except UsageProblem as problem:
+        say(problem.message)
+        return 1
+    say(render_table(rows, arguments.jobs))
+    rules = dict.fromkeys(map(str, arguments.rules))
+    for text in find_missing(rows, list(rules), arguments.jobs):
+        say(f"missing: {text}")
+    return 0
+
+
+def _end(number: int, _: Any) -> None:
+    # Once is enough: what follows is the way out.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

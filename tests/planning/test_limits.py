@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+
+from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.planning.limits import (
+    compute_gpu_memory_limit_mb,
+    compute_host_memory_limit_mb,
+    find_broken,
+)
+from slurm_colloc.planning.needs import build_load, compute_run_s
+from slurm_colloc.planning.rivals import place_additively, place_by_carma
+from slurm_colloc.planning.subject import Limits, Subject
+from tests.planning import known_jobs
+from tests.planning.known_jobs import CALIBRATION, H100, ROOMY, SMALL, build_job, build_profile
+
+
+def build_subject(index: int = 0, **changes: object) -> Subject:
+    load = Load(engine=0.3, sm=0.2, dram=0.1)
+    subject = Subject(index, 2, 1000, 5000, 600.0, load, 1.5)
+    return dataclasses.replace(subject, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, math.ceil(6500 * 1.05) + 1024),
+        ({"known_by": KnownBy.FAMILY}, math.ceil(6500 * 1.2) + 1024),
+        ({"known_by": KnownBy.LIKE}, math.ceil(6500 * 1.2) + 1024),
+        ({"gpu_model": H100}, math.ceil(6500 * 1.2) + 1024),
+        ({"gpu_memory_peak_mb": None}, None),
+        ({"gpu_memory_peak_mb": 0}, None),
+    ],
+)
+def test_gpu_memory_is_the_peak_with_room(changes: dict[str, object], expected: int | None) -> None:
+    profile = dataclasses.replace(SMALL, **changes)  # type: ignore[arg-type]
+    assert compute_gpu_memory_limit_mb(profile, CALIBRATION) == expected
+
+
+def test_host_memory_is_the_peak_with_more_room() -> None:
+    assert compute_host_memory_limit_mb(SMALL) == 2000 * 1.25 + 256
+    assert compute_host_memory_limit_mb(UsageProfile()) is None
+
+
+def test_each_limit_is_named_with_both_numbers() -> None:
+    pair = [build_subject(0), build_subject(1)]
+    limits = Limits(cpus=3, host_memory_mb=1999, gpu_memory_mb=9999, members=1, finish_s=599.0)
+    found = {b.constraint: (b.have, b.limit) for b in find_broken(pair, limits)}
+    assert found == {
+        "clients": (2, 1),
+        "cpus": (4, 3),
+        "host_memory": (2000, 1999),
+        "gpu_memory": (10_000, 9999),
+        "time": (600.0, 599.0),
+    }
+    exact = Limits(cpus=4, host_memory_mb=2000, gpu_memory_mb=10_000, members=2, finish_s=600.0)
+    assert find_broken(pair, exact) == ()
+    assert find_broken(pair[:1], limits) == ()
+
+
+@given(profile=known_jobs.PROFILES)
+def test_a_load_is_made_of_shares_whatever_the_profile_says(profile: UsageProfile) -> None:
+    load = build_load(profile)
+    if profile.sm_activity is None or profile.dram_activity is None:
+        assert load is None
+    if load is not None:
+        assert all(0.0 <= getattr(load, name) <= 1.0 for name in known_resources())
+        assert load.power_w >= 0.0
+
+
+def known_resources() -> tuple[str, ...]:
+    from slurm_colloc.model.calibration import RESOURCES
+
+    return RESOURCES
+
+
+def test_engine_activity_is_estimated_where_it_was_not_measured() -> None:
+    # Activities and the gain of time slicing over one alone, as measured on an H200.
+    for sm, gain in ((0.118, 3.5), (0.301, 1.95), (0.432, 1.59)):
+        load = build_load(UsageProfile(sm_activity=sm, dram_activity=0.1))
+        assert load is not None
+        assert load.engine == pytest.approx(1 / gain, rel=0.1)
+    measured = build_load(UsageProfile(sm_activity=0.3, dram_activity=0.1, engine_activity=0.9))
+    assert measured is not None
+    assert measured.engine == 0.9
+
+
+def test_a_run_lasts_as_earlier_ones_did_but_no_longer_than_it_may() -> None:
+    job = build_job(time_limit_s=1000)
+    assert compute_run_s(job, build_profile(0.1, 0.1, 0.1, run_s=600.0), ROOMY) == 600.0
+    assert compute_run_s(job, build_profile(0.1, 0.1, 0.1, run_s=2000.0), ROOMY) == 1000.0
+    assert compute_run_s(job, build_profile(0.1, 0.1, 0.1, run_s=0.0), ROOMY) == 1000.0
+    assert compute_run_s(job, None, ROOMY) == 1000.0
+    open_end = dataclasses.replace(job, time_limit_s=None)
+    assert compute_run_s(open_end, None, ROOMY) == 3600.0
+
+
+def test_the_additive_rule_stops_at_the_first_sum_that_is_full() -> None:
+    packs = place_additively([build_subject(i) for i in range(4)], Limits(), None)
+    # Engine activity of 0.3 fits three times.
+    assert packs == ((0, 1, 2), (3,))
+    dense = Load(engine=0.1, sm=0.1, dram=0.3)
+    subjects = [build_subject(i, load=dense) for i in range(3)]
+    assert place_additively(subjects, Limits(), None) == ((0, 1), (2,))
+    longest_last = [build_subject(0, run_s=1.0), build_subject(1, run_s=9.0)]
+    assert place_additively(longest_last, Limits(), None) == ((1, 0),)
+    assert place_additively([build_subject(0), build_subject(1, load=None)], Limits(), None) == (
+        (0,),
+        (1,),
+    )
+
+
+def test_carmas_rule_looks_at_who_is_there_and_leaves_two_gib() -> None:
+    busy = Load(engine=0.9, sm=0.5, dram=0.1)
+    subjects = [build_subject(i, load=busy) for i in range(3)]
+    # Two are beyond the cap only once both are there.
+    assert place_by_carma(subjects, Limits(), 80_000) == ((0, 1), (2,))
+    large = [build_subject(i, gpu_memory_mb=30_000) for i in range(2)]
+    assert place_by_carma(large, Limits(), 62_048) == ((0, 1),)
+    assert place_by_carma(large, Limits(), 62_047) == ((0,), (1,))
+
+
+def test_carmas_rule_takes_the_gpu_with_most_memory_left() -> None:
+    full = Load(engine=0.9, sm=0.9, dram=0.1)
+    light = Load(engine=0.1, sm=0.1, dram=0.1)
+    subjects = [
+        build_subject(0, load=light, gpu_memory_mb=60_000),
+        build_subject(1, load=light, gpu_memory_mb=30_000),
+        build_subject(2, load=full, gpu_memory_mb=10_000),
+    ]
+    # The first two do not fit together; the third goes where more is left.
+    assert place_by_carma(subjects, Limits(), 80_000) == ((0,), (1, 2))

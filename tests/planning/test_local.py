@@ -1,0 +1,141 @@
+"""The local search: whole, legal, deterministic, and close to the exact division."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.plan import Goal, SharingMode
+from slurm_colloc.planning import exact, local, search
+from slurm_colloc.planning.pricing import Pricing
+from slurm_colloc.planning.subject import Limits, Subject
+from tests.planning.subjects import (
+    CALIBRATION,
+    add_up,
+    describe,
+    goals,
+    limits,
+    make_pricing,
+    make_subjects,
+    modes,
+    subjects,
+)
+
+many_subjects = st.lists(subjects(), min_size=1, max_size=8).flatmap(
+    lambda kinds: st.lists(st.sampled_from(kinds), min_size=17, max_size=40)
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(many_subjects, limits, goals, modes)
+def test_each_job_is_in_one_legal_pack(
+    chosen: list[Subject], limit: Limits, goal: Goal, of_modes: list[SharingMode]
+) -> None:
+    pricing = Pricing(chosen, limit, CALIBRATION, goal=goal, modes=of_modes)
+    packs = search.partition(pricing)
+    assert Counter(i for pack in packs for i in pack) == Counter(range(len(chosen)))
+    alone = add_up(pricing, [[i] for i in range(len(chosen))])
+    assert add_up(pricing, packs) <= alone * (1 + 1e-9)
+    for pack in packs:
+        assert not pricing.find_broken(pack)
+
+
+@settings(max_examples=10, deadline=None)
+@given(many_subjects, limits, st.randoms(use_true_random=False))
+def test_the_order_of_the_subjects_does_not_matter(
+    chosen: list[Subject], limit: Limits, chance: random.Random
+) -> None:
+    first = Pricing(chosen, limit, CALIBRATION)
+    mixed = list(chosen)
+    chance.shuffle(mixed)
+    second = Pricing(mixed, limit, CALIBRATION)
+    assert describe(first, search.partition(first)) == describe(second, search.partition(second))
+
+
+@pytest.mark.parametrize("kinds", [1, 3, None])
+def test_it_is_close_to_the_exact_division(kinds: int | None) -> None:
+    over = []
+    for seed in range(6):
+        pricing = make_pricing(make_subjects(14, seed, kinds=kinds))
+        best = add_up(pricing, exact.partition(pricing))
+        over.append(add_up(pricing, local.partition(pricing)) / best - 1.0)
+    assert min(over) >= -1e-5
+    assert sum(over) / len(over) <= 0.05
+
+
+def test_it_improves_on_merging_alone() -> None:
+    saved = []
+    for seed in range(3):
+        pricing = make_pricing(make_subjects(30, seed))
+        key = tuple(sorted(pricing.kind_of))
+        merged = local.divide_greedily(pricing, key)
+        priced = [pricing.price_key(pack) for pack in merged]
+        assert all(priced)
+        before = sum(one.cost for one in priced if one)
+        saved.append(1 - add_up(pricing, local.partition(pricing)) / before)
+    assert min(saved) >= -1e-9
+    assert max(saved) > 0.01
+
+
+def test_equal_jobs_are_divided_exactly() -> None:
+    count = 23
+    pricing = make_pricing(make_subjects(count, kinds=1))
+    costs = {}
+    for size in range(1, count + 1):
+        priced = pricing.price(range(size))
+        if priced is not None:
+            costs[size] = priced.cost
+    best = [0.0]
+    for total in range(1, count + 1):
+        best.append(min(best[total - size] + costs[size] for size in costs if size <= total))
+    assert add_up(pricing, search.partition(pricing)) == pytest.approx(best[count])
+    assert max(costs) > 1
+
+
+def test_lengths_are_grouped_by_their_cost_alone() -> None:
+    # Two lengths of otherwise equal jobs: no pack mixes them where both fill packs.
+    alike = make_subjects(1, seed=4)[0]
+    short, long = 100.0, 10_000.0
+    chosen = [
+        Subject(i, 1, None, 1000, (short, long)[i % 2], alike.load, 2.0, 0.0) for i in range(40)
+    ]
+    pricing = Pricing(chosen, Limits(members=5), CALIBRATION)
+    packs = search.partition(pricing)
+    assert max(map(len, packs)) > 1
+    for pack in packs:
+        assert len({chosen[i].run_s for i in pack}) == 1
+
+
+def test_jobs_of_unknown_load_stay_alone_among_many() -> None:
+    known = make_subjects(30, seed=2)
+    unknown = [Subject(i, 1, None, 1000, 500.0, None, 2.0) for i in range(10)]
+    packs = search.partition(make_pricing([*unknown, *known]))
+    assert {pack for pack in packs if set(pack) & set(range(10))} == {(i,) for i in range(10)}
+    assert any(len(pack) > 1 for pack in packs)
+
+
+def test_no_pack_is_larger_than_one_mps_server_takes() -> None:
+    pricing = Pricing(make_tiny(60), Limits(), CALIBRATION)
+    assert max(map(len, search.partition(pricing))) <= 48
+    alike = Pricing(make_tiny(1) * 100, Limits(), CALIBRATION)
+    assert max(map(len, search.partition(alike))) <= 48
+
+
+def make_tiny(count: int) -> list[Subject]:
+    return [
+        Subject(i, 1, None, 1, 1000.0 + i, Load(0.002, 0.0001 + i * 1e-6, 0.0), 50.0)
+        for i in range(count)
+    ]
+
+
+def test_several_hundred_jobs_of_all_lengths_gain() -> None:
+    pricing = make_pricing(make_subjects(300, seed=8))
+    packs = search.partition(pricing)
+    assert Counter(i for pack in packs for i in pack) == Counter(range(300))
+    alone = add_up(pricing, [[i] for i in range(300)])
+    assert add_up(pricing, packs) < 0.6 * alone

@@ -1,0 +1,229 @@
+"""Calibration files: whose counts, and what is refused of those that are partial or hostile."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.calibration import Calibration, ModeModel
+from slurm_colloc.store.calibrations import (
+    SHIPPED,
+    build_calibration_mapping,
+    calibration_path,
+    choose_slug,
+    find_calibration,
+    parse_calibration,
+    read_calibration,
+    shipped_folder,
+    user_folder,
+    write_calibration,
+)
+
+H200 = "NVIDIA H200"
+CALIBRATION = Calibration(
+    gpu_model=H200,
+    modes={
+        "timeslice": ModeModel(turns=0.9, switching=0.2),
+        "mps": ModeModel(waiting=0.8, width=1.4, narrowing=0.6, capacity=1.3, crowding=0.6),
+    },
+    residual=0.06,
+    idle_power_w=75.0,
+    power_limit_w=700.0,
+    made_at=1.8e9,
+    driver="550.90.07",
+    packs=45,
+)
+
+
+def put(folder: Path, gpu_model: str = H200, **changes: Any) -> Path:
+    path = calibration_path(folder, gpu_model)
+    write_calibration(path, dataclasses.replace(CALIBRATION, gpu_model=gpu_model, **changes))
+    return path
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    assert read_calibration(put(tmp_path)) == CALIBRATION
+
+
+def test_the_one_that_comes_with_csub_can_be_read() -> None:
+    path = calibration_path(shipped_folder(), SHIPPED)
+    found = read_calibration(path, expected="nvidia-h200")
+    assert {"mps", "timeslice"} <= set(found.modes)
+
+
+def test_the_users_comes_before_the_sites_and_that_before_ours(tmp_path: Path) -> None:
+    root, site = tmp_path / "state", tmp_path / "site"
+    assert find_calibration(H200, root, site).calibration.source == "shipped with csub"
+    put(site, residual=0.2)
+    found = find_calibration(H200, root, site)
+    assert (found.calibration.residual, found.is_borrowed) == (0.2, False)
+    assert found.calibration.source == f"the site's {site}/nvidia-h200.json"
+    put(user_folder(root), residual=0.3)
+    found = find_calibration("h200", root, site)
+    assert found.calibration.residual == 0.3
+    assert "the user's" in found.calibration.source
+    assert found.problems == ()
+
+
+def test_a_gpu_model_without_one_borrows_ours(tmp_path: Path) -> None:
+    found = find_calibration("NVIDIA A100-SXM4-40GB", tmp_path, None)
+    assert found.is_borrowed
+    assert found.calibration.source == "borrowed from NVIDIA H200"
+    assert found.calibration.gpu_model == H200, "planning tells by it that it is another GPU's"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("h200", "nvidia-h200"),
+        ("nvidia_h200", "nvidia-h200"),
+        ("h100", None),
+        ("h100_pcie", "nvidia-h100-pcie"),
+        ("20", None),
+        ("", None),
+    ],
+)
+def test_slurms_type_is_a_part_of_the_name(gpu: str, slug: str | None) -> None:
+    slugs = ["nvidia-h100-80gb-hbm3", "nvidia-h100-pcie", "nvidia-h200"]
+    assert choose_slug(gpu, slugs) == slug
+
+
+def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(mapping: dict[str, Any]) -> None:
+        place = mapping
+        *path, last = key.split(".")
+        for name in path:
+            place = place[name]
+        place[last] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("schema", 2, "schema: it is of version 2, this csub reads 1"),
+        ("schema", True, "schema: it is of version True"),
+        ("modes", {}, "modes: must be an object with a sharing mode"),
+        ("modes", {"magic": {}}, "modes: none of timeslice, mps, mig is there"),
+        ("modes.mps", 3, "modes.mps: must be an object"),
+        ("modes.mps", {"of_tomorrow": 1}, "modes.mps: none of turns, "),
+        ("modes.mps.waiting", "0.3", "modes.mps.waiting: must be a number, is '0.3'"),
+        ("modes.mps.waiting", -0.1, "modes.mps.waiting: must be from 0 to 100"),
+        ("modes.mps.waiting", float("nan"), "modes.mps.waiting: must be from 0"),
+        ("modes.mps.capacity", 1e-9, "modes.mps.capacity: must be 0 or at least 0.05"),
+        ("modes.mps.width", 11, "modes.mps.width: must be from 0 to 10"),
+        ("modes.mps.narrowing", float("inf"), "modes.mps.narrowing: must be from 0 to 100"),
+        ("modes.mps.narrowing", 10**400, "modes.mps.narrowing: must be from 0 to 100"),
+        ("residual", None, "residual: must be a number, is None"),
+        ("residual", True, "residual: must be a number, is True"),
+        ("residual", 50, "residual: must be from 0 to 2, is 50"),
+        ("gpu_model", "x" * 101, "gpu_model: must be a name"),
+        ("gpu_model", "NVIDIA A100", "gpu_model: it is one of 'NVIDIA A100'"),
+        ("driver", ["\x1b[2J"], "driver: must be a text, is ['\\x1b[2J']"),
+        ("context_mb", -1, "context_mb: must be from 0"),
+        ("power_limit_w", 0, "power_limit_w: must be from 1"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_and_the_next_one_counts(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    path = put(user_folder(tmp_path))
+    mapping = json.loads(path.read_text())
+    change(key, value)(mapping)
+    path.write_text(json.dumps(mapping))
+    found = find_calibration(H200, tmp_path, None)
+    assert found.calibration.source == "shipped with csub"
+    (problem,) = found.problems
+    assert problem.startswith(str(path))
+    assert message in problem
+    assert problem.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"\xff\xfe", "it is not JSON"),
+        (b"[]", "a calibration is a JSON object"),
+        (b"null", "a calibration is a JSON object"),
+        (b" " * (256 * 1024 + 1), "it is larger than 256 kB"),
+        (b'{"schema": 1, "modes": {"mps": {}}', "it is not JSON"),
+    ],
+)
+def test_what_is_no_calibration_is_said_in_a_sentence(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    path = put(tmp_path)
+    path.write_bytes(data)
+    with pytest.raises(UsageProblem, match=message) as problem:
+        read_calibration(path)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = put(user_folder(tmp_path))
+    path.unlink()
+    os.mkfifo(path)
+    assert find_calibration(H200, tmp_path, None).problems == (f"{path}: it is no file",)
+    path.unlink()
+    path.mkdir()
+    assert find_calibration(H200, tmp_path, None).problems == (f"{path}: it is no file",)
+    path.rmdir()
+    path.symlink_to(tmp_path / "gone")
+    (problem,) = find_calibration(H200, tmp_path, None).problems
+    assert problem == f"cannot read {path}: No such file or directory"
+
+
+def test_what_a_newer_csub_adds_is_passed_over() -> None:
+    mapping = build_calibration_mapping(CALIBRATION)
+    mapping["of_tomorrow"] = mapping["modes"]["mps"]["of_tomorrow"] = {"a": [None]}
+    mapping["modes"]["mps"]["quantum"] = "much"
+    mapping["modes"]["teleport"] = None
+    assert parse_calibration(mapping, "f") == CALIBRATION
+
+
+def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "nvidia-h200.json"
+    with pytest.raises(UsageProblem, match="residual"):
+        write_calibration(path, dataclasses.replace(CALIBRATION, residual=float("nan")))
+    assert not path.exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError):
+        write_calibration(tmp_path / "file" / "nvidia-h200.json", CALIBRATION)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(
+    ["schema", "gpu_model", "modes", "residual", "idle_power_w", "context_mb", "made_at", "packs",
+     "driver", "modes.mps", "modes.mps.waiting", "modes.mps.capacity", "modes.mps.narrowing",
+     "modes.mps.width"]
+)  # fmt: skip
+
+
+@given(_KEYS, _JSON)
+def test_whatever_stands_there_is_read_or_refused(key: str, value: Any) -> None:
+    mapping = build_calibration_mapping(CALIBRATION)
+    change(key, value)(mapping)
+    found = None
+    with contextlib.suppress(UsageProblem):
+        found = parse_calibration(mapping, "f")
+    for model in () if found is None else found.modes.values():
+        assert all(0 <= number <= 100 for number in dataclasses.asdict(model).values())
+    assert found is None or 0 <= found.residual <= 2

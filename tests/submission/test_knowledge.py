@@ -1,0 +1,248 @@
+"""What is known of the jobs of a call: own runs, family, a named job, the user's words."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import KnownBy
+from slurm_colloc.model.profile import Completion, Observation
+from slurm_colloc.settings import Settings
+from slurm_colloc.store import profiles
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profile_index import ProfileNames
+from slurm_colloc.store.profiles import (
+    add_completions,
+    add_observations,
+    compute_family,
+    forget_profiles,
+    list_profiles,
+    profile_path,
+)
+from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
+
+from .test_collect import collect, write
+
+OPTIONS = ("--gres=gpu:1", "--time=1:00:00")
+H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-40GB"
+
+
+def learn(root: Path, call: Call, *, gpu: str = H200, at: float | None = None, **seen: Any) -> None:
+    """Write down what the first job of a call used alone."""
+    candidate = call.candidates[0]
+    observation = Observation(
+        signature=compute_signature(candidate.script, candidate.job),
+        family=compute_family(candidate.script, candidate.job),
+        name=candidate.job.name,
+        gpu_model=gpu,
+        gpu_uuid="GPU-1",
+        source=f"20260101-000000-a.{time.monotonic_ns()}/1.1.1",
+        at=time.time() if at is None else at,
+        window_s=30.0,
+        **{"steps_per_s": 10.0, "sm_active": 0.3, "gpu_memory_peak_mb": 4000.0, **seen},
+    )
+    assert add_observations(root / "state", [observation]) == []
+
+
+def ask(root: Path, call: Call) -> Knowledge:
+    settings = Settings(state_dir=str(root / "state"), calibration_dir=str(root / "site"))
+    return gather_knowledge(call.candidates, settings)
+
+
+def test_own_runs_come_before_the_family_and_that_before_a_named_job(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, "other.sh", "echo other")
+    call = collect(tmp_path, *OPTIONS, "--profile-like=big", "a.sh", "0.1")
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "--job-name=big", "other.sh"), sm_active=0.9)
+    like = ask(tmp_path, call).profiles[0]
+    assert (like.known_by, like.sm_activity) == (KnownBy.LIKE, 0.9)
+    assert (like.steps_per_s, like.run_s) == (None, None), "its steps are its own"
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "0.2"), sm_active=0.4)
+    found = ask(tmp_path, call).profiles[0]
+    assert (found.known_by, found.sm_activity) == (KnownBy.FAMILY, 0.4)
+    learn(tmp_path, call, sm_active=0.5)
+    found = ask(tmp_path, call).profiles[0]
+    assert (found.known_by, found.sm_activity, found.gpu_model) == (KnownBy.EXACT, 0.5, H200)
+    assert found.gpu_memory_peak_mb == 4000
+
+
+def test_nothing_is_known_where_nothing_was_measured(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh"))
+    assert (found.profiles, found.reasons, found.problems) == ({}, (), ())
+    found = ask(tmp_path, collect(tmp_path, *OPTIONS, "--gpu-mem=3G", "a.sh"))
+    assert found.profiles[0].known_by is KnownBy.STATED
+    assert found.profiles[0].sm_activity is None
+
+
+def test_relatives_that_disagree_tell_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "3")
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "1"), steps_per_s=10.0, sm_active=0.2)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "2"), steps_per_s=10.5, sm_active=0.4,
+          gpu_memory_peak_mb=6000.0)  # fmt: skip
+    found = ask(tmp_path, call).profiles[0]
+    assert found.sm_activity == pytest.approx(0.3)
+    assert found.steps_per_s == pytest.approx(10.25)
+    assert found.gpu_memory_peak_mb == 6000
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "4"), steps_per_s=20.0)
+    unknown = ask(tmp_path, call)
+    assert unknown.profiles == {}
+    assert "differ by more than 10 %" in unknown.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("trian", "did you mean 'train'?"), ("q", "profile list")]
+)
+def test_a_named_job_that_is_not_there_is_refused(tmp_path: Path, name: str, hint: str) -> None:
+    write(tmp_path)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "--job-name=train", "a.sh"))
+    with pytest.raises(UsageProblem, match="--profile-like") as problem:
+        ask(tmp_path, collect(tmp_path, *OPTIONS, f"--profile-like={name}", "a.sh", "b"))
+    assert hint in str(problem.value)
+
+
+def test_a_named_job_may_be_given_by_its_signature(tmp_path: Path) -> None:
+    write(tmp_path)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh"))
+    digits = list_profiles(tmp_path / "state")[0][0].signature[:6]
+    like = collect(tmp_path, *OPTIONS, f"--profile-like={digits}", "a.sh", "x")
+    assert ask(tmp_path, like).profiles[0].known_by is KnownBy.LIKE
+
+
+def test_only_the_asked_gpu_model_counts(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, "--gres=gpu:h200:1", "a.sh")
+    learn(tmp_path, call, gpu=A100, sm_active=0.8)
+    found = ask(tmp_path, call)
+    profile = found.profiles[0]
+    assert (profile.known_by, profile.sm_activity) == (KnownBy.UNKNOWN, None)
+    assert profile.gpu_memory_peak_mb == 4800, "with more room"
+    assert "measured on NVIDIA A100-SXM4-40GB only" in found.reasons[0]
+    learn(tmp_path, call, gpu=H200, sm_active=0.3)
+    assert ask(tmp_path, call).profiles[0].sm_activity == 0.3
+    older = collect(tmp_path, "--gres=gpu:a100:1", "a.sh")
+    assert ask(tmp_path, older).profiles[0].sm_activity == 0.8
+
+
+def test_without_a_type_the_gpu_model_that_was_used_last_counts(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh")
+    learn(tmp_path, call, gpu=H200, sm_active=0.3, at=time.time() - 60)
+    assert ask(tmp_path, call).reasons == (), "there is one GPU model only"
+    learn(tmp_path, call, gpu=A100, sm_active=0.8)
+    found = ask(tmp_path, call)
+    assert found.profiles[0].sm_activity == 0.8
+    assert "no GPU type is asked for" in found.reasons[0]
+    assert found.profiles[1].known_by is KnownBy.FAMILY
+
+
+def test_an_old_profile_is_used_and_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    learn(tmp_path, call, at=time.time() - 100 * 86400)
+    found = ask(tmp_path, call)
+    assert found.profiles[0].known_by is KnownBy.EXACT
+    assert "its usage profile is 100 days old" in found.reasons[0]
+
+
+def test_a_damaged_profile_is_named_and_the_family_counts(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "1")
+    learn(tmp_path, call)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "2"))
+    signature = compute_signature(call.candidates[0].script, call.candidates[0].job)
+    path = profile_path(tmp_path / "state", signature, H200)
+    path.write_text('{"schema": 1')
+    found = ask(tmp_path, call)
+    assert found.profiles[0].known_by is KnownBy.FAMILY
+    assert found.problems[0].startswith(f"{path}: it is not JSON")
+    path.write_text('{"schema": 9}')
+    assert "schema" in ask(tmp_path, call).problems[0]
+
+
+def test_who_asks_for_no_gpu_or_several_is_not_looked_up(tmp_path: Path) -> None:
+    write(tmp_path)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh"))
+    assert ask(tmp_path, collect(tmp_path, "--gres=gpu:2", "a.sh")).profiles == {}
+    assert ask(tmp_path, collect(tmp_path, "a.sh")).profiles == {}
+
+
+def test_the_steps_of_ended_runs_tell_how_long_one_takes(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    candidate = call.candidates[0]
+    done = Completion(compute_signature(candidate.script, candidate.job), H200, "p/1", 6000.0)
+    assert add_completions(tmp_path / "state", [done]) == []
+    assert list_profiles(tmp_path / "state")[0] == [], "steps alone make no profile"
+    learn(tmp_path, call)
+    assert ask(tmp_path, call).profiles[0].run_s is None
+    for source in ("p/1", "p/1", "p/2"):
+        add_completions(tmp_path / "state", [dataclasses.replace(done, source=source)])
+    assert ask(tmp_path, call).profiles[0].run_s == pytest.approx(600)
+    (record,), _ = list_profiles(tmp_path / "state")
+    assert record.steps_total is not None
+    assert record.steps_total.n == 2, "a run counts once"
+
+
+def test_the_memory_of_the_gpu_is_what_the_monitor_saw(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    learn(tmp_path, call, gpu_memory_total_mb=143771)
+    assert ask(tmp_path, call).gpu_memory_mb == 143771
+
+
+def test_only_the_files_of_the_family_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    write(tmp_path, "other.sh", "echo other")
+    for word in "bcdefg":
+        learn(tmp_path, collect(tmp_path, *OPTIONS, "other.sh", word))
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "1"))
+    opened: list[str] = []
+    read = profiles._read
+
+    def watch(path: Path) -> Any:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(profiles, "_read", watch)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "2")
+    assert ask(tmp_path, call).profiles[0].known_by is KnownBy.FAMILY
+    assert len(opened) == 1
+    # An older csub left no index: it is made once.
+    (tmp_path / "state" / "profiles" / "families").unlink()
+    opened.clear()
+    assert ask(tmp_path, call).profiles[0].known_by is KnownBy.FAMILY
+    assert len(opened) == 8
+    opened.clear()
+    ask(tmp_path, call)
+    assert len(opened) == 1
+
+
+def test_an_index_that_was_cut_loses_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    root = tmp_path / "state"
+    calls = [collect(tmp_path, *OPTIONS, "a.sh", number) for number in "1234"]
+    for call in calls[:3]:
+        learn(tmp_path, call)
+    index = root / "profiles" / "families"
+    whole = index.read_bytes()
+    family = compute_family(calls[0].candidates[0].script, calls[0].candidates[0].job)
+    for cut in range(0, len(whole) + 1, 5):
+        index.write_bytes(whole[:cut])
+        # Somebody adds one behind a line that was cut.
+        learn(tmp_path, calls[3])
+        assert len(profiles.read_family(root, family)[0]) == 4
+        assert len(profiles.read_family(root, family)[0]) == 4
+        signature = compute_signature(calls[3].candidates[0].script, calls[3].candidates[0].job)
+        forget_profiles(root, [r for r in list_profiles(root)[0] if r.signature == signature])
+        assert len(profiles.read_family(root, family)[0]) == 3
+    assert len(ProfileNames(root).names) == 3
