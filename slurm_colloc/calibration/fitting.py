@@ -178,11 +178,10 @@ def fit_mode(
 def fit(measured: Measurements) -> Fit:
     """Fit all modes that there are enough packs of.
 
-    `residual` says how far a pack is slower than predicted, in the mean of its members: 1.48 times
-    the median of |measured / predicted slowdown - 1|, which is a standard deviation where errors are
-    normal, over the fitted packs whose members were all at most 2.5 times slower than alone. It is
-    of packs, not of members: single members are slowed down by their cores of the host as well,
-    with or without partners.
+    `residual` says how far packs are off in the mean of their members: 1.48 times the median of
+    |measured / predicted slowdown - 1|, a standard deviation where errors are normal, over the
+    fitted packs whose members were all at most 2.5 times slower than alone. It is of packs, not of
+    members: single members are slowed down by their cores of the host, too, partners or not.
 
     Raises:
         NodeError: NumPy or SciPy is missing.

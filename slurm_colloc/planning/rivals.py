@@ -18,6 +18,7 @@ from slurm_colloc.planning.subject import Limits, Subject
 ADDITIVE_SM_MOST = 1.0
 ADDITIVE_DRAM_MOST = 0.8
 CARMA_SM_MOST = 0.80
+CARMA_DRAM_MOST = 0.40
 CARMA_ROOM_MB = 2048
 
 _Partition = tuple[tuple[int, ...], ...]
@@ -61,9 +62,9 @@ def place_additively(
 ) -> _Partition:
     """First fit, the longest first, while what the jobs use alone adds up to no more than a GPU.
 
-    Horus (Yeung et al., IEEE TPDS 33(1), 2022) caps the sum of GPU utilisation like that; here
-    the sums of engine and SM activity are at most 1, and that of DRAM activity 0.8. By length is
-    first fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT, 1973).
+    That utilisation adds up is the rule without a model: the sums of engine and SM activity are at
+    most 1, that of DRAM activity 0.8. By length is first fit decreasing (Johnson, "Near-optimal
+    bin packing algorithms", MIT, 1973).
     """
     del gpu_memory_mb
     order = sorted(range(len(subjects)), key=lambda i: (-subjects[i].run_s, i))
@@ -96,11 +97,12 @@ def place_by_carma(
 ) -> _Partition:
     """CARMA's rule (Yousefzadeh-Asl-Miandoab et al., arXiv 2508.19073, 2026), first come first.
 
-    A job goes to a GPU whose resident jobs keep at most 80 % of the SMs active, and whose free
-    memory exceeds the job's estimate by 2 GiB; of several to the one with the most memory left
-    (MAGM). The rule fills a server of given GPUs as jobs come, an idle one before any that is in
-    use. Here GPUs are asked of Slurm, so that a further one is idle only where none in use takes
-    the job.
+    A job does not go to a GPU whose resident jobs keep 80 % of the SMs and 40 % of the DRAM active
+    (in its program 45 % occupancy of the SMs does as well as the DRAM, which no usage profile
+    holds), or whose free memory does not exceed the job's estimate by 2 GiB; of several that are
+    left it goes to the one with the most memory (MAGM). The rule fills a server of given GPUs as
+    jobs come, an idle one before any that is in use. Here GPUs are asked of Slurm, so that a
+    further one is idle only where none in use takes the job.
     """
     packs: list[list[int]] = []
     for i, subject in enumerate(subjects):
@@ -128,7 +130,8 @@ def _find_room_mb(
     if new.load is None or len(known) < len(loads):
         return None
     # What is measured on a GPU is what all together keep busy, never more than the whole of it.
-    if sum(load.sm for load in known) > CARMA_SM_MOST:
+    are_sms_taken = sum(load.sm for load in known) >= CARMA_SM_MOST
+    if are_sms_taken and sum(load.dram for load in known) >= CARMA_DRAM_MOST:
         return None
     sizes = [resident.gpu_memory_mb for resident in residents]
     if new.gpu_memory_mb is None or gpu_memory_mb is None or None in sizes:

@@ -1,12 +1,12 @@
 """Packs as csub plans them, against one training at a time, through a real Slurm on a real GPU.
 
-For each size a training runs alone, which makes its usage profile; then as many as csub plans run
-in a pack, and so on in turn. Both are counted in a common window, and timed from the moment when
-Slurm starts them to the moment when the last has ended. Where the machine has several GPUs, sizes
-are measured beside each other, a GPU and its share of the cores each. Figures are written to
-planner.json and planner.csv and not judged.
+For each size a training runs alone, which makes its usage profile; then as many as csub plans to
+put into one pack run together, and so on in turn. Both are counted in a common window, and timed
+from the moment when Slurm starts them to the moment when the last has ended. Where the machine has
+several GPUs, sizes are measured beside each other, a GPU and its share of the cores each. Figures
+are written to planner.json and planner.csv and not judged.
 
-CSUB_GPU_SIZES: `small:12:1.5 medium:6:2 large:3:2` are name, members, and --max-slowdown.
+CSUB_GPU_SIZES: `small:16:1.5 medium:8:2` are name, the most members, and --max-slowdown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = [
 WINDOW_S = read_number("CSUB_GPU_WINDOW_S", 60)
 ROUNDS = int(read_number("CSUB_GPU_ROUNDS", 5))
 BUDGET_S = read_number("CSUB_GPU_BUDGET_S", 480)
-SIZES = os.environ.get("CSUB_GPU_SIZES", "small:12:1.5 medium:6:2 large:3:2").split()
+SIZES = os.environ.get("CSUB_GPU_SIZES", "small:16:1.5 small:16:2 medium:8:2 large:4:2").split()
 # A little more than one alone does in a second, so that the window fits into the work.
 IMAGES_PER_S = {"small": 19000, "medium": 11000, "large": 950}
 STARTED_S = time.monotonic()
@@ -56,7 +56,7 @@ class Size:
 
     Args:
         name: Its name.
-        members: As many are submitted together.
+        members: As many may be submitted together.
         bound: `--max-slowdown`.
     """
 
@@ -99,20 +99,31 @@ def write_script(bed: Bed, size: Size) -> Path:
     return bed.user.script(f"{size.name}.sh", "\n".join(lines))
 
 
+def choose_members(
+    bed: Bed, size: Size, script: Path, asked: list[str]
+) -> tuple[int, dict[str, Any]]:
+    """The most trainings that csub plans to put into one pack, and that plan."""
+    bound = f"--max-slowdown={size.bound:g}"
+    for count in range(size.members, 1, -1):
+        words = ["plan", "--json", *asked, bound, f"--array=1-{count}", str(script)]
+        planned: dict[str, Any] = json.loads(bed.user.csub(*words).stdout)
+        if len(planned["packs"]) == 1:
+            return count, planned
+    pytest.fail(f"csub plans to let {size.name} run alone: {planned['packs'][0]['reasons']}")
+
+
 def run_once(bed: Bed, size: Size, script: Path, name: str, members: int) -> dict[str, Any]:
-    """Run so many trainings together, or one alone; what was measured."""
+    """Run one training alone, or as many as make one pack; what was measured."""
     asked = ["--gres=gpu:1", "--cpus-per-task=1", "--mem=4G", "--time=15"]
+    planned = None
     if members > 1:
+        members, planned = choose_members(bed, size, script, asked)
         asked += [f"--array=1-{members}", f"--max-slowdown={size.bound:g}"]
-        planned = json.loads(bed.user.csub("plan", "--json", *asked, str(script)).stdout)
-    else:
-        planned = None
     folder = bed.user.home / f"{size.name}.progress"
-    before = set(folder.iterdir())
     job_id = bed.submit(name, *asked, str(script))
     rows = bed.finish(job_id, patience_s=600)
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}, bed.user.describe(job_id)
-    files = sorted(set(folder.iterdir()) - before)
+    files = sorted(folder.glob(f"{job_id}.*"))
     texts = {path.name: path.read_text() for path in files}
     series = [parse_series(text) for text in texts.values()]
     try:
@@ -147,23 +158,25 @@ def run_once(bed: Bed, size: Size, script: Path, name: str, members: int) -> dic
 def measure(bed: Bed, size: Size) -> None:
     """Rounds of one alone and a pack, as many as there is time for."""
     script = write_script(bed, size)
-    rounds = RESULTS.setdefault("sizes", {}).setdefault(size.name, [])
+    rounds = RESULTS.setdefault("sizes", {}).setdefault(f"{size.name} at {size.bound:g}", [])
     longest_s = 0.0
     for number in range(1, ROUNDS + 1):
         begin_s = time.monotonic()
         if begin_s - STARTED_S + longest_s > BUDGET_S:
             break
-        alone = run_once(bed, size, script, f"{size.name}-{number}-alone", 1)
-        pack = run_once(bed, size, script, f"{size.name}-{number}-pack", size.members)
+        alone = run_once(bed, size, script, f"{size.name}-{size.bound:g}-{number}-alone", 1)
+        pack = run_once(
+            bed, size, script, f"{size.name}-{size.bound:g}-{number}-pack", size.members
+        )
         ratio = pack["images_per_s_sum"] / alone["images_per_s_sum"]
-        wall = size.members * alone["wall_s"] / pack["wall_s"]
+        wall = pack["members"] * alone["wall_s"] / pack["wall_s"]
         longest_s = max(longest_s, time.monotonic() - begin_s)
         with LOCK:
             rounds.append({"alone": alone, "pack": pack, "ratio": ratio, "wall_ratio": wall})
             bed.write("planner.json", RESULTS)
         print(
             f"\n{time.monotonic() - STARTED_S:5.0f} s  {size.name} round {number}: alone "
-            f"{alone['images_per_s_sum']:.0f}, {size.members} together "
+            f"{alone['images_per_s_sum']:.0f}, {pack['members']} together "
             f"{pack['images_per_s_sum']:.0f} images/s ({pack['window_s']:.0f} s, "
             f"{pack['thread_percentages']}): {ratio:.2f} times, wall {wall:.2f} times",
             flush=True,

@@ -116,10 +116,12 @@ def test_the_additive_rule_stops_at_the_first_sum_that_is_full() -> None:
 
 
 def test_carmas_rule_looks_at_who_is_there_and_leaves_two_gib() -> None:
-    busy = Load(engine=0.9, sm=0.5, dram=0.1)
+    busy = Load(engine=0.9, sm=0.5, dram=0.25)
     subjects = [build_subject(i, load=busy) for i in range(3)]
     # Two are beyond the cap only once both are there.
     assert place_by_carma(subjects, Limits(), 80_000) == ((0, 1), (2,))
+    compute = [build_subject(i, load=Load(engine=0.9, sm=0.5, dram=0.1)) for i in range(3)]
+    assert place_by_carma(compute, Limits(), 80_000) == ((0, 1, 2),)
     large = [build_subject(i, gpu_memory_mb=30_000) for i in range(2)]
     assert place_by_carma(large, Limits(), 62_048) == ((0, 1),)
     assert place_by_carma(large, Limits(), 62_047) == ((0,), (1,))
