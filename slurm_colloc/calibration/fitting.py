@@ -196,8 +196,10 @@ def fit(measured: Measurements) -> Fit:
     for mode in MODES:
         packs = [pack for pack in measured.packs if pack.mode == mode]
         names = {name for pack in packs for name in pack.names}
-        if len(packs) < FEWEST_PACKS or len(names) < _FEWEST_TRAININGS:
-            not_fitted[mode] = f"only {len(packs)} packs of {len(names)} trainings were measured"
+        # One alone under a thread limit tells nothing of how trainings disturb each other.
+        shared = sum(len(pack.names) > 1 for pack in packs)
+        if shared < FEWEST_PACKS or len(names) < _FEWEST_TRAININGS:
+            not_fitted[mode] = f"only {shared} packs of {len(names)} trainings were measured"
             continue
         modes[mode], set_aside[mode] = fit_without_odd(packs, measured.loads, mode)
         packs = leave_out(packs, set_aside[mode])

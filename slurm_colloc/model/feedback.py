@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.model.profile import ProfileRecord, keep_newest
-from slurm_colloc.model.shrunken import ShrunkenMean
+from slurm_colloc.model.shrunken import LARGEST, ShrunkenMean
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def learn(feedback: Feedback, records: Mapping[str, ProfileRecord]) -> dict[str,
             known[signature] = replace(record, sensitivity=mean.add(_average(residuals)))
             taught.add(signature)
     left = {
-        member.number: member.residual - _find_sensitivity(member, known)
+        member.number: max(-LARGEST, min(LARGEST, member.residual))
+        - _find_sensitivity(member, known)
         for member in feedback.members
         if member.residual is not None
     }

@@ -104,7 +104,8 @@ class Ramp:
         if self._track.since != since:
             self._slow = self._broken = self._sound = 0
             self._watched_until = at
-            self._unsettled_since = None
+            # How long nothing has settled goes on counting: where members come and go all the
+            # time, no window may ever settle.
             self._busy.clear()
             self._rooms.clear()
             if self._base is not None and not self._base_members < _list_members(sights):
@@ -332,6 +333,7 @@ class Ramp:
         stops_one: bool = False,
     ) -> Decision:
         self.state = state
+        self._unsettled_since = None
         return Decision(at, state, running, self.target, stp, reason, stops_one)
 
 

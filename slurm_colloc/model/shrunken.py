@@ -11,6 +11,12 @@ LARGEST = 1.0
 """A value further from 0 than that counts as that: one run that went wrong teaches little."""
 
 
+BELIEVED_FROM = 3
+FIRST_MOST = 0.15
+"""Fewer values than that move a prediction by no more than this: a job that was disturbed once is
+still packed, so that it can show what is usual."""
+
+
 @dataclass(frozen=True)
 class ShrunkenMean:
     """The mean of values between -1 and 1, shrunken towards 0; it stays between them itself.
@@ -25,8 +31,11 @@ class ShrunkenMean:
 
     @property
     def value(self) -> float:
-        """`total / (n + 2)`."""
-        return self.total / (self.n + SHRINKING)
+        """`total / (n + 2)`, and little of it for the first few values."""
+        mean = self.total / (self.n + SHRINKING)
+        if self.n >= BELIEVED_FROM:
+            return mean
+        return max(-FIRST_MOST, min(FIRST_MOST, mean))
 
     def add(self, value: float) -> ShrunkenMean:
         """With one more value."""

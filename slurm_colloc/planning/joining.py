@@ -71,12 +71,14 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
     How much slower jobs may get is theirs: see `settle_bound`.
     """
     degree = min(pack.degree, call.degree)
-    size = pack.pack_size if pack.pack_size is not None else pack.degree
+    size = pack.pack_size
+    if size is None and (pack.degree_is_asked or call.degree_is_asked):
+        size = pack.degree
     caps = [cap for cap in (pack.pack_time_max_s, call.pack_time_max_s) if cap is not None]
     return dataclasses.replace(
         pack,
         degree=degree,
-        pack_size=max(size, degree),
+        pack_size=None if size is None else max(size, degree),
         slowdown_bound=pack.slowdown_bound,
         probe_s=max(pack.probe_s, call.probe_s),
         degree_is_asked=pack.degree_is_asked or call.degree_is_asked,
@@ -120,6 +122,9 @@ def plan_pending_join(
     subjects = _find_known(question)
     if subjects:
         return _plan_known_join(question, subjects)
+    mixture = _find_mixture(question)
+    if mixture:
+        return mixture
     if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
         return f"all {policy.degree} places are taken"
     needs = [compute_need(job, index, capacity, policy) for index, job in enumerate(jobs)]
@@ -135,6 +140,19 @@ def _find_known(question: Question) -> list[Subject]:
 
     subjects = [build_subject(question, index) for index in range(len(question.jobs))]
     return subjects if all(is_known(subject) for subject in subjects) else []
+
+
+def _find_mixture(question: Question) -> str:
+    """Why jobs of known and of unknown load are not put together; empty where they are not both."""
+    if question.calibration is None or not question.profiles:
+        return ""
+    from slurm_colloc.planning.known import is_known
+    from slurm_colloc.planning.weighing import build_unknown
+
+    known = [is_known(build_subject(question, index)) for index in range(len(question.jobs))]
+    if not any(known):
+        return ""
+    return build_unknown(question.jobs[known.index(False)].name).text
 
 
 def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPlan | str:
@@ -171,6 +189,9 @@ def plan_running_join(
     """
     question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
     subjects = _find_known(question)
+    mixture = "" if subjects else _find_mixture(question)
+    if mixture:
+        return mixture
     present = [_read_need(job, plan) for job, plan in zip(pack.jobs, pack.plans, strict=True)]
     need = compute_need(
         new,

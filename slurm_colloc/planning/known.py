@@ -90,6 +90,23 @@ def _plan_known(question: Question, subjects: Sequence[Subject]) -> list[PackPla
     return packs
 
 
+_ALIKE = 0.1
+"""Loads whose activities differ by no more than this, of the whole GPU, are those of like jobs."""
+
+
+def _are_alike(subjects: Sequence[Subject]) -> bool:
+    """Whether jobs can take each other's places: what they take of a GPU is about the same."""
+    loads = [subject.load for subject in subjects if subject.load is not None]
+    return len(loads) == len(subjects) and all(
+        max(shares) - min(shares) <= _ALIKE
+        for shares in (
+            [load.engine for load in loads],
+            [load.sm for load in loads],
+            [load.dram for load in loads],
+        )
+    )
+
+
 def _plan_queue(
     question: Question, weighing: Weighing, parts: Sequence[Sequence[int]]
 ) -> list[PackPlan] | None:
@@ -101,7 +118,7 @@ def _plan_queue(
     degree = max(len(members) for members in parts)
     if not policy.pack_size or policy.pack_size <= degree or degree == 1:
         return None
-    if len({(s.load, s.gpu_memory_mb, s.margin, s.max_slowdown) for s in subjects}) > 1:
+    if len({s.max_slowdown for s in subjects}) > 1 or not _are_alike(subjects):
         return None
     widest = next(members for members in parts if len(members) == degree)
     priced = weighing.pricing.price(widest)
@@ -217,20 +234,26 @@ def build_known_pack(
 
 
 def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
-    """What members of known load need; those of unknown host memory share what is left of it."""
+    """What members of known load need; those who stated no host memory share what is left of it."""
     share = question.capacity.host_memory_mb_per_gpu
-    stated = [member.host_memory_mb for member in members if member.host_memory_mb is not None]
-    rest = None
-    if share is not None and len(stated) < len(members):
-        rest = max(1, (share - sum(stated)) // (len(members) - len(stated)))
+    unstated = [m for m in members if question.jobs[m.index].host_memory_mb is None]
+    room = 0
+    if share is not None and unstated:
+        # What was measured says what fits together. It is no limit: it was measured while the job
+        # was alone, often early in its run, so nobody is ended by it while there is room.
+        taken = sum(member.host_memory_mb or 0 for member in members)
+        room = max(0, share - taken) // len(unstated)
     needs = []
     for member in members:
         job = question.jobs[member.index]
+        host_memory_mb = job.host_memory_mb
+        if host_memory_mb is None and share is not None:
+            host_memory_mb = (member.host_memory_mb or 0) + room
         needs.append(
             Need(
                 member.index,
                 member.cpus,
-                rest if member.host_memory_mb is None else member.host_memory_mb,
+                host_memory_mb,
                 member.gpu_memory_mb,
                 job.time_limit_s or question.capacity.time_limit_default_s,
                 job.max_slowdown,

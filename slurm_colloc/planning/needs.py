@@ -197,6 +197,9 @@ def build_subject(question: Question, index: int) -> Subject:
     host_memory_mb = job.host_memory_mb
     if host_memory_mb is None and profile is not None:
         host_memory_mb = compute_host_memory_limit_mb(profile)
+    if host_memory_mb is None and question.capacity.host_memory_mb_per_gpu is not None:
+        share = question.capacity.host_memory_mb_per_gpu
+        host_memory_mb = max(1, share // max(1, question.policy.degree))
     load, margin = None, 0.0
     if profile is not None and calibration is not None and gpu_memory_mb is not None:
         load = build_load(profile)

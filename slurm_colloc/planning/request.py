@@ -96,7 +96,9 @@ def compute_wall_limit_s(
     if need.time_limit_s is None:
         return None
     factor = choose_bound(need, policy) if degree > 1 else 1.0
-    if slowdown is not None:
+    # Without either the node may choose another mode than the one that this was predicted for.
+    is_certain = policy.share.endswith("!") or policy.mode is SharingMode.TIMESLICE
+    if slowdown is not None and is_certain:
         factor = max(1.0, min(factor, slowdown * SLOWDOWN_MARGIN))
     return round(need.time_limit_s * factor)
 

@@ -52,6 +52,8 @@ class Gate:
         self._judge = judge
         self._time_left = time_left
         self._judged: set[int] = set()
+        self.has_handed_back = False
+        """Some who wait are left to the next call of csub: too little time was left for them."""
         self._open_since: dict[int, float] = {}
         self.is_undecided = False
         """A waiting member's dependency is looked at again in a moment; as of the last look."""
@@ -90,6 +92,7 @@ class Gate:
             self._journal.write("handed_back", members=short)
             # Its Slurm job completes; that they had no turn is not to be taken for all right.
             write_ended(self._pack, SlurmJobState.TIMEOUT)
+            self.has_handed_back = True
         return not released
 
     def _is_short(self, number: int) -> bool:

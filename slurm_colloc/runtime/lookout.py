@@ -82,8 +82,10 @@ class Lookout:
                 return None
             self._stamp = stamp
             value = read_json(path)
+            if value is None or not is_sound(value, time.time()):
+                return None
             # An earlier attempt may have left some.
-            if value is not None and value["at"] > max(self._begun_at, self.looked_at):
+            if value["at"] > max(self._begun_at, self.looked_at):
                 self.looked_at = value["at"]
                 return value
         return None
@@ -184,3 +186,36 @@ class Lookout:
                 family = compute_family(read_bytes(path), member.spec.job)
             self._families[member.number] = family
         return self._families[member.number]
+
+
+_OF_MEMBERS = ("start", "steps", "last_step_age_s", "gpu_memory_mb")
+_OF_GPUS = ("sm_active", "dram_active", "engine_active", *_ACTIVITIES)
+AHEAD_S = 5.0
+
+
+def is_sound(value: Any, now: float) -> bool:
+    """Whether figures are such as the monitor writes; pure.
+
+    Whoever can write to the pack's directory may have written something else, or a monitor of
+    another version.
+
+    Args:
+        value: What was read.
+        now: Seconds since the epoch; figures of later than that are of another clock.
+    """
+    if not isinstance(value, dict) or not _is_number(value.get("at")):
+        return False
+    if not value["at"] <= now + AHEAD_S:
+        return False
+    for name, figures in (("members", _OF_MEMBERS), ("gpus", _OF_GPUS)):
+        entries = value.get(name)
+        if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
+            return False
+        found = (entry.get(figure) for entry in entries.values() for figure in figures)
+        if not all(item is None or _is_number(item) for item in found):
+            return False
+    return True
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool) and abs(item) <= 1e15

@@ -248,6 +248,10 @@ class Ramping:
         was_signalled = member.deadline is not None and member.signal_at is None
         if member.is_starting or not may_restart or was_signalled:
             return False
+        wall_s, left_s = member.spec.plan.wall_limit_s, self._time_left.left_s
+        if wall_s is not None and left_s is not None and left_s < 2 * wall_s:
+            # It would wait for another's end first, and then have too little time.
+            return False
         # Without `B:` only the steps get it that its script has started.
         has_steps = os.path.exists(f"{member.prefix}.steps")
         return job.signal is not None and (job.signal.batch_shell or has_steps)

@@ -285,7 +285,8 @@ class Runner:
         self._dependents.finish()
         self._postman.finish(self._wait)
         self.journal.write("end", exit=self.ledger.worst)
-        return self.ledger.worst.shell_status
+        # What depends on the whole pack must not take it for done.
+        return self.ledger.worst.shell_status or int(self._gate.has_handed_back)
 
     def _turn(self) -> bool:
         """Do all that can be done now; True once everything is done."""

@@ -74,6 +74,9 @@ class TimeLeft:
             return False
         if left_s >= job.time_limit_s or member.record.starts:
             return False
+        if left_s <= 0:
+            # The pack runs on beyond its limit, so somebody has raised that.
+            return False
         may_restart = self._site_requeues if job.requeue is None else job.requeue
         # Another pack has no more time than this one had: who needs all of that may start here.
         assert self._limit_s is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,9 @@ from slurm_colloc.model.shrunken import LARGEST, ShrunkenMean
 PROFILE_SCHEMA = 1
 
 _SIGNATURE = re.compile(r"[0-9a-f]{32}")
+
+_NUMBER_MOST = 1e15
+_COUNT_MOST = 10**9
 
 
 def build_profile_mapping(record: ProfileRecord) -> dict[str, Any]:
@@ -54,8 +56,8 @@ def parse_profile(value: object, where: str) -> ProfileRecord:
         if not _SIGNATURE.fullmatch(fields[key]):
             raise UsageProblem(f"{where}: {key}: {_show(fields[key])} are not 32 hex digits")
     fields["samples"] = _take(value, "samples", where, int, "a whole number")
-    if fields["samples"] < 1:
-        raise UsageProblem(f"{where}: samples: must be at least 1")
+    if not 1 <= fields["samples"] <= _COUNT_MOST:
+        raise UsageProblem(f"{where}: samples: must be from 1 to {_COUNT_MOST}")
     fields["updated_at"] = _take_number(value, "updated_at", where)
     if fields["updated_at"] is None:
         raise UsageProblem(f"{where}: updated_at: must be a number")
@@ -87,10 +89,13 @@ def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None
     item = value.get(key)
     if item is None:
         return None
-    if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
+    if isinstance(item, bool) or not isinstance(item, int | float):
         raise UsageProblem(f"{where}: {key}: must be a number or null, is {_show(item)}")
     if item < 0:
         raise UsageProblem(f"{where}: {key}: cannot be less than 0, is {_show(item)}")
+    # Not a number is in no range, and a whole number may be too large for a float.
+    if not item <= _NUMBER_MOST:
+        raise UsageProblem(f"{where}: {key}: must be a number or null, is {_show(item)}")
     return float(item)
 
 
@@ -101,7 +106,7 @@ def _take_statistics(value: object, where: str) -> RunningStatistics | None:
         raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
     n = _take(value, "n", where, int, "a whole number")
     mean, last = _take_number(value, "mean", where), _take_number(value, "last", where)
-    if n < 1 or mean is None or last is None:
+    if not 1 <= n <= _COUNT_MOST or mean is None or last is None:
         raise UsageProblem(f"{where}: must be null or have mean, sd, n and last")
     return RunningStatistics(mean, _take_number(value, "sd", where), n, last)
 
@@ -116,7 +121,7 @@ def _take_shrunken(value: object, where: str) -> ShrunkenMean | None:
     if isinstance(total, bool) or not isinstance(total, int | float):
         raise UsageProblem(words)
     # A sum of so many may be off by a rounding.
-    if n < 1 or not abs(total) <= n * LARGEST * (1 + 1e-9):
+    if not 1 <= n <= _COUNT_MOST or not abs(total) <= n * LARGEST * (1 + 1e-9):
         raise UsageProblem(words)
     return ShrunkenMean(float(total), n)
 

@@ -76,7 +76,7 @@ def read_ramp(pack: Path, attempt: int) -> RampRecord | None:
             places=int(value["places"]),
             decisions=tuple(_parse_decision(item) for item in value["decisions"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StateError(f"{pack}/ramp.json is damaged ({error})") from error
 
 

@@ -87,7 +87,7 @@ class Ending:
             told = read_ended(self._path)
             if told is None:
                 write_ended(self._path, self._last)
-            elif self._last is SlurmJobState.COMPLETED:
+            elif self._last in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
                 # Its runner had no time for all of them, and said so.
                 self._last = told
             drop_unfinished(self._path)

@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.planning.needs import build_load
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration, match_slugs
 from slurm_colloc.store.faults import compute_signature
@@ -28,9 +29,6 @@ STALE_S = 90 * 86400.0
 
 LEAST_DIGITS = 4
 """So many digits of a signature name a usage profile."""
-
-_OTHER_GPU_ROOM = 1.2
-"""What a job may need on another GPU model over its peak on this one; not measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +52,8 @@ class Knowledge:
     def is_measured(self, indices: Iterable[int]) -> bool:
         """What each of these jobs takes of a GPU was measured, of itself or a relative."""
         return all(
-            index in self.profiles and self.profiles[index].sm_activity is not None
+            build_load(self.profiles.get(index)) is not None
+            and bool(self.profiles[index].gpu_memory_peak_mb)
             for index in indices
         )
 
@@ -74,6 +73,7 @@ def gather_knowledge(candidates: Sequence[Candidate], settings: Settings) -> Kno
     """
     search = _Search(settings, ProfileNames(settings.state_path))
     profiles = {}
+    search.choose_models(candidates)
     for index, candidate in enumerate(candidates):
         profile = search.find(candidate)
         if profile is not None:
@@ -119,6 +119,19 @@ class _Search:
         self.reasons: list[str] = []
         self.problems: list[str] = []
         self.gpu_memory_mb: dict[str, int] = {}
+
+    def choose_models(self, candidates: Sequence[Candidate]) -> None:
+        """Settle on which GPU model each GPU type means, by all jobs of the call at once."""
+        if len(candidates) < 2:
+            return
+        found: dict[str | None, dict[int, ProfileRecord]] = {}
+        for candidate in candidates:
+            if candidate.job.gpus == 1:
+                records = (*self._find_exact(candidate), *self._find_family(candidate))
+                by_id = found.setdefault(candidate.job.gpu_type, {})
+                by_id.update((id(record), record) for record in records)
+        for gpu_type, by_id in found.items():
+            self._choose_model(gpu_type, list(by_id.values()))
 
     def find(self, candidate: Candidate) -> UsageProfile | None:
         """What is known of a job; None where nothing is."""
@@ -208,7 +221,7 @@ class _Search:
             return None
         newest = max(
             (record for record in records if slug_gpu_model(record.gpu_model) in matching),
-            key=lambda record: record.updated_at,
+            key=lambda record: (record.updated_at, slug_gpu_model(record.gpu_model)),
         )
         self._models[gpu_type] = slug_gpu_model(newest.gpu_model)
         if len(matching) > 1:
@@ -255,9 +268,7 @@ class _Search:
             f"{name}: measured on {', '.join(models)} only, of which no more than the GPU memory "
             "is taken over"
         )
-        return UsageProfile(
-            gpu_memory_peak_mb=round(max(peaks) * _OTHER_GPU_ROOM), known_by=KnownBy.UNKNOWN
-        )
+        return UsageProfile(gpu_memory_peak_mb=round(max(peaks)), known_by=KnownBy.UNKNOWN)
 
 
 def _agree(records: Sequence[ProfileRecord]) -> bool:

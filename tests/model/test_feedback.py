@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_colloc.model.feedback import Compared, Feedback, learn
 from slurm_colloc.model.profile import Observation, ProfileRecord
 
-OVERSHOOT = 1.12
+OVERSHOOT = 1.15
 """What pressure keeps of a sensitivity that was not believed yet: at most 11 % after 15 packs."""
 
 RESIDUALS = st.floats(-1.0, 1.0)

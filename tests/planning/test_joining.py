@@ -81,11 +81,14 @@ def test_a_job_that_would_slow_a_waiting_pack_down_too_much_is_refused_with_numb
     assert "--max-slowdown is 1.5" in refusal
 
 
-def test_an_unknown_job_joins_by_its_users_words() -> None:
-    planned = join_waiting(("small", SMALL), ("new", None))
+def test_an_unknown_job_joins_no_known_one_and_an_unknown_one_by_its_users_words() -> None:
+    refusal = "what new takes of a GPU is not known yet, so it shares with no job that is known"
+    assert join_waiting(("small", SMALL), ("new", None)) == refusal
+    assert join_running(("small", SMALL), ("new", None)) == refusal
+    planned = join_waiting(("old", None), ("new", None))
     assert isinstance(planned, PackPlan)
     assert (planned.known, planned.start_degree) == (False, 1)
-    assert join_waiting(*[("small", SMALL)] * 4, ("new", None)) == "all 4 places are taken"
+    assert join_waiting(*[("old", None)] * 4, ("new", None)) == "all 4 places are taken"
 
 
 def test_without_a_calibration_the_degree_counts() -> None:
@@ -107,7 +110,8 @@ def test_a_small_job_takes_a_free_place_of_a_running_pack() -> None:
     assert isinstance(member, MemberPlan)
     assert member.predicted_slowdown is not None
     assert 1.0 <= member.predicted_slowdown <= 1.5
-    assert member.wall_limit_s == round(1200 * min(1.5, max(1.0, member.predicted_slowdown * 1.2)))
+    # Another mode than the one that this was predicted for may have to do.
+    assert member.wall_limit_s == 1800
     assert member.solo_steps_per_s == 10.0
     assert member.gpu_memory_limit_mb == 7849
 

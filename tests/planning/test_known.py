@@ -172,8 +172,12 @@ def test_jobs_that_are_known_to_be_small_share_by_more_than_the_degree() -> None
 
 
 def test_the_wall_limit_is_stretched_by_what_is_predicted_and_the_pack_asks_for_less() -> None:
-    (known,) = make(*[("small", SMALL)] * 2).packs
-    (unknown,) = make(*[("small", None)] * 2).packs
+    certain = dataclasses.replace(POLICY, share="mps!")
+    (known,) = make(*[("small", SMALL)] * 2, policy=certain).packs
+    (unknown,) = make(*[("small", None)] * 2, policy=certain).packs
+    (other,) = make(*[("small", SMALL)] * 2).packs
+    # By turns, which the node may choose, they would be slower than was predicted.
+    assert {member.wall_limit_s for member in other.members} == {1800}
     assert known.request is not None
     assert unknown.request is not None
     assert known.predicted_slowdown is not None

@@ -16,6 +16,7 @@ from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.ramp_decision import RampState, is_time_reason
+from slurm_colloc.runtime import lookout
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launcher import Process, start_process
 from slurm_colloc.runtime.ledger import Ledger
@@ -32,6 +33,13 @@ from slurm_colloc.store.ramp import RampRecord, read_ramp, write_ramp
 from slurm_colloc.store.states import StateRecord, begin_attempt
 
 from ..store.builders import build_pack
+
+
+@pytest.fixture(autouse=True)
+def _time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor's clock runs ahead of the machine's here."""
+    monkeypatch.setattr(lookout, "AHEAD_S", 1e6)
+
 
 RATE = 10.0
 
