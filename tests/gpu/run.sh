@@ -11,7 +11,8 @@
 # A pack needs the usage profile that alone makes.
 #
 # planner: packs as csub plans them against one training at a time, test_gpu_planner.py; its
-# CSUB_GPU_SIZES, CSUB_GPU_ROUNDS and CSUB_GPU_WINDOW_S say how much.
+# CSUB_GPU_BATCHES, CSUB_GPU_ROUNDS, CSUB_GPU_WINDOW_S, CSUB_GPU_WALL_S and CSUB_GPU_BUDGET_S say
+# what and how much, CSUB_GPU_LIMIT_S when to end.
 #
 # policies: a mix of 30 jobs under csub and under rules of others, without Slurm, test_gpu_policies.py;
 # CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say which and how much. What
@@ -160,7 +161,7 @@ if [ "$*" = hooks ]; then
 elif [ "$*" = measuring ]; then
     run_pytest 505 -s tests/gpu/test_gpu_monitor.py
 elif [ "$*" = planner ]; then
-    run_pytest 560 -s tests/gpu/test_gpu_planner.py
+    run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_planner.py
 elif [ "$*" = policies ]; then
     run_pytest 560 -s tests/gpu/test_gpu_policies.py
 elif [ $# -gt 0 ]; then

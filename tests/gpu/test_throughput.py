@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from .throughput import Series, choose_window, compute_rates, compute_wall_s, parse_series
+from .throughput import (
+    Series,
+    Window,
+    choose_window,
+    compute_lost_s,
+    compute_rates,
+    compute_wall_s,
+    parse_series,
+)
 
 LOG = """\
 [2026-11-21T15:00:01.250] _slurm_rpc_submit_batch_job: JobId=12 InitPrio=1 usec=300
@@ -31,6 +39,13 @@ def test_a_window_is_no_longer_than_what_all_have_in_common() -> None:
 def test_trainings_one_after_the_other_have_no_common_window() -> None:
     with pytest.raises(ValueError, match="same time"):
         choose_window([Series((0.0, 1.0), (0.0, 1.0)), Series((1.0, 2.0), (0.0, 1.0))], 1.0)
+
+
+def test_late_members_cost_a_part_of_the_throughput_and_all_of_the_start() -> None:
+    # Started at 0: after 2 s one works, after 6 s two do.
+    series = [Series((2.0, 20.0), (0.0, 180.0)), Series((6.0, 20.0), (0.0, 140.0))]
+    assert compute_lost_s(series, 0.0, Window(8.0, 18.0)) == pytest.approx(2.0 + 4.0 / 2)
+    assert compute_lost_s(series[:1], 2.0, Window(8.0, 18.0)) == pytest.approx(0.0)
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:

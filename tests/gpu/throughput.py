@@ -88,6 +88,19 @@ def compute_rates(series: Iterable[Series], window: Window) -> list[float]:
     ]
 
 
+def compute_lost_s(series: Sequence[Series], begin_s: float, window: Window) -> float:
+    """Seconds of full throughput that starts cost, and times with fewer members than later.
+
+    Args:
+        series: All trainings.
+        begin_s: When the first of them was started.
+        window: In which all of them ran, and whose throughput is the full one.
+    """
+    full = sum(compute_rates(series, window))
+    done = sum(each.read_images_at(window.begin_s) for each in series)
+    return window.begin_s - begin_s - done / full
+
+
 def compute_wall_s(slurmctld_log: str, job_id: str) -> float:
     """From the moment when Slurm gave a job its node to the moment when the job was over.
 

@@ -1,8 +1,10 @@
 """One of the three ResNets that an H200 is measured with; writes down how many images it has seen.
 
-As a user's script: timm's networks, or where timm is missing those of csub calibrate. Images are
-made on the GPU, in batches. A line of the progress file is the monotonic clock in seconds, which
-all processes of a machine share, and the images so far.
+As a user's script: timm's networks, or where timm is missing those of csub calibrate, as is `hog`,
+which fills the GPU. Images are made on the GPU, in batches; of `hog`, steps are counted. A line of
+the progress file is the monotonic clock in seconds, which all processes of a machine share, and the
+images so far. With --fused 12 a batch is twelve times as large: the most that twelve such trainings
+could reach together.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ STEPS_PER_LOOK = 4
 LINE_EVERY_S = 0.5
 
 
-def build_step(size: str, device: str) -> tuple[Callable[[], None], str]:
-    """One step of a training, and where its network comes from."""
+def build_step(size: str, device: str, fused: int = 1) -> tuple[Callable[[], None], str, int]:
+    """One step of a training, where its network comes from, and the images of a step."""
+    if size not in SIZES:
+        return _build_calibrations(size, device), "csub calibrate", 1
     model, pixels, batch = SIZES[size]
+    batch *= fused
     try:
         import timm  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        from slurm_colloc.calibration.workloads import BY_NAME
-
-        training = BY_NAME[size].build(device, "full" if device == "cuda" else "tiny")
-        return training.step, "csub calibrate"
+        return _build_calibrations(size, device), "csub calibrate", batch
     torch.backends.cudnn.benchmark = True
     classes = 10 if size == "small" else 1000
     network = timm.create_model(model, num_classes=classes).to(device)
@@ -63,21 +65,28 @@ def build_step(size: str, device: str) -> tuple[Callable[[], None], str]:
         loss.backward()
         optimizer.step()
 
-    return step, f"timm {timm.__version__} {model}"
+    return step, f"timm {timm.__version__} {model}", batch
+
+
+def _build_calibrations(name: str, device: str) -> Callable[[], None]:
+    from slurm_colloc.calibration.workloads import BY_NAME
+
+    return BY_NAME[name].build(device, "full" if device == "cuda" else "tiny").step
 
 
 def main() -> None:
     """Train on so many images."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=sorted(SIZES), required=True)
+    parser.add_argument("--size", choices=[*SIZES, "hog"], required=True)
     parser.add_argument("--images", type=int, required=True)
     parser.add_argument("--progress", type=Path, required=True)
+    parser.add_argument("--fused", type=int, default=1, help="times the batch")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     started = time.monotonic()
     torch.set_num_threads(1)
     on_gpu = arguments.device == "cuda"
-    step, origin = build_step(arguments.size, arguments.device)
+    step, origin, batch = build_step(arguments.size, arguments.device, arguments.fused)
 
     def synchronize() -> None:
         if on_gpu:
@@ -86,7 +95,7 @@ def main() -> None:
     for _ in range(WARM_UP_STEPS):
         step()
     synchronize()
-    images, batch = 0, SIZES[arguments.size][2]
+    images = 0
     begin = now = next_line = time.monotonic()
     with arguments.progress.open("w", buffering=1) as progress:
         while True:
@@ -106,6 +115,7 @@ def main() -> None:
         json.dumps(
             {
                 "size": arguments.size,
+                "batch": batch,
                 "model": origin,
                 "images": images,
                 "to_first_step_s": round(begin - started, 3),

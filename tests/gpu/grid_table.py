@@ -1,0 +1,203 @@
+"""What the cells of a grid come to, the best of them, and how near csub's choice is to it; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.calibration.packs import IDLE, read_number
+
+from .grid_choice import Choice
+from .grid_design import ALONE_SHARING, Sharing
+from .grid_turns import AGAIN, RIVALS
+
+BOUND_SLACK = 1.02
+"""A measured slowdown may pass the bound by this: cells of seconds are no better known."""
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell that was measured whole.
+
+    Attributes:
+        group: Its group's name.
+        sharing: How its copies shared the GPU.
+        rates: Steps per second of each.
+        rows: Its rows.
+    """
+
+    group: str
+    sharing: Sharing
+    rates: tuple[float, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def rate_per_s(self) -> float:
+        """Steps per second of all copies."""
+        return sum(self.rates)
+
+    @property
+    def is_again(self) -> bool:
+        """It was measured in turn with others, not in the grid's first pass."""
+        return self.group.startswith(AGAIN)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A way of sharing: medians over its cells.
+
+    Attributes:
+        sharing: It.
+        rate_per_s: Steps per second of all its copies.
+        multiple: The same as a multiple of one alone.
+        slowdown: Of the copy in the middle.
+        worst: Of the slowest copy.
+        cells: How many cells.
+        rates_per_s: Steps per second of all copies in each of them.
+    """
+
+    sharing: Sharing
+    rate_per_s: float
+    multiple: float
+    slowdown: float
+    worst: float
+    cells: int
+    rates_per_s: tuple[float, ...]
+
+    def keeps(self, bound: float) -> bool:
+        """Whether its slowdown is within a bound, as far as that is measured."""
+        return self.slowdown <= bound * BOUND_SLACK
+
+
+def read_cells(rows: Iterable[Row], run: str) -> list[Measured]:
+    """The cells of a run that are whole, in order."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["run"] == run and row["label"] != IDLE:
+            found.setdefault((row["group"], row["cell"]), []).append(row)
+    cells = []
+    for (group, _), members in found.items():
+        first = members[0]
+        rates = tuple(read_number(row, "rate_per_s", 1e-6) for row in members)
+        known = tuple(rate for rate in rates if rate is not None)
+        if len(known) == len(members) == read_number(first, "size"):
+            limit = int(first["thread_percentage"]) if first["thread_percentage"] else None
+            sharing = Sharing(first["mode"], limit, len(members))
+            cells.append(Measured(group, sharing, known, tuple(members)))
+    return cells
+
+
+def list_alone_rates(cells: Iterable[Measured]) -> list[float]:
+    """Steps per second of one alone, in all its cells."""
+    return [cell.rates[0] for cell in cells if cell.sharing == ALONE_SHARING]
+
+
+def compute_results(cells: Iterable[Measured], alone_per_s: float) -> dict[Sharing, Result]:
+    """Results by way of sharing.
+
+    Args:
+        cells: What was measured.
+        alone_per_s: Steps per second of one alone.
+    """
+    by_sharing: dict[Sharing, list[Measured]] = {}
+    for cell in cells:
+        by_sharing.setdefault(cell.sharing, []).append(cell)
+    results = {}
+    for sharing, found in by_sharing.items():
+        rates = tuple(cell.rate_per_s for cell in found)
+        rate = statistics.median(rates)
+        results[sharing] = Result(
+            sharing,
+            rate,
+            rate / alone_per_s,
+            statistics.median(alone_per_s / statistics.median(cell.rates) for cell in found),
+            statistics.median(alone_per_s / min(cell.rates) for cell in found),
+            len(found),
+            rates,
+        )
+    return results
+
+
+def choose_rivals(
+    results: Mapping[Sharing, Result], choice: Choice, count: int = RIVALS
+) -> tuple[Sharing, ...]:
+    """The ways of sharing of most throughput within the bound, without what csub chose."""
+    legal = [
+        result
+        for sharing, result in results.items()
+        if sharing != choice.sharing and result.keeps(choice.bound)
+    ]
+    legal.sort(key=lambda result: (-result.rate_per_s, result.sharing.degree))
+    return tuple(result.sharing for result in legal[:count])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How near csub's choice is to the best, None where that is not known.
+
+    Attributes:
+        choice: What csub chose.
+        rivals: The best of the grid's first pass beside it.
+        first: The choice's throughput over the best rival's in the first pass.
+        first_best: That rival.
+        ratio: The same by the cells that were measured in turn: over the best that keeps the bound
+            there. Above 1 where the choice is better than all others.
+        best: That rival.
+        found: The choice in the cells that were measured in turn, else in the first pass.
+        problems: What is to be known of it, a sentence each.
+    """
+
+    choice: Choice
+    rivals: tuple[Sharing, ...]
+    first: float | None
+    first_best: Sharing | None
+    ratio: float | None
+    best: Sharing | None
+    found: Result | None
+    problems: tuple[str, ...]
+
+
+def judge(
+    choice: Choice, grid: Mapping[Sharing, Result], again: Mapping[Sharing, Result]
+) -> Verdict:
+    """Compare what csub chose with the best that keeps the bound.
+
+    Args:
+        choice: What csub chose.
+        grid: Results of the first pass.
+        again: Results of the cells that were measured in turn, for this bound or another one.
+    """
+    problems = []
+    rivals = choose_rivals(grid, choice)
+    first, first_best = _compare(choice, grid)
+    ratio, best = _compare(choice, again)
+    found = again.get(choice.sharing) or grid.get(choice.sharing)
+    if found is None:
+        problems.append(f"what csub chose was not measured: {choice.sharing}")
+    elif not found.keeps(choice.bound):
+        problems.append(f"what csub chose passes the bound: {found.slowdown:.2f}")
+    if not rivals:
+        problems.append("nothing else of the grid keeps the bound")
+    elif ratio is None:
+        problems.append("no rival was measured in turn with it, or none keeps the bound there")
+    return Verdict(choice, rivals, first, first_best, ratio, best, found, tuple(problems))
+
+
+def _compare(
+    choice: Choice, results: Mapping[Sharing, Result]
+) -> tuple[float | None, Sharing | None]:
+    own, best = results.get(choice.sharing), choose_rivals(results, choice, 1)
+    if own is None or not best:
+        return None, None
+    return own.rate_per_s / results[best[0]].rate_per_s, best[0]
+
+
+def judge_all(cells: Sequence[Measured], choices: Sequence[Choice]) -> list[Verdict]:
+    """Judge all that csub chose by the cells of a run, of which one alone has some."""
+    alone = max(list_alone_rates(cells))
+    grid = compute_results((cell for cell in cells if not cell.is_again), alone)
+    again = compute_results((cell for cell in cells if cell.is_again), alone)
+    return [judge(choice, grid, again) for choice in choices]
