@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,16 @@ from .watched import leave_simulated_gpu, use_simulated_gpu
 
 LOADER = "loader"
 CORES = {LOADER: 3}
-# A little more than one alone does in a second, so that the window fits into the work.
-IMAGES_PER_S = {"small": 19000, "medium": 11000, "large": 950, "hog": 280, LOADER: 5200}
+# About what one alone does in a second; hosts differ by a third, so each machine is looked at.
+IMAGES_PER_S: dict[str, float] = {
+    "small": 17000,
+    "medium": 11000,
+    "large": 900,
+    "hog": 270,
+    LOADER: 4800,
+}
 SIMULATED_PER_S = {LOADER: 400}
+_LOOK_S = 4.0
 # As many times the batch in one process as h200.md took for the limit.
 FUSED = {"small": 12, "medium": 6, "large": 4}
 FUSED_PER_S = {"small": 155_000, "medium": 33_000, "large": 1350}
@@ -74,6 +82,19 @@ class Batch:
         cores = CORES.get(self.training, 1)
         # Nobody may come into what is measured, beside which others run.
         return ["--gres=gpu:1", f"--cpus-per-task={cores}", "--mem=4G", "--time=45", "--join=never"]
+
+
+def look_at_speeds(bed: Bed, trainings: Iterable[str]) -> dict[str, float]:
+    """What one alone does on this machine in a second; it also fills the page cache."""
+    program = [sys.executable, str(HERE / "train_sized.py"), "--progress", f"{bed.user.home}/look"]
+    program += ["--device", "cpu"] if bed.is_simulated else []
+    for training in sorted(set(trainings) - {LOADER}):
+        images = 128 if bed.is_simulated else int(_LOOK_S * IMAGES_PER_S[training])
+        ended = bed.user.run([*program, "--size", training, "--images", str(images)])
+        told = json.loads(ended.stdout.splitlines()[-1])
+        if not bed.is_simulated:
+            IMAGES_PER_S[training] = told["images"] / told["training_s"]
+    return IMAGES_PER_S
 
 
 def write_script(bed: Bed, batch: Batch, seconds: float, *, fused: int = 1) -> Path:
