@@ -98,6 +98,8 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     for path in paths:
         hint = "it must be a table that csub calibrate --raw has written"
         try:
+            if not path.exists():
+                raise UsageProblem(f"cannot read {path}: it does not exist")
             if not path.is_file():
                 raise UsageProblem(f"cannot read {path}: it is no file", hint=hint)
             if path.stat().st_size > _BYTES_MOST:

@@ -52,16 +52,19 @@ class Pool:
 
     Args:
         environ: The environment that workers start from; what a worker is given comes on top.
+        module: The server's program, which speaks as calibration.worker does.
 
     Raises:
         NodeError: The server cannot be started, for example because there is no torch.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], module: str = "slurm_colloc.calibration.worker"
+    ) -> None:
         paths = (_ROOT, *filter(None, environ.get("PYTHONPATH", "").split(":")))
         try:
             self._child: Child = start_program(
-                [sys.executable, "-B", "-m", "slurm_colloc.calibration.worker"],
+                [sys.executable, "-B", "-m", module],
                 {**environ, "PYTHONPATH": ":".join(paths)},
                 stdin=PIPE,
                 stdout=PIPE,

@@ -8,9 +8,14 @@ from typing import Any
 
 from slurm_colloc.calibration.evaluation import BOUND, Errors, Evaluated, Noise
 from slurm_colloc.calibration.fitting import NEAR, Fit
-from slurm_colloc.store.calibrations import build_calibration_mapping
+from slurm_colloc.store.calibration_format import build_calibration_mapping
 
 CALIBRATE_SCHEMA = 1
+_COLUMNS = (
+    "  mean, p95: of |predicted - measured|; bias: mean of predicted - measured (above 0: jobs",
+    "  were slower than predicted); of it: mean of |predicted - measured| / measured;",
+    f"  <= {NEAR:g}x: the packs whose members are all at most {NEAR:g} times slower than alone.",
+)
 _USED = {
     "timeslice": ("turns", "switching"),
     "mps": ("waiting", "width", "narrowing", "dram", "capacity", "crowding"),
@@ -42,6 +47,7 @@ def render_fit(fitted: Fit, evaluated: Sequence[Evaluated], noise: Noise) -> str
     )
     for each in evaluated:
         lines.append(f"  {each.mode:<10}{each.kind:<28}{_show(each.all)}   {_show_near(each.near)}")
+    lines += ["", *_COLUMNS]
     lines += ["", f"  Told from others, packs whose members keep a slowdown bound of {BOUND:g}:"]
     for each in evaluated:
         judged = each.judgement

@@ -28,6 +28,7 @@ from typing import Any
 from slurm_colloc.calibration.stepping import Stepper
 
 _PR_SET_PDEATHSIG = 1
+_MODULE = "slurm_colloc.calibration.worker"
 _BARE = "--bare"
 _REAP_S = 0.1
 _READ_BYTES = 65536
@@ -49,9 +50,11 @@ class ForkServer:
     Args:
         requests: Descriptor to read requests from.
         events: Descriptor to write events to.
+        stepper: What runs a training in a worker.
     """
 
-    def __init__(self, requests: int, events: int) -> None:
+    def __init__(self, requests: int, events: int, stepper: type[Stepper] = Stepper) -> None:
+        self._stepper = stepper
         self._requests = requests
         self._events = events
         self._partial = b""
@@ -122,7 +125,7 @@ class ForkServer:
                 other.close()
             os.dup2(os.open(os.devnull, os.O_RDONLY), self._requests)
             os.dup2(2, self._events)
-            status = work(theirs, request)
+            status = work(theirs, request, self._stepper)
         finally:
             os._exit(status)
 
@@ -157,12 +160,13 @@ class ForkServer:
             os.write(self._events, json.dumps(event).encode() + b"\n")
 
 
-def work(connection: socket.socket, request: Mapping[str, Any]) -> int:
+def work(connection: socket.socket, request: Mapping[str, Any], build: type[Stepper]) -> int:
     """Be a worker until told to end.
 
     Args:
         connection: To the server.
         request: What to build, and with which environment and cores.
+        build: Makes what runs the training.
 
     Returns:
         The exit status: 0, or 1 after an error, which has been told.
@@ -176,9 +180,7 @@ def work(connection: socket.socket, request: Mapping[str, Any]) -> int:
     try:
         # CUDA reads them when it is first used, which is after this.
         os.environ.update(request["environment"])
-        stepper = Stepper(
-            request["workload"], request["device"], request["scale"], request["cores"]
-        )
+        stepper = build(request["workload"], request["device"], request["scale"], request["cores"])
         say("built")
         for line in lines:
             command = json.loads(line)
@@ -227,17 +229,23 @@ def has_touched_cuda() -> bool:
     return bool(status)
 
 
-def main() -> int:
-    """Serve requests from the standard input."""
+def main(module: str = _MODULE, stepper: type[Stepper] = Stepper) -> int:
+    """Serve requests from the standard input.
+
+    Args:
+        module: The program to start anew where loading torch has touched CUDA.
+        stepper: What runs a training in a worker.
+    """
+    # Forking is the purpose here, whatever threads libraries have; CUDA has none yet.
+    warnings.simplefilter("ignore", DeprecationWarning)
     import slurm_colloc.calibration.image_trainings
     import slurm_colloc.calibration.other_trainings  # noqa: F401
 
     if _BARE not in sys.argv:
         preload()
         if has_touched_cuda():
-            module = "slurm_colloc.calibration.worker"
             os.execv(sys.executable, [sys.executable, "-B", "-m", module, _BARE])
-    server = ForkServer(sys.stdin.fileno(), sys.stdout.fileno())
+    server = ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), stepper)
     try:
         server.serve()
     finally:
@@ -246,6 +254,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Forking is the purpose here, whatever threads libraries have; CUDA has none yet.
-    warnings.simplefilter("ignore", DeprecationWarning)
     sys.exit(main())

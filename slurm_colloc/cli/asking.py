@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import SlurmError, StateError
@@ -16,7 +17,9 @@ from slurm_colloc.report.explain import explain_member, explain_word
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.report.why import Facts, explain_why
 from slurm_colloc.store.directory import read_slurm_job_id
+from slurm_colloc.store.files import read_json
 from slurm_colloc.store.ramp import RampRecord, read_ramp
+from slurm_colloc.store.samples import latest_path
 
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
 
@@ -32,6 +35,7 @@ class Inquiry:
         self._session = session
         self._fields: dict[str, Mapping[str, str]] = {}
         self._ramps: dict[str, RampRecord | None] = {}
+        self._latest: dict[str, Mapping[str, Any] | None] = {}
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
@@ -41,6 +45,7 @@ class Inquiry:
             unreachable=str(self._session.unreachable or ""),
             moved=self._find_new_name(member),
             ramp=self._read_ramp(view),
+            latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
         )
 
     def _read_ramp(self, view: PackView) -> RampRecord | None:
@@ -51,6 +56,15 @@ class Inquiry:
                 path = self._session.state.pack_path(pack_id)
                 self._ramps[pack_id] = read_ramp(path, view.attempt)
         return self._ramps[pack_id]
+
+    def _read_latest(self, view: PackView) -> Mapping[str, Any] | None:
+        pack_id = view.record.pack_id
+        if pack_id not in self._latest:
+            self._latest[pack_id] = None
+            with contextlib.suppress(StateError):
+                path = self._session.state.pack_path(pack_id)
+                self._latest[pack_id] = read_json(latest_path(path))
+        return self._latest[pack_id]
 
     def _read_fields(self, view: PackView, member: MemberView) -> Mapping[str, str]:
         waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING

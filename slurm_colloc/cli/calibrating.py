@@ -15,13 +15,14 @@ import typer
 
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import CollocError, UsageProblem
 
 if TYPE_CHECKING:
     from slurm_colloc.calibration.measuring import Place
 
 _MINUTES_MOST = 120.0
 _NVML_S = 60.0
+_PRIVATE = 0o700
 
 
 def calibrate(  # noqa: PLR0917 - typer makes options of them
@@ -39,9 +40,9 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         Path | None,
         typer.Option(
             "--out",
-            metavar="FILE",
-            help="Write the calibration here, for example for a "
-            "site, and not into your state directory.",
+            metavar="FILE|DIR",
+            help="Write the calibration here, for example for a site, and not into your state "
+            "directory; in a directory under the name that csub looks for.",
         ),
     ] = None,
     raw: Annotated[
@@ -76,6 +77,8 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
     Run it where the GPU is: srun --gres=gpu:1 --cpus-per-task=16 --mem=100G csub calibrate
     """
     from slurm_colloc.calibration.measuring import check_packages
+    from slurm_colloc.calibration.target import check_target
+    from slurm_colloc.store.calibration_format import check_idle_power
 
     if files and not fit:
         raise UsageProblem("rows are read only with --fit")
@@ -85,6 +88,10 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         raise UsageProblem(f"--minutes={minutes:g} must be above 0 and at most {_MINUTES_MOST:g}")
     if scale not in ("full", "tiny"):
         raise UsageProblem(f"--scale={scale} must be full or tiny")
+    if idle_power is not None:
+        check_idle_power(idle_power)
+    if out is not None:
+        check_target(out)
     if fit:
         check_packages("numpy", "scipy")
         _fit(files or [], out=out, raw=None, idle_power_w=idle_power, as_json=as_json)
@@ -113,12 +120,15 @@ def _find_place(wanted: str, *, shared: bool) -> Place:
 
 def _choose_target(place: Place) -> Path | None:
     """The user's own calibration of the GPU's model; None where there is no GPU."""
+    from slurm_colloc.calibration.target import check_target
     from slurm_colloc.settings import load_settings
     from slurm_colloc.store.calibrations import calibration_path, user_folder
 
     if place.gpu is None or not place.gpu.name:
         return None
-    return calibration_path(user_folder(load_settings().state_path), place.gpu.name)
+    target = calibration_path(user_folder(load_settings().state_path), place.gpu.name)
+    check_target(target, _PRIVATE)
+    return target
 
 
 def _measure(place: Place, rows: Path, *, minutes: float, scale: str, seed: int) -> None:
@@ -144,28 +154,33 @@ def _fit(
     from slurm_colloc.calibration.evaluation import compute_noise, evaluate
     from slurm_colloc.calibration.fitting import fit as fit_all
     from slurm_colloc.calibration.packs import build_measurements, read_rows
+    from slurm_colloc.calibration.target import choose_file
     from slurm_colloc.calibration.telling import build_calibrate_json, render_fit
-    from slurm_colloc.store.calibrations import write_calibration
+    from slurm_colloc.store.calibrations import calibration_path, write_calibration
 
     measured = build_measurements(read_rows(files))
     if measured.cells_left_out:
         note(f"{measured.cells_left_out} cells are not whole, or make no sense; they are left out")
     if measured.idle_power_w is None:
         measured = dataclasses.replace(measured, idle_power_w=idle_power_w)
+    if out is not None and not measured.gpu_model:
+        raise UsageProblem("no row says which GPU model it is of, so nothing can be written")
     fitted = fit_all(measured)
     evaluated, noise = evaluate(measured, fitted), compute_noise(measured)
-    written = None
-    if out is not None:
-        if not measured.gpu_model:
-            raise UsageProblem("no row says which GPU model it is of, so nothing was written")
-        write_calibration(out, fitted.calibration)
-        written = str(out)
+    target = None if out is None else choose_file(out, measured.gpu_model)
+    problem = None
+    if target is not None:
+        try:
+            write_calibration(target, fitted.calibration)
+        except CollocError as found:
+            # What was measured is told all the same.
+            target, problem = None, found
     if as_json:
         value: dict[str, Any] = build_calibrate_json(
             fitted,
             evaluated,
             noise,
-            written=written,
+            written=None if target is None else str(target),
             raw=str(raw) if raw is not None else None,
             cells_left_out=measured.cells_left_out,
         )
@@ -173,8 +188,12 @@ def _fit(
     else:
         say(render_fit(fitted, evaluated, noise))
     sys.stdout.flush()
-    if written:
-        note(f"written: {written}")
+    if problem is not None:
+        raise problem
+    if target is not None:
+        named = calibration_path(target.parent, measured.gpu_model).name
+        lost = "" if target.name == named else f"; csub looks for {named}, and finds no other name"
+        note(f"written: {target}{lost}")
 
 
 def _end(number: int, _: Any) -> None:

@@ -39,7 +39,8 @@ def run_check(argv: Sequence[str]) -> int:
         return 0
     from slurm_colloc.submission.checking import check_script_text
     from slurm_colloc.submission.collect import collect_call
-    from slurm_colloc.submission.policy import choose_policy, read_capacity
+    from slurm_colloc.submission.destination import read_capacity
+    from slurm_colloc.submission.policy import choose_policy
     from slurm_colloc.submission.sharing import compute_sharing, find_request_findings
 
     call = collect_call(argv, read_given_environment(), os.getcwd(), pack=False)  # noqa: PTH109

@@ -12,10 +12,10 @@ from typing import Any
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submitting import ask_slurm, describe_open_room, prepare_call
 from slurm_colloc.errors import SlurmError, UsageProblem
+from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.quantities import parse_gpu_memory_mb
 from slurm_colloc.model.waits import WaitEstimate
-from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.needs import choose_bound
 from slurm_colloc.planning.queueing import estimate_wait
@@ -29,6 +29,7 @@ from slurm_colloc.report.terminal import choose_width
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.submission.collect import Call, collect_call
+from slurm_colloc.submission.explained import explain_planning
 from slurm_colloc.submission.planned import Planning, plan_call
 from slurm_colloc.submission.policy import choose_policy
 from slurm_colloc.submission.request import group_into_batches
@@ -70,13 +71,13 @@ def run_plan(argv: Sequence[str]) -> int:
         say("By itself it would be planned so:")
     slurm = None if local else session.slurm
     planning = plan_call(call, session.settings, slurm, looks_at_queue=True)
-    explanation = _explain(planning)
+    explanation = explain_planning(planning)
     waits = _list_waits(planning)
     other = None
     if changes:
         changed, policy = apply_changes(call, changes, session)
-        other = _explain(plan_call(changed, session.settings, slurm, policy))
-    for text in planning.knowledge.problems:
+        other = explain_planning(plan_call(changed, session.settings, slurm, policy))
+    for text in planning.problems:
         note(f"ignored: {text}")
     if as_json:
         say(json.dumps(_build_json(planning, explanation, other, changes, room=room)))
@@ -199,32 +200,38 @@ def _parse_slowdown(text: str) -> float:
 
 
 def _list_waits(planning: Planning) -> list[WaitEstimate | None]:
-    if planning.waits is None:
+    if all(planned.waits is None for planned in planning.parts):
         return []
-    return [estimate_wait(pack, planning.waits) for pack in planning.plan.packs]
+    waits = [(pack, planning.find_part(pack).waits) for pack in planning.plan.packs]
+    return [None if table is None else estimate_wait(pack, table) for pack, table in waits]
 
 
-def _explain(planning: Planning) -> PlanExplanation:
-    return build_explanation(
-        planning.plan,
-        planning.jobs,
-        planning.knowledge.profiles,
-        planning.capacity,
-        planning.policy,
-        planning.knowledge.calibration,
-    )
+def _find_unknown_queue(planning: Planning) -> str | None:
+    """Why no wait is estimated, where that was asked; of the first partition of which none is."""
+    tables = [planned.waits for planned in planning.parts if planned.waits is not None]
+    return next((table.unknown for table in tables if table.unknown), None)
+
+
+def _choose_calibration(planning: Planning) -> Calibration:
+    """That of the first jobs that have been measured."""
+    known = [planned.part.knowledge for planned in planning.parts]
+    return next((k for k in known if k.profiles), known[0]).calibration
 
 
 def _list_sources(planning: Planning) -> list[str]:
-    calibration = planning.knowledge.calibration
-    queue = []
-    if planning.waits is not None and planning.waits.unknown:
-        queue = [f"Queue: no estimate: {planning.waits.unknown}"]
-    if not planning.knowledge.profiles:
+    unknown = _find_unknown_queue(planning)
+    queue = [f"Queue: no estimate: {unknown}"] if unknown else []
+    known = [planned.part.knowledge for planned in planning.parts]
+    used = [_describe(k.calibration) for k in known if k.profiles]
+    if not used:
         return ["Calibration: none needed, as none of the jobs has been measured yet", *queue]
+    return [*dict.fromkeys(used), *queue]
+
+
+def _describe(calibration: Calibration) -> str:
     made = f", of {calibration.packs} packs" if calibration.packs else ""
     off = f"predictions are off by {100 * calibration.residual:.0f} % (standard deviation)"
-    return [f"Calibration: {calibration.gpu_model}{made}, {calibration.source}; {off}", *queue]
+    return f"Calibration: {calibration.gpu_model}{made}, {calibration.source}; {off}"
 
 
 def _ask_slurm(planning: Planning, session: Session, directory: str) -> list[str]:
@@ -246,7 +253,7 @@ def _build_json(
     *,
     room: str,
 ) -> dict[str, Any]:
-    calibration = planning.knowledge.calibration
+    calibration = _choose_calibration(planning)
     return {
         "schema": PLAN_SCHEMA,
         **build_plan_json(explanation, _list_waits(planning)),
@@ -265,7 +272,7 @@ def _build_json(
             "packs": calibration.packs,
             "made_at": calibration.made_at or None,
         },
-        "queue_unknown": None if planning.waits is None else planning.waits.unknown or None,
-        "problems": list(planning.knowledge.problems),
+        "queue_unknown": _find_unknown_queue(planning),
+        "problems": list(planning.problems),
         "what_if": None if other is None else {"changes": changes, **build_plan_json(other)},
     }

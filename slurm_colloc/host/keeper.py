@@ -11,9 +11,7 @@ output. Signals that Slurm sends to the processes of a step are ignored, except 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -31,7 +29,6 @@ from slurm_colloc.host.keeper_messages import (
     Failed,
     Fault,
     Ready,
-    Server,
     ServerStatus,
     Status,
     Stopped,
@@ -39,8 +36,9 @@ from slurm_colloc.host.keeper_messages import (
     Terminated,
     Trouble,
 )
+from slurm_colloc.host.keeper_process import collect_orphans, take_over
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps_answers import Client
+from slurm_colloc.host.mps_clients import describe_servers, terminate_client
 from slurm_colloc.host.mps_control import parse_pids
 from slurm_colloc.host.mps_leftovers import sweep
 from slurm_colloc.host.mps_log import (
@@ -54,25 +52,9 @@ from slurm_colloc.host.mps_logs import write_logs
 from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.mps_server import wait_for_active
 from slurm_colloc.host.mps_stop import stop_daemon
-from slurm_colloc.host.processes import (
-    is_alive,
-    list_session,
-    read_namespace_pids,
-    read_uid,
-)
+from slurm_colloc.host.processes import is_alive, list_session
 from slurm_colloc.host.removal import remove_at_once, remove_directory
 
-_IGNORED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGTSTP,
-)
-_PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.1
 _SETTLE_S = 0.02
 
@@ -225,8 +207,8 @@ class Keeper:
         running = self._running
         assert running is not None
         self._follow(flushes=False)
-        self._collect_orphans()
         child = running.child
+        collect_orphans(child)
         # One that root has started is nobody's child here.
         has_ended = not is_alive(running.daemon) if child is None else child.poll() is not None
         if not self._has_died and has_ended:
@@ -269,20 +251,6 @@ class Keeper:
             return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
         return Trouble(event.pid, event.text)
 
-    def _collect_orphans(self) -> None:
-        """Servers whose daemon has died come to the keeper, which is their reaper."""
-        child = None if self._running is None else self._running.child
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None:
-                    return
-                if child is not None and found.si_pid == child.pid:
-                    # Its status is needed.
-                    child.poll()
-                else:
-                    os.waitpid(found.si_pid, os.WNOHANG)
-
     # -- requests -----------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> bool:
@@ -315,38 +283,14 @@ class Keeper:
         if pids is None:
             words = answer.problem or answer.stdout.strip()
             return Status((), f"the MPS daemon does not answer: {words}")
-        rows = {(row.pid, row.server_pid): row for row in running.control.read_snapshot()}
-        problem = ""
-        servers = []
-        for server_pid in pids:
-            running.note_server(server_pid)
-            clients = running.control.read_clients(server_pid)
-            if clients is None:
-                problem = f"server {server_pid} does not tell its clients"
-            found = []
-            for pid in clients or ():
-                row = rows.get((pid, server_pid), Client(pid, server_pid))
-                inner = read_namespace_pids(pid)
-                found.append(Client(pid, server_pid, row.device, row.namespace, row.command, inner))
-            status = running.control.read_server_status(server_pid)
-            servers.append(Server(server_pid, read_uid(server_pid), status, tuple(found)))
+        status = describe_servers(running, pids)
         self._follow(flushes=True)
-        return Status(tuple(servers), problem)
+        return status
 
     def _terminate(self, pid: int) -> Terminated:
-        control = self._running.control if self._running is not None else None
-        if control is None or self._has_died:
+        if self._running is None or self._has_died:
             return Terminated(pid, done=False, text="the MPS daemon has ended")
-        servers = control.read_servers()
-        if servers is None:
-            return Terminated(pid, done=False, text="the MPS daemon does not answer")
-        for server_pid in servers:
-            if pid in (control.read_clients(server_pid) or ()):
-                answer = control.ask(f"terminate_client {server_pid} {pid}")
-                text = answer.problem or answer.stdout.strip()
-                # "0" on 550 and 580; two programs of others expect the name.
-                return Terminated(pid, done=text in ("0", "CUDA_SUCCESS"), text=text)
-        return Terminated(pid, done=False, text="it is no client")
+        return terminate_client(self._running.control, pid)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -397,7 +341,7 @@ class Keeper:
             self._look()
         report = stop_daemon(running, grace_s=0.0, asks_nvml=False, has_directory=False)
         self._running = None
-        self._collect_orphans()
+        collect_orphans(None)
         # To a runner that has only let go, see Keeper.abandon.
         self._say(Stopped(replace(report, directory_removed=True)))
         return 0
@@ -406,19 +350,7 @@ class Keeper:
 def main() -> int:
     """Take the process over and keep."""
     started = time.monotonic()
-    os.umask(0o077)
-    os.chdir("/")
-    for number in _IGNORED:
-        # A function, not SIG_IGN: the daemon and its server must not inherit it.
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # The two channels keep their numbers from being anybody's standard streams.
-    stdin, stdout = (os.dup(number) for number in (0, 1))
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):
-        os.dup2(null, standard)
-    return Keeper(Channel(stdin, stdout), started).run()
+    return Keeper(Channel(*take_over()), started).run()
 
 
 if __name__ == "__main__":

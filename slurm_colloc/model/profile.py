@@ -18,6 +18,9 @@ FAMILY_SPREAD = 0.1
 """Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
 a number among their arguments matters for the rate."""
 
+RUN_MOST_S = 365 * 86_400.0
+"""No run takes longer than a year: figures that say so are wrong."""
+
 
 def keep_newest(sources: tuple[str, ...]) -> tuple[str, ...]:
     """As many of the newest runs or packs as a usage profile names."""
@@ -255,7 +258,7 @@ class ProfileRecord:
         if self.steps_total is None or self.steps_per_s is None or self.steps_per_s.mean <= 0:
             return None
         run_s = self.steps_total.mean / self.steps_per_s.mean
-        return run_s if math.isfinite(run_s) else None
+        return run_s if run_s <= RUN_MOST_S else None
 
     def for_planning(self, known_by: KnownBy = KnownBy.EXACT) -> UsageProfile:
         """What planning asks for.

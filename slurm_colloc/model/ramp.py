@@ -36,6 +36,10 @@ LONG_WINDOW_S = 20.0
 """A gain for each added member below the first, and a slowdown so near to its bound, are judged by
 a longer window: there, noise could decide, and little is lost by waiting."""
 
+SHORT_SHARE, NEAR_SHARE = 0.35, 0.7
+"""Several that came at once and brought less than this part of what each before them did, are too
+many; below the second, a longer window judges that."""
+
 BROKEN = 1.10
 """Part of a slowdown bound from which on the ramp steps back."""
 
@@ -51,6 +55,9 @@ NEW_LOOK_S = 120.0
 
 SETTLE_MOST_S = 120.0
 """Who does not settle for so long is not waited for: the plan is followed unmeasured."""
+
+START_MOST_S = 60.0
+"""Who may start and has not for so long is not waited for: those that run are measured."""
 
 AS_ALONE = 0.9
 """A member by itself that is at least so fast, against alone, counts as 1: noise is not a loss."""
@@ -77,6 +84,7 @@ class Ramp:
         self._rooms: deque[int] = deque(maxlen=3)
         self._marginal: float | None = None
         self._unsettled_since: float | None = None
+        self._may_start_since: float | None = None
         self._settled_at = 0.0
         self._settled_kinds: tuple[str, ...] = ()
         self._refused: set[tuple[str, ...]] = set()
@@ -111,6 +119,8 @@ class Ramp:
             if self._base is not None and not self._base_members < _list_members(sights):
                 # Its figures say nothing about those that run now.
                 self._base = None
+        if self._is_start_overdue(at, len(sights), outlook):
+            outlook = dataclasses.replace(outlook, waiting=0)
         if outlook.busy is not None:
             self._busy.append(outlook.busy)
         if outlook.room is not None:
@@ -125,6 +135,15 @@ class Ramp:
     def find_blindness(self) -> str:
         """Why nobody of those that run can be judged; empty where somebody can, or may soon."""
         return self._track.find_blindness()
+
+    def _is_start_overdue(self, at: float, running: int, outlook: Outlook) -> bool:
+        """Whether nobody has started for long although somebody may."""
+        if running >= self.target or not outlook.waiting:
+            self._may_start_since = None
+            return False
+        if self._may_start_since is None:
+            self._may_start_since = at
+        return at - max(self._may_start_since, self._track.since) >= START_MOST_S
 
     # -- adding -------------------------------------------------------------------------------
 
@@ -170,7 +189,10 @@ class Ramp:
         base = self._base
         if base is not None and now.running > base.running:
             gain = (now.stp - base.stp) / base.stp
-            is_near |= abs(gain) < SMALL_GAIN * (now.running - base.running)
+            added = now.running - base.running
+            is_near |= abs(gain) < SMALL_GAIN * added
+            # Noise alone must not say that what came together brought less than its share.
+            is_near |= added > 1 and gain * base.stp < NEAR_SHARE * added * self._get_share(base)
         return self._track.measure(LONG_WINDOW_S) if is_near else now
 
     def _judge(self, at: float, now: Measured, sights: Sequence[Sight]) -> Decision | None:
@@ -190,14 +212,11 @@ class Ramp:
             return None
         added = running - base.running
         gain = now.stp - base.stp
-        last = self._marginal
-        if last is None and base.running == 1:
-            # As many as there was room for have come at once, each to be as fast as the first.
-            last = base.stp
-        is_short = last is not None and gain < 0.5 * added * last
-        if added > 1 and last is not None and is_short and not is_confirmed(now, self.places):
+        share = self._get_share(base)
+        is_short = gain < SHORT_SHARE * added * share
+        if added > 1 and is_short and not is_confirmed(now, self.places):
             # The sum stopped growing somewhere between: as many as had their full share of it.
-            target = base.running + max(0, min(added, round(gain / last)))
+            target = base.running + max(0, min(added, round(gain / share)))
         elif gain < added * GAIN_LEAST * base.stp:
             target = base.running
         else:
@@ -214,6 +233,13 @@ class Ramp:
                 f"from {base.stp:.2f} to {now.stp:.2f}, as much as {target} bring"
             )
         return self._settle(at, now, target, sights, text)
+
+    def _get_share(self, base: Measured) -> float:
+        """What each of several that come at once is to bring to the sum of progress."""
+        if self._marginal is not None:
+            return self._marginal
+        # As many as there was room for have come at once, each to be as fast as the first.
+        return base.stp if base.running == 1 else 0.0
 
     def _learn(self, now: Measured, sights: Sequence[Sight]) -> None:
         base = self._base

@@ -5,6 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+STAGE_S = 30
+"""From a member's start until it is measured, as a rule: 8 s to its first step, its warm-up, and a
+window of 5 to 20 s. Where time is short, nobody waits longer for it."""
+
 NO_MORE = "no more than "
 BEING_MEASURED = "the pack is being measured"
 TOO_LITTLE_TIME = "the pack has only "

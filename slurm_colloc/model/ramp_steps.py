@@ -20,6 +20,9 @@ DRAM_MOST = 0.8
 usual gate for jobs of which no more is known. On an H200 under MPS, packs of alike members within
 it were slowed down 1.32 times at most in the mean (3 to 7 members, with thread limits)."""
 
+_ACTIVITY_LEAST = 1e-3
+"""One that takes less of the GPU counts as taking so much: nobody's room is without end."""
+
 BOUND_LEAST = 1.4
 """The additive rule does not look at slowdowns: a closer bound is measured up to."""
 
@@ -38,10 +41,10 @@ def compute_room(activity: float | None, dram_activity: float | None) -> int | N
     """
     if not activity or dram_activity is None:
         return None
-    rooms = [SM_MOST / activity]
+    room = SM_MOST / max(activity, _ACTIVITY_LEAST)
     if dram_activity > 0:
-        rooms.append(DRAM_MOST / dram_activity)
-    return max(1, int(min(rooms)))
+        room = min(room, DRAM_MOST / max(dram_activity, _ACTIVITY_LEAST))
+    return max(1, int(room))
 
 
 def choose_step(
@@ -77,7 +80,7 @@ def choose_step(
     brought = now.stp / running if marginal is None else marginal
     step = 1 if running < 4 else 2 if running < 6 else 3
     if busy:
-        step = max(1, min(running, int(running * (BUSY_MOST / busy - 1))))
+        step = max(1, min(running, int(running * (BUSY_MOST / max(busy, _ACTIVITY_LEAST) - 1))))
     elif running > 1 and marginal is None:
         step = min(step, 2)
     if is_confirmed(now, places):

@@ -6,6 +6,7 @@ nobody has come or gone in it, everybody is past their warm-up, and its two halv
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,12 @@ PAUSE_STEPS = 5.0
 PAUSE_MOST_S = 60.0
 """A member that makes no step for 2 s and for the time of five steps saves, or validates: one
 waits for it, a minute at most."""
+
+RATE_LEAST, RATE_MOST = 1e-6, 1e9
+"""Steps per second; what is outside is none's rate."""
+
+_SLOWDOWN_LEAST, _SLOWDOWN_MOST = 0.1, 1e4
+"""The same of slowdowns that are accepted or predicted."""
 
 _STEPS_LEAST = 3
 _HALF_STEPS_LEAST = 5
@@ -128,6 +135,7 @@ class Track:
             at: Seconds since the epoch.
             sights: All members that run.
         """
+        sights = [_leave_out_absurd(sight) for sight in sights]
         present = {(sight.number, sight.start) for sight in sights}
         if present != {(sight.number, sight.start) for sight in self._sights.values()}:
             self._looks.clear()
@@ -279,6 +287,20 @@ class Track:
             for half, rate in enumerate((halves[0], halves[1])):
                 sums[half] += rate / (sight.solo_steps_per_s or 1.0)
         return _agree(*sums)
+
+
+def _leave_out_absurd(sight: Sight) -> Sight:
+    """Without figures that nothing can have; not a number is one of them."""
+
+    def keep(value: float | None, least: float, most: float) -> float | None:
+        return value if value is not None and least <= value <= most else None
+
+    return dataclasses.replace(
+        sight,
+        solo_steps_per_s=keep(sight.solo_steps_per_s, RATE_LEAST, RATE_MOST),
+        bound=keep(sight.bound, _SLOWDOWN_LEAST, _SLOWDOWN_MOST),
+        predicted=keep(sight.predicted, _SLOWDOWN_LEAST, _SLOWDOWN_MOST),
+    )
 
 
 def _agree(one: float, other: float) -> bool:

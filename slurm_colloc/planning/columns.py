@@ -260,8 +260,10 @@ class Columns:
         delay_s = ends_s.astype(float) - trials.run_s.sum(axis=0, dtype=float)
         energy_j = pricing.compute_energy_j(gpu_s, work_j)
         costs = np.asarray(pricing.compute_cost(gpu_s, delay_s, energy_j)).copy()
-        if pricing.limits.finish_s is not None:
-            costs[gpu_s > pricing.limits.finish_s * (1.0 + SLACK)] = np.inf
+        finish_s = pricing.limits.finish_s
+        if finish_s is not None:
+            margins = self._margin[trials.kinds].max(axis=0)
+            costs[gpu_s * (1.0 + margins) > finish_s * (1.0 + SLACK)] = np.inf
         families, packs = np.nonzero(chosen)
         for place, number in enumerate(numbers):
             mine = np.flatnonzero(families == place)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.plan import KnownBy, SharingMode, UsageProfile
 from slurm_colloc.planning.limits import is_borrowed
-from slurm_colloc.planning.needs import Question
+from slurm_colloc.planning.needs import Question, are_timed
 from slurm_colloc.planning.subject import Subject
 
 
@@ -46,7 +46,7 @@ def _describe_limits(mode: SharingMode, percentages: Sequence[int | None]) -> st
 
 
 def describe_sources(question: Question, members: Sequence[Subject]) -> list[str]:
-    """What makes a prediction less sure, a sentence each."""
+    """What makes a prediction, or the choice by it, less sure, a sentence each."""
     calibration = question.calibration
     reasons = []
     relatives = 0
@@ -65,5 +65,11 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
         reasons.append(
             f"how jobs slow each other down was measured on {calibration.gpu_model}, "
             f"what they take on {', '.join(sorted(borrowed))}: the margin is doubled"
+        )
+    unmeasured = sum(not are_timed(question, [member]) for member in members)
+    if unmeasured:
+        reasons.append(
+            f"how long {unmeasured} of {len(members)} members run alone has not been measured: "
+            "their time limit, or an hour, stands for it in the choice"
         )
     return reasons

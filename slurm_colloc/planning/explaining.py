@@ -11,7 +11,7 @@ from slurm_colloc.planning.apart import explain_pairs
 from slurm_colloc.planning.explanation import MemberExplanation, PackExplanation, PlanExplanation
 from slurm_colloc.planning.grouping import ask
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.needs import Question, build_load, build_subject
+from slurm_colloc.planning.needs import Question, build_load, build_subject, has_run_s
 
 
 def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
@@ -79,7 +79,7 @@ def _explain_member(pack: PackPlan, place: int, question: Question) -> MemberExp
         max_slowdown=planned.max_slowdown,
         solo_steps_per_s=rate,
         predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
-        run_s=subject.run_s if pack.known else None,
+        run_s=subject.run_s if pack.known and has_run_s(profile) else None,
         thread_percentage=planned.thread_percentage,
         gpu_memory_mb=planned.gpu_memory_limit_mb or subject.gpu_memory_mb,
         sm_activity=load.sm / slowdown if load and slowdown else None,

@@ -21,7 +21,7 @@ class MemberExplanation:
         max_slowdown: What is accepted.
         solo_steps_per_s: Its rate alone.
         predicted_steps_per_s: The same over its slowdown.
-        run_s: Seconds that it is expected to run alone.
+        run_s: Seconds that it is expected to run alone; None where earlier runs do not tell.
         thread_percentage: Its MPS thread limit.
         gpu_memory_mb: GPU memory that it may use.
         sm_activity: SM activity that it brings while all run: alone, over its slowdown.
@@ -62,7 +62,8 @@ class PackExplanation:
         gpu_memory_usable_mb: What needs may fill of the GPU's memory.
         sm_activity: Sum of the members' SM activity, 1 for the whole GPU.
         dram_activity: The same of DRAM.
-        predicted_finish_s: Seconds from its start to the end of its last member.
+        predicted_finish_s: Seconds from its start to the end of its last member; None where
+            earlier runs do not tell how long one of them takes.
         time_limit_s: What is asked of Slurm; None for its default or what the job asked for.
         reasons: A sentence each.
     """

@@ -17,6 +17,7 @@ from slurm_colloc.model.plan import (
     PackPlan,
     PackRequest,
     Policy,
+    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -27,6 +28,7 @@ from slurm_colloc.planning.needs import (
     build_limits,
     build_subject,
     choose_bound,
+    choose_gpu_memory_mb,
     compute_need,
 )
 from slurm_colloc.planning.request import (
@@ -62,7 +64,20 @@ class RunningPack:
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     """Say why a job joins no pack, and why nobody joins its own; empty if it may."""
+    if policy.rule is not Rule.CSUB:
+        return f"the rule {policy.rule} makes its pack, and knows no joining"
     return compute_reason_to_run_alone(dataclasses.replace(job, came_together=True), policy)
+
+
+def compute_contradiction(pack: Policy, call: Policy) -> str:
+    """Say what the users of a pack and of a joiner want differently; empty where they agree."""
+    if pack.share != call.share:
+        return f"its --share is {pack.share}, not {call.share}"
+    if pack.rule is not call.rule:
+        return f"its --policy is {pack.rule}, not {call.rule}"
+    if pack.goal is not call.goal:
+        return f"its --goal is {pack.goal}, not {call.goal}"
+    return ""
 
 
 def merge_policies(pack: Policy, call: Policy) -> Policy:
@@ -127,7 +142,17 @@ def plan_pending_join(
         return mixture
     if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
         return f"all {policy.degree} places are taken"
-    needs = [compute_need(job, index, capacity, policy) for index, job in enumerate(jobs)]
+    needs = [
+        compute_need(
+            job,
+            index,
+            capacity,
+            policy,
+            profile=question.profiles.get(index),
+            calibration=calibration,
+        )
+        for index, job in enumerate(jobs)
+    ]
     refusal = compute_refusal(needs, capacity, policy)
     return refusal or build_pack(jobs, needs, capacity, policy, "")
 
@@ -192,13 +217,13 @@ def plan_running_join(
     mixture = "" if subjects else _find_mixture(question)
     if mixture:
         return mixture
-    present = [_read_need(job, plan) for job, plan in zip(pack.jobs, pack.plans, strict=True)]
+    present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
     need = compute_need(
         new,
         len(present),
         capacity,
         policy,
-        profile=question.profiles.get(len(present)) if subjects else None,
+        profile=question.profiles.get(len(present)),
         calibration=calibration,
     )
     degree = min(pack.degree, policy.degree)
@@ -304,13 +329,15 @@ def _predict_join(
     return slowdowns, ""
 
 
-def _read_need(job: Job, plan: MemberPlan) -> Need:
-    """What a member of a running pack was given."""
+def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
+    """What a member of a running pack was given; GPU memory else as it was measured since."""
+    job, profile = question.jobs[index], question.profiles.get(index)
+    gpu_memory_mb = job.gpu_memory_mb or plan.gpu_memory_limit_mb
     return Need(
         plan.job_index,
         plan.cpus,
         plan.host_memory_mb,
-        job.gpu_memory_mb,
+        gpu_memory_mb or choose_gpu_memory_mb(job, profile, question.calibration),
         job.time_limit_s,
         job.max_slowdown,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
+from slurm_colloc.model.profile import RUN_MOST_S
 from slurm_colloc.planning.limits import (
     compute_gpu_memory_limit_mb,
     compute_host_memory_limit_mb,
@@ -163,7 +164,7 @@ def has_run_s(profile: UsageProfile | None) -> bool:
     """Whether earlier runs tell how long a job takes."""
     if profile is None or profile.run_s is None:
         return False
-    return math.isfinite(profile.run_s) and profile.run_s > 0
+    return 0 < profile.run_s <= RUN_MOST_S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +184,11 @@ class Question:
     capacity: Capacity
     policy: Policy
     calibration: Calibration | None = None
+
+
+def are_timed(question: Question, subjects: Sequence[Subject]) -> bool:
+    """Whether earlier runs tell of all of these jobs how long they take."""
+    return all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)
 
 
 def build_subject(question: Question, index: int) -> Subject:
@@ -235,8 +241,7 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
         members = min(members, policy.pack_size)
     finish_s = None
     longest_s = capacity.time_limit_max_s
-    timed = all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)
-    if longest_s is not None and timed:
+    if longest_s is not None and are_timed(question, subjects):
         finish_s = float(max(1, longest_s - policy.start_margin_s))
     return Limits(
         cpus=capacity.cpus_per_gpu,

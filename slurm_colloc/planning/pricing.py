@@ -127,8 +127,11 @@ class Pricing:
 
     def compute_cost_limit(self, key: Key) -> float:
         """What a shared pack has to cost less than, to be worth its risk."""
-        margin = max(self.kinds[kind].margin for kind in key)
-        return self.compute_cost_alone(key) * (1.0 - margin)
+        return self.compute_cost_alone(key) * (1.0 - self.find_margin(key))
+
+    def find_margin(self, key: Key) -> float:
+        """By how much the prediction of a pack may be wrong, relatively: as that of its worst."""
+        return max(self.kinds[kind].margin for kind in key)
 
     def compute_cost(self, gpu_s: Any, delay_s: Any, energy_j: Any) -> Any:
         """What the goal counts; of numbers or arrays.
@@ -206,8 +209,10 @@ class Pricing:
         family = self.families[number]
         duration_s = max(ends)
         gpu_s = duration_s + SETUP_S[family.mode]
-        if self.limits.finish_s is not None and gpu_s > self.limits.finish_s * (1.0 + SLACK):
-            return None
+        if self.limits.finish_s is not None:
+            latest_s = gpu_s * (1.0 + self.find_margin(key))
+            if latest_s > self.limits.finish_s * (1.0 + SLACK):
+                return None
         energy_j = self.compute_energy_j(gpu_s, sum(self.compute_work_j(kind) for kind in key))
         cost = self.compute_cost(gpu_s, sum(ends) - sum(run_s), energy_j)
         setting = build_setting(family, percentages)

@@ -17,12 +17,17 @@ from slurm_colloc.model.plan import (
     Rule,
     SharingMode,
 )
+from slurm_colloc.model.ramp_decision import STAGE_S
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.needs import Need, choose_bound
 
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
+
+RAMP_MOST_S = 120
+"""What a pack asks for on top, so that it can be measured as members are added: 30 s for each
+that is not started at once, at most so much. A larger request may start later."""
 
 SLOWDOWN_MARGIN = 1.2
 """A member may be slower than predicted by this before its wall limit ends it."""
@@ -146,7 +151,8 @@ def build_pack(
     degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     is_measured = prediction is not None and not prediction.may_probe
-    if is_measured or degree == 1 or (host_memory_mb or WATCHED_FROM_MB) < WATCHED_FROM_MB:
+    is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
+    if is_measured or degree == 1 or not is_watched:
         # Nobody is probed who is known, for whom nobody waits, or of whom nothing is measured.
         policy = dataclasses.replace(policy, probe_s=0)
     slowdowns = prediction.slowdowns if prediction else None
@@ -154,7 +160,14 @@ def build_pack(
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
         for place, need in enumerate(needs)
     ]
-    time_limit_s, cap_s, time_reason = _compute_time(needs, walls, degree, capacity, policy)
+    start_degree = choose_start_degree(prediction, degree, policy)
+    has_rates = policy.probe_s > 0 or (prediction is not None and any(prediction.solo_steps_per_s))
+    ramp_s = 0
+    if start_degree is not None and has_rates and is_watched:
+        ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - start_degree))
+    time_limit_s, cap_s, time_reason = _compute_time(
+        needs, walls, degree, capacity, policy, ramp_s=ramp_s
+    )
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:
@@ -207,7 +220,7 @@ def build_pack(
         group=first.group,
         predicted_slowdown=slowdowns,
         reasons=tuple(reasons),
-        start_degree=choose_start_degree(prediction, degree, policy),
+        start_degree=start_degree,
         predicted_finish_s=prediction.finish_s if prediction else None,
         known=slowdowns is not None,
     )
@@ -285,6 +298,8 @@ def _compute_time(
     degree: int,
     capacity: Capacity,
     policy: Policy,
+    *,
+    ramp_s: int,
 ) -> tuple[int | None, int | None, str]:
     """The pack's time limit, a cap on each member's wall limit, and a reason where there is one."""
     span = compute_makespan_s(walls, degree)
@@ -295,7 +310,9 @@ def _compute_time(
     limit = capacity.time_limit_max_s
     longest = max(need.time_limit_s or 0 for need in needs)
     if limit is None or wanted <= limit or longest > limit:
-        return wanted, None, ""
+        # Being measured takes no member's time: near MaxTime there is less of it.
+        room_s = ramp_s if limit is None else max(0, min(ramp_s, limit - wanted))
+        return wanted + room_s, None, ""
     cap = max(1, limit - margin_s)
     reason = (
         f"the pack asks for {limit} s, which is MaxTime here; {wanted} s would allow "

@@ -46,7 +46,7 @@ class Limits:
         host_memory_mb: Host memory in MB.
         gpu_memory_mb: GPU memory that members may use together, in MB.
         members: Members at most.
-        finish_s: Seconds that a pack may last.
+        finish_s: Seconds that a pack may last, its setup and its margin included.
     """
 
     cpus: int | None = None

@@ -59,8 +59,10 @@ class _Subsets:
         self._cores = _sum_up([subject.cpus for subject in self._subjects], np.float32)
         alone = [pricing.compute_cost_alone((kind,)) for kind in key]
         self._alone = _sum_up(alone, np.float64)
-        margins = [subject.margin for subject in self._subjects]
-        self._cost_limits = self._alone * (1.0 - _fold(margins, np.maximum))
+        margins = _fold([subject.margin for subject in self._subjects], np.maximum)
+        self._cost_limits = self._alone * (1.0 - margins)
+        finish_s = pricing.limits.finish_s
+        self._latest_s = None if finish_s is None else finish_s * (1.0 + SLACK) / (1.0 + margins)
         self._work_j = _sum_up([pricing.compute_work_j(kind) for kind in key], np.float64)
         self._run_s = np.array([subject.run_s for subject in self._subjects], np.float32)
 
@@ -216,9 +218,8 @@ class _Subsets:
         energy_j: Any = pricing.compute_energy_j(gpu_s, self._work_j[subsets])
         delay_s: Any = ends_s.astype(np.float64) - run_s.sum(axis=0, dtype=np.float64)
         costs: Array = np.array(pricing.compute_cost(gpu_s, delay_s, energy_j))
-        finish_s = pricing.limits.finish_s
-        if finish_s is not None:
-            costs[gpu_s > finish_s * (1.0 + SLACK)] = np.inf
+        if self._latest_s is not None:
+            costs[gpu_s > self._latest_s[subsets]] = np.inf
         return costs
 
 

@@ -85,11 +85,15 @@ class Weighing:
             return (*broken, Broken("mig", None, None, "no sharing mode takes them together"))
         slow = find_too_slow([names[i] for i in members], chosen, free.slowdowns)
         broken += [slow] if slow else []
-        finish_s = self.limits.finish_s
-        if finish_s is not None and free.gpu_s > finish_s * (1.0 + SLACK):
-            text = f"they would last {free.gpu_s:.0f} s, a pack may last {finish_s:.0f} s"
-            broken.append(Broken("time", free.gpu_s, finish_s, text))
         key = tuple(sorted(self.pricing.kind_of[i] for i in members))
+        finish_s, margin = self.limits.finish_s, self.pricing.find_margin(key)
+        latest_s = free.gpu_s * (1.0 + margin)
+        if finish_s is not None and latest_s > finish_s * (1.0 + SLACK):
+            text = f"they would last {free.gpu_s:.0f} s"
+            if margin > 0:
+                text += f" (and up to {margin:.0%} more)"
+            text += f", a pack may last {finish_s:.0f} s"
+            broken.append(Broken("time", latest_s, finish_s, text))
         most = self.pricing.compute_cost_limit(key)
         if free.cost >= most:
             what, unit = describe_goal(self.goal, free)

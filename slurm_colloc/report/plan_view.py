@@ -81,7 +81,7 @@ def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
 
 
 def _find_finish_s(pack: PackExplanation) -> float | None:
-    """How long a pack holds its GPU; None where unknown."""
+    """How long a pack holds its GPU; None where no earlier runs tell."""
     if pack.predicted_finish_s is None and len(pack.members) == 1:
         return pack.members[0].run_s
     return pack.predicted_finish_s
@@ -184,6 +184,8 @@ def _render_pack(
         words.append(f"begins with {pack.start_degree}")
     if pack.predicted_finish_s is not None:
         words.append(f"ends after {format_span(pack.predicted_finish_s)}")
+    elif pack.known:
+        words.append("how long is not known yet")
     if pack.time_limit_s is not None:
         words.append(f"time limit {format_time_limit(pack.time_limit_s)}")
     parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width)]

@@ -32,6 +32,9 @@ def build_sentences(summary: Summary) -> list[tuple[str, str]]:
             lines.append(("Predicted", _tell_prediction(pack["prediction"])))
         lines.append(("In a row", _tell_serial(pack)))
         lines.append(("Saved", _tell_saving(pack)))
+    # A summary of an older csub has none.
+    if summary.get("ramp") is not None:
+        lines.append(("Ramp", _tell_ramp(summary["ramp"])))
     lines.append(("GPU", _tell_gpu(summary)))
     lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
     lines += _tell_stalls(summary["members"])
@@ -84,6 +87,12 @@ def _tell_saving(pack: dict[str, Any]) -> str:
         return UNKNOWN
     energy = "energy unknown" if kwh is None else f"{format_figure(kwh)} kWh"
     return f"{format_figure(hours)} GPU hours, {energy}{f' ({how})' if how else ''}"
+
+
+def _tell_ramp(ramp: dict[str, Any]) -> str:
+    return ramp["reason"] or (
+        f"measured with {ramp['target']} of {ramp['places']} at once, nothing was decided"
+    )
 
 
 def _tell_gpu(summary: Summary) -> str:

@@ -21,6 +21,7 @@ from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import read_bytes, read_json
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.profiles import compute_family, list_profiles
+from slurm_colloc.store.ramp import RampRecord, read_ramp
 from slurm_colloc.store.samples import monitor_path
 from slurm_colloc.store.setup import Setup, read_setup
 
@@ -74,6 +75,7 @@ class PackRun:
         samples: All samples.
         members: Its members by number.
         problems: What could not be read, a sentence each.
+        ramp: What its runner has decided about how many run at once; None where nothing.
     """
 
     path: Path
@@ -83,6 +85,7 @@ class PackRun:
     samples: Samples
     members: tuple[MemberRun, ...]
     problems: tuple[str, ...]
+    ramp: RampRecord | None = None
 
     @property
     def gpu_model(self) -> str | None:
@@ -166,13 +169,17 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     """
     view = view or look_at_pack(path)
     problems = []
-    setup, monitor = None, None
+    setup, monitor, ramp = None, None, None
     try:
         setup = read_setup(path)
     except StateError as problem:
         problems.append(str(problem))
     try:
         monitor = read_json(monitor_path(path))
+    except StateError as problem:
+        problems.append(str(problem))
+    try:
+        ramp = read_ramp(path, view.attempt)
     except StateError as problem:
         problems.append(str(problem))
     interval_s = monitor.get("interval_s") if monitor is not None else None
@@ -184,7 +191,8 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
         _build_member(member, samples.starts.get(member.member.number, ()), last_at, model, known)
         for member in view.members
     )
-    return PackRun(path, view, setup, monitor, samples, members, (*problems, *samples.problems))
+    told = (*problems, *samples.problems)
+    return PackRun(path, view, setup, monitor, samples, members, told, ramp)
 
 
 def _build_member(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.quantities import format_elapsed, format_mb
 from slurm_colloc.model.sharing import ShareRequest
@@ -14,6 +16,7 @@ from slurm_colloc.report.queue import format_elapsed_of, format_where
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.store.kills import list_kills
 from slurm_colloc.store.packs import State
+from slurm_colloc.store.ramp import read_ramp
 from slurm_colloc.store.setup import Setup, read_setup
 from slurm_colloc.store.states import GpuUse
 
@@ -43,6 +46,7 @@ def _render_pack_fields(view: PackView, state: State) -> list[str]:
     lines = [
         *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
+        *(f"  Ramp:     {said}" for said in _list_ramp(view, state)),
         *(f"  Why:      {reason}" for reason in record.reasons),
     ]
     if record.slurm_options:
@@ -81,6 +85,14 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
         lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
     lines += [f"  Note:     {note}" for note in setup.notes]
     return lines
+
+
+def _list_ramp(view: PackView, state: State) -> list[str]:
+    """What its runner has decided last about how many run at once."""
+    with contextlib.suppress(StateError):
+        ramp = read_ramp(state.pack_path(view.record.pack_id), view.attempt)
+        return [ramp.describe()] if ramp is not None and ramp.describe() else []
+    return []
 
 
 def _describe_daemon(by: str) -> str:

@@ -92,6 +92,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             for entry in figures
         ],
         "pack": build_pack(run, figures, energy),
+        "ramp": _build_ramp(run),
         "notes": _list_notes(run),
     }
 
@@ -106,6 +107,29 @@ def _build_setup(run: PackRun) -> dict[str, Any] | None:
         "reason": setup.reason,
         "by": setup.by,
         "notes": [*setup.notes, *read_fallbacks(State(run.path.parent.parent), run.view)],
+    }
+
+
+def _build_ramp(run: PackRun) -> dict[str, Any] | None:
+    ramp = run.ramp
+    if ramp is None:
+        return None
+    return {
+        "state": ramp.state.value,
+        "target": ramp.target,
+        "places": ramp.places,
+        "reason": ramp.reason or None,
+        "decisions": [
+            {
+                "at": decision.at,
+                "state": decision.state.value,
+                "running": decision.running,
+                "target": decision.target,
+                "stp": decision.stp,
+                "reason": decision.reason,
+            }
+            for decision in ramp.decisions
+        ],
     }
 
 

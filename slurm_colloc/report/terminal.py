@@ -57,7 +57,7 @@ def build_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     """A table of plain text: nothing in a cell is markup.
 
     Args:
-        columns: The columns; those that give way share what the others leave.
+        columns: The columns; of those that give way the widest is cut first.
         rows: The cells.
         width: Columns of the terminal.
     """
@@ -70,21 +70,31 @@ def build_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
         max(cell_len(text) for text in (*column.title.split("\n"), *(row[i] for row in cells)))
         for i, column in enumerate(columns)
     ]
-    giving = sum(column.gives_way for column in columns)
-    over = sum(widths) + len(widths) - width
+    _cut_widest(widths, [i for i, column in enumerate(columns) if column.gives_way], width)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for column, own in zip(columns, widths, strict=True):
-        least = min(own, _NAME_LEAST)
         table.add_column(
             Text(column.title),
             justify="right" if column.is_number else "left",
             no_wrap=True,
             overflow="ellipsis",
-            width=max(least, own - -(-over // giving)) if column.gives_way and over > 0 else own,
+            width=own,
         )
     for row in cells:
         table.add_row(*map(Text, row))
     return table
+
+
+def _cut_widest(widths: list[int], giving: Sequence[int], width: int) -> None:
+    """Cut the widest of the columns that give way until all fit, or each is as narrow as may be."""
+    over = sum(widths) + len(widths) - width
+    while over > 0 and giving:
+        *_, second, widest = 0, *sorted(widths[i] for i in giving)
+        if widest <= _NAME_LEAST:
+            return
+        cut = min(over, max(1, widest - max(second, _NAME_LEAST)))
+        widths[next(i for i in giving if widths[i] == widest)] -= cut
+        over -= cut
 
 
 def build_lines(lines: Sequence[tuple[str, str]]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.report.pace import STALE_S
 from slurm_colloc.report.survey import PackView
 from slurm_colloc.report.terminal import (
     UNKNOWN,
@@ -18,9 +19,6 @@ from slurm_colloc.report.terminal import (
     format_span,
     render,
 )
-
-STALE_S = 15.0
-"""A monitor that has not written for longer has gone, or its file system hangs."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -12,12 +13,16 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.probing import ALONE_FIRST
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.ramp_decision import is_time_reason
+from slurm_colloc.report.pace import describe_pace
 from slurm_colloc.report.queue import compute_elapsed_s, format_where
 from slurm_colloc.report.reasons import describe_reason, find_reason
 from slurm_colloc.report.survey import HELD, MemberView, PackView
 from slurm_colloc.store.ramp import RampRecord
 
 _DEPENDENCY = "Dependency "
+_ALONE = "runs alone: "
+_UNLESS_JOINED = "unless another joins it"
+"""Of a single script; why nobody may join it says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -39,6 +44,7 @@ class Facts:
         unreachable: Why Slurm could not be asked; empty where it answered.
         moved: The member's new name, where it was submitted again.
         ramp: What its runner has decided about how many run at once; None where nothing.
+        latest: The newest figures of the pack's monitor; None where there are none.
     """
 
     now: float
@@ -46,6 +52,7 @@ class Facts:
     unreachable: str = ""
     moved: str = ""
     ramp: RampRecord | None = None
+    latest: Mapping[str, Any] | None = None
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -71,8 +78,13 @@ def list_sharing_reasons(view: PackView) -> list[str]:
     record = view.record
     found = [text for text in record.reasons if text.startswith("no further member")]
     if record.request is None:
-        texts = [record.closed] if record.closed else list(record.reasons)
-        found += [f"it runs alone: {text.partition('runs alone: ')[2] or text}" for text in texts]
+        # Besides why it is alone, notes stand there.
+        whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
+        whys = [text for text in whys if not (record.closed and _UNLESS_JOINED in text)]
+        told = whys or ([record.closed] if record.closed else list(record.reasons))
+        found += [f"it {_ALONE}{text}" for text in told]
+        if record.closed and not any(record.closed in text for text in told):
+            found.append(f"nobody may join: {record.closed}")
     elif record.closed:
         found.append(f"nobody may join: {record.closed}")
     return found + [f"it did not join {text}" for text in record.refusals]
@@ -136,7 +148,7 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
 def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
     if is_time_reason(member.reason):
         # However many places become free.
-        return f"waits: {member.reason}"
+        return "; ".join(filter(None, (f"waits: {member.reason}", _tell_limit(facts.ramp))))
     running = [m for m in view.members if m.state is MemberState.RUNNING]
     waiting = [
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
@@ -192,10 +204,9 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         ]
     )
     how = _SHARING.get(view.mode_of(member), "in one allocation")
-    return (
-        f"{text}, sharing with {names} {how}; how much slower than alone is not measured"
-        f"{_format_end(member, facts)}"
-    )
+    pace = describe_pace(member, facts.latest, facts.now)
+    told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
+    return f"{told}{_format_end(member, facts)}"
 
 
 def _format_end(member: MemberView, facts: Facts) -> str:
@@ -209,7 +220,8 @@ def _format_end(member: MemberView, facts: Facts) -> str:
 def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     record = member.record
     if member.state is MemberState.REQUEUED:
-        return f"it never started and was submitted again as {facts.moved or 'another member'}"
+        again = f"it never started and was submitted again as {facts.moved or 'another member'}"
+        return "; ".join(filter(None, (again, _tell_limit(facts.ramp))))
     reason = member.reason
     code = record.exit_code if record else None
     if code is not None and (code.code or code.signal):
@@ -230,7 +242,13 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
         parts.append(f"ended {format_moment(record.ended_at, facts.now)}")
     if record is not None and record.starts > 1:
         parts.append(f"started {record.starts} times")
-    return "; ".join(parts)
+    return "; ".join(filter(None, (*parts, _tell_limit(facts.ramp))))
+
+
+def _tell_limit(ramp: RampRecord | None) -> str:
+    """Why fewer ran at once than had a place; empty where that was not so."""
+    said = ramp.describe() if ramp is not None and ramp.target < ramp.places else ""
+    return f"in its pack {said}" if said else ""
 
 
 def describe_request(fields: Mapping[str, str]) -> str:

@@ -157,7 +157,7 @@ def leave_output_to_members(pack: Path) -> int:
 
 def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
     """Say in the pack's log how the members ended, and remove what travelled here."""
-    for member in () if lone else runner.list_members():
+    for member in () if lone else runner.roster.list_members():
         code = member.record.exit_code
         sys.stdout.write(
             f"csub: member {member.number} {member.spec.job.name} {member.record.state}"

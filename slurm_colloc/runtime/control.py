@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState
@@ -87,6 +88,13 @@ class Control:
             member.asked = why
             if member.end_by is None:
                 self._terminate(member)
+
+    def end_stuck(self, numbers: Iterable[int]) -> None:
+        """End those who keep a broken MPS server from mending, unless they are being ended."""
+        for number in numbers:
+            member = self._roster.members[number]
+            if member.process is not None and member.asked is None:
+                self.end(member, Asked.FAULT)
 
     def step_back(self, member: Member) -> None:
         """Stop a member that goes on later: its `--signal` now, TERM as long after as it asks."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import Policy, Rule
 from slurm_colloc.model.ramp_steps import compute_room
 from slurm_colloc.model.ramp_window import Sight
+from slurm_colloc.runtime.latest import read_latest
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.roster import Member, Roster
-from slurm_colloc.store.files import read_bytes, read_json
+from slurm_colloc.store.files import read_bytes
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.samples import latest_path
 
@@ -75,17 +75,15 @@ class Lookout:
     def read(self) -> Mapping[str, Any] | None:
         """The monitor's newest figures; None where they are those of before."""
         path = latest_path(str(self._pack))
-        with contextlib.suppress(OSError, StateError):
+        with contextlib.suppress(OSError):
             status = os.stat(path)
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamp:
                 return None
             self._stamp = stamp
-            value = read_json(path)
-            if value is None or not is_sound(value, time.time()):
-                return None
+            value = read_latest(self._pack)
             # An earlier attempt may have left some.
-            if value["at"] > max(self._begun_at, self.looked_at):
+            if value is not None and value["at"] > max(self._begun_at, self.looked_at):
                 self.looked_at = value["at"]
                 return value
         return None
@@ -186,36 +184,3 @@ class Lookout:
                 family = compute_family(read_bytes(path), member.spec.job)
             self._families[member.number] = family
         return self._families[member.number]
-
-
-_OF_MEMBERS = ("start", "steps", "last_step_age_s", "gpu_memory_mb")
-_OF_GPUS = ("sm_active", "dram_active", "engine_active", *_ACTIVITIES)
-AHEAD_S = 5.0
-
-
-def is_sound(value: Any, now: float) -> bool:
-    """Whether figures are such as the monitor writes; pure.
-
-    Whoever can write to the pack's directory may have written something else, or a monitor of
-    another version.
-
-    Args:
-        value: What was read.
-        now: Seconds since the epoch; figures of later than that are of another clock.
-    """
-    if not isinstance(value, dict) or not _is_number(value.get("at")):
-        return False
-    if not value["at"] <= now + AHEAD_S:
-        return False
-    for name, figures in (("members", _OF_MEMBERS), ("gpus", _OF_GPUS)):
-        entries = value.get(name)
-        if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
-            return False
-        found = (entry.get(figure) for entry in entries.values() for figure in figures)
-        if not all(item is None or _is_number(item) for item in found):
-            return False
-    return True
-
-
-def _is_number(item: object) -> bool:
-    return isinstance(item, int | float) and not isinstance(item, bool) and abs(item) <= 1e15

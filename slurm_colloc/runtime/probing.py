@@ -7,14 +7,12 @@ rest of the family (model.profile) goes by what the first has shown.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.probing import (
     ALONE_FIRST,
@@ -25,9 +23,10 @@ from slurm_colloc.model.probing import (
     judge_window,
 )
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.latest import read_latest
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Roster
-from slurm_colloc.store.files import read_bytes, read_json
+from slurm_colloc.store.files import read_bytes
 from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.inbox import format_number
 
@@ -112,7 +111,10 @@ class Probing:
         member = self._probed
         if member is None:
             return
-        reason = self._judge(member)
+        try:
+            reason = self._judge(member)
+        except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
+            reason = f"what it shows cannot be judged: {error!r}"
         if not reason:
             return
         if not member.record.starts:
@@ -157,12 +159,9 @@ class Probing:
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
         """The monitor's newest figures of the member's present start; empty without."""
-        with contextlib.suppress(StateError):
-            value = read_json(f"{self._pack}/latest.json")
-            found = ((value or {}).get("members") or {}).get(str(member.number)) or {}
-            if found.get("start") == member.record.starts:
-                return dict(found)
-        return {}
+        latest = read_latest(self._pack)
+        found = latest["members"].get(str(member.number), {}) if latest is not None else {}
+        return dict(found) if found.get("start") == member.record.starts else {}
 
     def _is_to_be_probed(self, member: Member) -> bool:
         job = member.spec.job

@@ -6,6 +6,7 @@ Nothing is held back where nothing can be measured. The decisions themselves are
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.ramp import Ramp
-from slurm_colloc.model.ramp_decision import Decision, Outlook, RampState
+from slurm_colloc.model.ramp_decision import STAGE_S, Decision, Outlook, RampState
 from slurm_colloc.model.ramp_window import FIRST_STEP_S
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
@@ -76,6 +77,8 @@ class Ramping:
         self._ramp: Ramp | None = None
         self._decisions: tuple[Decision, ...] = ()
         self._held_since: float | None = None
+        self._let_go_left_s = math.inf
+        """What was left of the pack's time when somebody last started unmeasured."""
         self._is_written = False
         self._told: dict[int, str] = {}
 
@@ -119,8 +122,14 @@ class Ramping:
         latest = self._lookout.read() if is_measured else None
         if latest is None:
             return
-        sights = [self._lookout.see(member, latest) for member in self._roster.running()]
-        self._note(ramp.look(latest["at"], sights, self._find_outlook(latest)))
+        running = self._roster.running()
+        try:
+            sights = [self._lookout.see(member, latest) for member in running]
+            decision = ramp.look(latest["at"], sights, self._find_outlook(latest))
+        except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
+            reason = f"what they show cannot be judged: {error!r}"
+            decision = ramp.give_up(time.time(), len(running), reason)
+        self._note(decision)
 
     def _find_ramp(self) -> Ramp | None:
         places = len(self._roster.places)
@@ -139,12 +148,21 @@ class Ramping:
             self._note(ramp.give_up(time.time(), len(self._roster.running()), reason))
 
     def _is_last_moment(self, ramp: Ramp, member: Member) -> bool:
-        """Whether a member that waits for a measurement would have too little time afterwards."""
+        """Whether a member that waits for a measurement would have too little time afterwards.
+
+        Even then one starts after the other, so that those before it can be measured; all at once
+        only where nothing would be left of what the member's time was stretched by.
+        """
         wall_s, left_s = member.spec.plan.wall_limit_s, self._time_left.left_s
         if left_s is None or wall_s is None or ramp.state is not RampState.RAMPING:
             return False
         if left_s >= wall_s + END_MARGIN_S:
             return False
+        alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
+        has_slack = left_s >= alone_s + END_MARGIN_S + STAGE_S
+        if has_slack and left_s > self._let_go_left_s - STAGE_S:
+            return False
+        self._let_go_left_s = left_s
         self._journal.write("not_measured", member=member.number, left_s=round(left_s))
         return True
 
@@ -217,6 +235,9 @@ class Ramping:
             for member in waiting
             if self._roster.has_room_for(member) and not self._time_left.is_too_short_for(member)
         ]
+        if waiting and self._roster.find_place(waiting[0].spec.plan.cpus) is None:
+            # The places that are large enough for the next are taken, and nobody overtakes it.
+            waiting = []
         running = self._roster.running()
         room = None
         if len(running) == 1 and waiting and free:

@@ -1,4 +1,4 @@
-"""Starting waiting members in places that are free."""
+"""Starting waiting members in places that are free, until none is left and the pack is closed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gate import Gate
+from slurm_colloc.runtime.intake import Intake
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.ramp import Ramping
@@ -34,7 +35,7 @@ class Refill:
         starter: Starts members.
         tender: Told of those that could not be started.
         ledger: Writes their states.
-        adopt: Takes a new member into the roster.
+        intake: Takes new members into the roster.
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
 
@@ -50,7 +51,7 @@ class Refill:
         starter: Starter,
         tender: Tender,
         ledger: Ledger,
-        adopt: Callable[[int], None],
+        intake: Intake,
         check_fence: Callable[[], None],
     ) -> None:
         self._pack = pack
@@ -62,14 +63,14 @@ class Refill:
         self._starter = starter
         self._tender = tender
         self._ledger = ledger
-        self._adopt = adopt
+        self._intake = intake
         self._check_fence = check_fence
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
         for number in inbox.list_waiting(str(self._pack)) or []:
             if number not in self._roster.members and inbox.take(str(self._pack), number):
-                self._adopt(number)
+                self._intake.adopt(number)
         if self._sharing.refusal:
             self._refuse_all()
             return
@@ -85,6 +86,14 @@ class Refill:
                 return
             self._check_fence()
             self._start(member, place)
+
+    def close(self) -> bool:
+        """Close the pack if nothing waits; False if something has entered meanwhile."""
+        if self._gate.find_next() is not None or not inbox.close(str(self._pack)):
+            return False
+        # A fenced attempt may have taken an entry before it noticed.
+        self._intake.adopt_taken()
+        return self._gate.leave_behind()
 
     def _start(self, member: Member, place: Place) -> None:
         self._roster.waiting.remove(member.number)

@@ -116,6 +116,10 @@ class Roster:
         self.takes_one = False
         """Only one member can run at a time, however many places there are."""
 
+    def list_members(self) -> list[Member]:
+        """All members by number."""
+        return [self.members[number] for number in sorted(self.members)]
+
     def running(self) -> list[Member]:
         """Members that have a process."""
         return [member for member in self.members.values() if member.process is not None]

@@ -8,25 +8,20 @@ free, keeps time limits, and writes every member's state. It waits on signals: a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
-import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.probing import ALONE_FIRST
-from slurm_colloc.model.ramp_decision import is_ramp_reason, is_time_reason
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
 from slurm_colloc.runtime.dependents import Dependents, judge_own_dependency
+from slurm_colloc.runtime.ending import Ending
 from slurm_colloc.runtime.fate import FateWatch
 from slurm_colloc.runtime.gate import Gate
+from slurm_colloc.runtime.intake import Intake
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.lookout import Lookout, choose_common_bound
@@ -35,8 +30,8 @@ from slurm_colloc.runtime.places import make_places
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.ramp import Ramping
 from slurm_colloc.runtime.refill import Refill
-from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
-from slurm_colloc.runtime.roster import Member, Roster
+from slurm_colloc.runtime.restarts import find_killed_before
+from slurm_colloc.runtime.roster import Roster
 from slurm_colloc.runtime.sharing import Sharing
 from slurm_colloc.runtime.slurm_config import (
     read_kill_wait_s,
@@ -52,17 +47,12 @@ from slurm_colloc.runtime.watching import Watching
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store import inbox
-from slurm_colloc.store.directory import read_spec, write_ended
-from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import StateRecord, begin_attempt, read_attempt, read_state
+from slurm_colloc.store.states import begin_attempt, read_attempt
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02
-
-LET_GO_SHARE = 0.3
-"""Of KillWait, after which members that have not ended at TERM are not counted on any more."""
 
 
 class Fenced(CollocError):
@@ -101,7 +91,7 @@ class Runner:
         self.slurm = slurm
         self.journal = Journal(pack)
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
-        self._killed_before = find_killed_before(pack, allocation)
+        killed_before = find_killed_before(pack, allocation)
         self.roster = Roster([])
         self.ledger = Ledger(pack, self.attempt)
         self._fate = FateWatch(allocation, slurm, self.journal, slurm_log)
@@ -122,8 +112,6 @@ class Runner:
         )
         config = self._read_config()
         kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
-        self._slurm_kill_wait_s = read_kill_wait_s(config)
-        self._let_go_at: float | None = None
         self._passes_on = signals_tasks_alone(config)
         self.starter = Starter(
             pack=pack,
@@ -219,6 +207,33 @@ class Runner:
             ),
             step_back=self._control.step_back,
         )
+        self._postman = Postman(
+            pack=pack,
+            record=record,
+            allocation=allocation,
+            config=None if slurm is None else config,
+            roster=self.roster,
+            journal=self.journal,
+        )
+        self._intake = Intake(
+            pack=pack,
+            attempt=self.attempt,
+            killed_before=killed_before,
+            roster=self.roster,
+            ledger=self.ledger,
+            note_requeue=self._postman.note_requeue,
+        )
+        self._ending = Ending(
+            pack=pack,
+            is_carried=record.carried,
+            roster=self.roster,
+            ledger=self.ledger,
+            fate=self._fate,
+            tender=self._tender,
+            sharing=self._sharing,
+            adopt=self._intake.adopt,
+            kill_wait_s=read_kill_wait_s(config),
+        )
         self._refill = Refill(
             pack=pack,
             roster=self.roster,
@@ -229,16 +244,8 @@ class Runner:
             starter=self.starter,
             tender=self._tender,
             ledger=self.ledger,
-            adopt=self._adopt,
+            intake=self._intake,
             check_fence=self._check_fence,
-        )
-        self._postman = Postman(
-            pack=pack,
-            record=record,
-            allocation=allocation,
-            config=None if slurm is None else config,
-            roster=self.roster,
-            journal=self.journal,
         )
         self._dependents = Dependents(pack, allocation.job_id, self.roster, slurm, self.journal)
         self.ledger.listeners.append(self._postman.note)
@@ -253,9 +260,8 @@ class Runner:
         )
         if why:
             self.journal.write("not_bound", reason=why)
-        for number in inbox.list_taken(str(self.pack)):
-            # What an earlier attempt left: its unfinished members start again.
-            self._adopt(number)
+        # What an earlier attempt left: its unfinished members start again.
+        self._intake.adopt_taken()
         self.journal.write(
             "attempt",
             attempt=self.attempt,
@@ -294,7 +300,8 @@ class Runner:
         self.ledger.flush()
         self._sharing.work()
         self._watching.work()
-        self._note_clients()
+        self._tender.note_clients()
+        self._control.end_stuck(self._sharing.list_stuck())
         self._handle_requests()
         self._tender.collect_started()
         self._tender.collect_ended()
@@ -315,27 +322,9 @@ class Runner:
             self._refill.work()
             if self.roster.running() or self._gate.is_undecided:
                 return False
-            if self._close():
+            if self._refill.close():
                 return True
-        if self._fate.ending is not None:
-            if not self.roster.running():
-                self._settle_ending()
-                return True
-            self._expect_kill()
-        return False
-
-    def _expect_kill(self) -> None:
-        """Members do not end: Slurm will kill them after KillWait, and this process with them."""
-        now = time.monotonic()
-        if self._let_go_at is None:
-            self._let_go_at = now + self._slurm_kill_wait_s * LET_GO_SHARE
-        if now >= self._let_go_at:
-            self._let_go_at = math.inf
-            self._sharing.let_go()
-
-    def list_members(self) -> list[Member]:
-        """Its members by number."""
-        return [self.roster.members[number] for number in sorted(self.roster.members)]
+        return self._fate.ending is not None and self._ending.work()
 
     @property
     def is_over(self) -> bool:
@@ -357,9 +346,7 @@ class Runner:
     def _on_foreign_signal(self, number: int) -> None:
         if self._lone:
             for member in self.roster.running():
-                if member.pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(member.pid, number)
+                self._control.signal(member, number, steps_only=False)
 
     def _read_config(self) -> dict[str, str]:
         """Slurm's configuration, empty where it cannot be read."""
@@ -367,28 +354,6 @@ class Runner:
             with contextlib.suppress(SlurmError):
                 return self.slurm.read_config()
         return {}
-
-    def _adopt(self, number: int) -> None:
-        spec = read_spec(self.pack, number)
-        record = read_state(self.pack, number, self.attempt - 1)
-        if record is None:
-            record = StateRecord(MemberState.PENDING, self.attempt)
-        member = Member(number, spec, record)
-        self.roster.members[number] = member
-        if member.is_final:
-            self.ledger.note_end(record.exit_code, record.state)
-            return
-        if record.state is not MemberState.PENDING:
-            self._postman.note_requeue(member)
-            member.record = dataclasses.replace(record, state=MemberState.PENDING)
-            if self._killed_before is not None:
-                member.record = tell_of_restart(member.record, self._killed_before)
-        # What an earlier attempt was waiting for is over.
-        waited = member.record.reason
-        is_over = ALONE_FIRST in waited or is_ramp_reason(waited) or is_time_reason(waited)
-        stale = {"reason": ""} if is_over else {}
-        self.ledger.write(member, MemberState.PENDING, **stale)
-        self.roster.waiting.append(number)
 
     # -- one turn -----------------------------------------------------------------------------
 
@@ -404,66 +369,15 @@ class Runner:
             member = self.roster.members.get(request.number)
             if member is None and inbox.take(str(self.pack), request.number):
                 with contextlib.suppress(StateError):
-                    self._adopt(request.number)
+                    self._intake.adopt(request.number)
                     member = self.roster.members[request.number]
             if member is not None and not member.is_final:
                 self._control.handle(member, request)
 
-    # -- the end of the pack ------------------------------------------------------------------
-
-    def _settle_ending(self) -> None:
-        """Write what is certain; what Slurm has yet to say is left to whoever reads."""
-        fate = self._fate.settle()
-        if fate is None or fate.state is None:
-            return
-        # Who never had its turn is no time-out: the next csub call submits it again.
-        stays = fate.state is MemberState.TIMEOUT and not self.record.carried
-        for number in [] if stays else inbox.list_waiting(str(self.pack)) or []:
-            if inbox.take(str(self.pack), number) and number not in self.roster.members:
-                self._adopt(number)
-        for member in self.roster.members.values():
-            is_left = member.record.starts == 0 or is_held(self.pack, member.number)
-            if not member.is_final and not (stays and is_left):
-                verdict = self._tender.undecided.get(member.number)
-                code = verdict.exit_code if verdict else None
-                self.ledger.write_end(
-                    member, fate.state, code or ExitCode(0, signal.SIGTERM), fate.reason
-                )
-        if stays:
-            # Slurm itself forgets it after some minutes.
-            write_ended(self.pack, SlurmJobState.TIMEOUT)
-        inbox.close(str(self.pack))
-
-    def _note_clients(self) -> None:
-        """Write down who has become an MPS client; end who keeps a broken server from mending."""
-        clients = self._sharing.clients
-        while clients.news:
-            number, is_client = clients.news.popitem()
-            member = self.roster.members.get(number)
-            if member is not None and member.process is not None and member.gpu is not None:
-                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
-                self.ledger.write(member, member.record.state, gpu=member.gpu)
-        for number in self._sharing.list_stuck():
-            member = self.roster.members[number]
-            if member.process is not None and member.asked is None:
-                self._control.end(member, Asked.FAULT)
-
-    def _close(self) -> bool:
-        """Close the pack if nothing waits; False if something has entered meanwhile."""
-        if self._gate.find_next() is not None or not inbox.close(str(self.pack)):
-            return False
-        # A fenced attempt may have taken an entry before it noticed.
-        late = [n for n in inbox.list_taken(str(self.pack)) if n not in self.roster.members]
-        for number in late:
-            self._adopt(number)
-        return self._gate.leave_behind()
-
     def _wait(self) -> None:
         running = self.roster.running()
         due = [moment for member in running for moment in member.list_due()]
-        due += self._postman.list_due()
-        if self._let_go_at is not None:
-            due.append(self._let_go_at)
+        due += [*self._postman.list_due(), *self._ending.list_due()]
         starting = any(member.is_starting for member in running)
         wait_s = STARTING_WAIT_S if starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._sharing.filenos())

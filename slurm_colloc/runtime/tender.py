@@ -109,6 +109,15 @@ class Tender:
         use = None if member.gpu is None else dataclasses.asdict(member.gpu)
         self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
 
+    def note_clients(self) -> None:
+        """Write down who has become an MPS client."""
+        while self._clients.news:
+            number, is_client = self._clients.news.popitem()
+            member = self._roster.members.get(number)
+            if member is not None and member.process is not None and member.gpu is not None:
+                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                self._ledger.write(member, member.record.state, gpu=member.gpu)
+
     def collect_ended(self) -> None:
         """Judge the members whose processes have ended."""
         for member in self._roster.running():

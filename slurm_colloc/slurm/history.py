@@ -15,7 +15,9 @@ HISTORY_FORMAT = "ReqTRES%200,TimelimitRaw,Eligible,Start"
 HISTORY_WAIT_S = 2.0
 
 _DISABLED = "accounting storage is disabled"
-_GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]*)?=(\d+)")
+_NUMBER = re.compile(r"[0-9]{1,12}")
+"""What int() takes, and what no later sum makes infinite."""
+_GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
 
 
 def read_history(
@@ -67,12 +69,12 @@ def parse_history(text: str) -> list[PastJob]:
         if len(fields) != 4:
             continue
         gpus = count_gpus(fields[0])
-        if not gpus or not fields[2].isdigit() or not fields[3].isdigit():
+        if not gpus or not all(_NUMBER.fullmatch(field) for field in fields[2:]):
             continue
         wait_s = int(fields[3]) - int(fields[2])
         # A job whose eligible time was set anew, as by a requeue, has not waited a negative time.
         if int(fields[2]) > 0 and wait_s >= 0:
-            limit = int(fields[1]) * 60 if fields[1].isdigit() else None
+            limit = int(fields[1]) * 60 if _NUMBER.fullmatch(fields[1]) else None
             jobs.append(PastJob(gpus, limit, float(wait_s)))
     return jobs
 

@@ -16,6 +16,8 @@ QOS_WAIT_S = 2.0
 
 _OVER_PARTITION = "OverPartQOS"
 _NONE = ("", "N/A", "(null)")
+_NO_ACCOUNTS = re.compile(r"accounting_storage/slurmdbd'? is supported")
+"""What sacctmgr says alone is supported, in a cluster that has another accounting or none."""
 _PARTITION = re.compile(r"(?:^|\s)(PartitionName|Default|QoS)=(\S*)")
 
 
@@ -46,7 +48,8 @@ def read_qos(
         )  # fmt: skip
         partitions, usual = parse_partitions(ask("scontrol", "--oneliner", "show", "partition"))
     except SlurmError as problem:
-        return QosTable(unknown=problem.message)
+        # Where nothing is accounted there is no QoS: that is an answer.
+        return QosTable(unknown="" if _NO_ACCOUNTS.search(problem.stderr) else problem.message)
     return QosTable(known, defaults, partitions, usual)
 
 

@@ -10,34 +10,26 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.calibration import Calibration, ModeModel
-from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.store.calibration_format import (
+    build_calibration_mapping,
+    parse_calibration,
+    show_foreign,
+)
 from slurm_colloc.store.files import make_directory, write_atomic
 from slurm_colloc.store.profiles import slug_gpu_model
 
-CALIBRATION_SCHEMA = 1
 SHIPPED = "NVIDIA H200"
 """The GPU model whose calibration comes with csub, and is lent to those that have none."""
 
 _FOLDER = "calibrations"
 _BYTES_MOST = 256 * 1024
-_CAPACITY_LEAST = 0.05
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "width": (0.0, 10.0),
-    "residual": (0.0, 2.0),
-    "idle_power_w": (0.0, 10_000.0),
-    "power_limit_w": (1.0, 10_000.0),
-    "context_mb": (0, 16_384),
-    "made_at": (0.0, 1e11),
-    "packs": (0, 1_000_000),
-}
-_USUAL_RANGE = (0.0, 100.0)
-"""Of all other coefficients."""
+_FILES_MOST = 64
+"""Of a folder that are looked into for a misnamed one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +77,16 @@ def find_calibration(gpu: str, root: Path, site: Path | None) -> FoundCalibratio
         (shipped_folder(), "shipped with csub"),
     )
     for folder, words in sources if gpu else ():
-        name = choose_slug(gpu, _list_slugs(folder)) if folder is not None else None
-        if folder is None or name is None:
+        if folder is None:
+            continue
+        try:
+            slugs = _list_slugs(folder)
+        except OSError as error:
+            problems.append(f"cannot read {folder}: {os.strerror(error.errno or 0)}")
+            continue
+        name = choose_slug(gpu, slugs)
+        if name is None:
+            problems += _list_misnamed(gpu, folder, slugs)
             continue
         path = folder / f"{name}.json"
         try:
@@ -126,12 +126,37 @@ def match_slugs(gpu: str, slugs: Sequence[str]) -> list[str]:
     return [slug for slug in slugs if f"-{wanted}-" in f"-{slug}-"]
 
 
-def _list_slugs(folder: Path | None) -> list[str]:
+def _list_slugs(folder: Path) -> list[str]:
+    """The file names in a folder, without `.json`; none where there is no folder.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     try:
-        names = os.listdir(folder) if folder is not None else []
-    except OSError:
+        names = os.listdir(folder)
+    except FileNotFoundError:
         return []
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def _list_misnamed(gpu: str, folder: Path, slugs: Sequence[str]) -> list[str]:
+    """Files that would be of this GPU model by what is in them, a sentence each."""
+    found = []
+    for slug in slugs[:_FILES_MOST]:
+        path = folder / f"{slug}.json"
+        try:
+            model = read_calibration(path).gpu_model
+        except (StateError, UsageProblem):
+            continue
+        named = slug_gpu_model(model)
+        if named != slug and match_slugs(gpu, [named]):
+            found.append(_tell_misnamed(path, model))
+    return found
+
+
+def _tell_misnamed(path: Path, gpu_model: str) -> str:
+    counts = calibration_path(path.parent, gpu_model).name
+    return f"{path}: gpu_model: it is one of {show_foreign(gpu_model)}, only {counts} counts for it"
 
 
 def read_calibration(path: Path, *, expected: str = "") -> Calibration:
@@ -152,7 +177,7 @@ def read_calibration(path: Path, *, expected: str = "") -> Calibration:
         raise UsageProblem(f"{path}: it is not JSON ({error})") from error
     found = parse_calibration(value, str(path))
     if expected and slug_gpu_model(found.gpu_model) != expected:
-        raise UsageProblem(f"{path}: gpu_model: it is one of {_show(found.gpu_model)}")
+        raise UsageProblem(_tell_misnamed(path, found.gpu_model))
     return found
 
 
@@ -175,15 +200,6 @@ def _read_limited(path: Path) -> bytes:
     return data
 
 
-def build_calibration_mapping(calibration: Calibration) -> dict[str, Any]:
-    """The JSON form of a calibration."""
-    value = dataclasses.asdict(calibration)
-    # Where it comes from is the reader's to say.
-    del value["source"]
-    modes = {str(name): dataclasses.asdict(model) for name, model in calibration.modes.items()}
-    return {"schema": CALIBRATION_SCHEMA, **value, "modes": modes}
-
-
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write a calibration file.
 
@@ -194,92 +210,9 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     value = build_calibration_mapping(calibration)
     parse_calibration(value, str(path))
     make_directory(path.parent)
-    write_atomic(path, json.dumps(value, indent=1).encode() + b"\n", 0o644)
-
-
-def parse_calibration(value: object, where: str) -> Calibration:
-    """Read the JSON form of a calibration; keys that are not known are left out.
-
-    Args:
-        value: The value.
-        where: Where it stands, for the message.
-
-    Raises:
-        UsageProblem: It is no calibration, or one of another schema version.
-    """
-    if not isinstance(value, dict):
-        raise UsageProblem(f"{where}: a calibration is a JSON object")
-    if value.get("schema") != CALIBRATION_SCHEMA or value.get("schema") is True:
-        raise UsageProblem(
-            f"{where}: schema: it is of version {_show(value.get('schema'))}, "
-            f"this csub reads {CALIBRATION_SCHEMA}"
-        )
-    modes = value.get("modes")
-    if not isinstance(modes, dict) or not modes:
-        raise UsageProblem(f"{where}: modes: must be an object with a sharing mode at least")
-    known = [mode.value for mode in SharingMode]
-    parsed = {
-        name: _parse_mode(item, f"{where}: modes.{name}")
-        for name, item in modes.items()
-        if name in known
-    }
-    if not parsed:
-        raise UsageProblem(f"{where}: modes: none of {', '.join(known[1:])} is there")
-    gpu_model = value.get("gpu_model")
-    if not isinstance(gpu_model, str) or not 1 <= len(gpu_model) <= 100:
-        raise UsageProblem(f"{where}: gpu_model: must be a name, is {_show(gpu_model)}")
-    driver = value.get("driver", "")
-    if not isinstance(driver, str) or len(driver) > 100:
-        raise UsageProblem(f"{where}: driver: must be a text, is {_show(driver)}")
-    return Calibration(
-        gpu_model=gpu_model,
-        modes=parsed,
-        residual=_take(value, "residual", where),
-        idle_power_w=_take_or_none(value, "idle_power_w", where),
-        power_limit_w=_take_or_none(value, "power_limit_w", where),
-        context_mb=int(_take(value, "context_mb", where, Calibration.context_mb)),
-        made_at=_take(value, "made_at", where, 0.0),
-        driver=driver,
-        packs=int(_take(value, "packs", where, 0)),
-    )
-
-
-def _parse_mode(value: object, where: str) -> ModeModel:
-    if not isinstance(value, dict):
-        raise UsageProblem(f"{where}: must be an object")
-    names = [field.name for field in dataclasses.fields(ModeModel)]
-    found = {name: _take(value, name, where) for name in names if name in value}
-    if not found:
-        raise UsageProblem(f"{where}: none of {', '.join(names)} is there")
-    if 0 < found.get("capacity", 0) < _CAPACITY_LEAST:
-        # One of next to nothing would make a slowdown of next to infinity.
-        shown = _show(found["capacity"])
-        raise UsageProblem(f"{where}.capacity: must be 0 or at least {_CAPACITY_LEAST}, is {shown}")
-    return ModeModel(**found)
-
-
-def _take_or_none(value: Mapping[str, Any], key: str, where: str) -> float | None:
-    return None if value.get(key) is None else _take(value, key, where)
-
-
-def _take(value: Mapping[str, Any], key: str, where: str, usual: float | None = None) -> float:
-    if key not in value and usual is not None:
-        return usual
-    separator = "." if ": modes." in where else ": "
-    return _check_number(value.get(key), f"{where}{separator}{key}", _RANGES.get(key))
-
-
-def _check_number(item: object, where: str, allowed: tuple[float, float] | None) -> float:
-    least, most = allowed or _USUAL_RANGE
-    if isinstance(item, bool) or not isinstance(item, int | float):
-        raise UsageProblem(f"{where}: must be a number, is {_show(item)}")
-    # Not a number is in no range.
-    if not least <= item <= most:
-        raise UsageProblem(f"{where}: must be from {least:g} to {most:g}, is {_show(item)}")
-    return float(item)
-
-
-def _show(value: object) -> str:
-    """A value of a foreign file in a message: short, and without escape sequences."""
-    text = ascii(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    try:
+        write_atomic(path, json.dumps(value, indent=1).encode() + b"\n", 0o644)
+    except StateError as problem:
+        # It names a temporary file, and gives advice for the state directory.
+        why = getattr(problem.__cause__, "strerror", None) or problem.message
+        raise StateError(f"cannot write {path}: {why}") from problem

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ SCHEMA = 1
 """Version of every JSON file in the state; a reader refuses a newer one."""
 
 _CHUNK_BYTES = 1 << 16
+_BYTES_MOST = 16 << 20
+"""Of a file that is read whole; none that csub writes comes near."""
 
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full: make room, then try again; nothing was submitted half",
@@ -73,11 +76,18 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
 def read_bytes(path: Path | str) -> bytes:
     """Read a small file with as few calls as possible: a queue of thousands reads thousands.
 
+    A pipe or device of this name is not waited for.
+
     Raises:
-        OSError: It cannot be read.
+        OSError: It cannot be read, is no regular file, or is larger than 16 MiB.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        if status.st_size > _BYTES_MOST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
         parts = []
         while part := os.read(descriptor, _CHUNK_BYTES):
             parts.append(part)
@@ -97,11 +107,11 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+        raise StateError(f"cannot read {path}: {error.strerror}") from error
     try:
         value = json.loads(data.decode())
         schema = value["schema"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged ({error})", hint="move it away; the Slurm job is not touched"
         ) from error

@@ -23,7 +23,6 @@ FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
 _INDEX = "families"
 _LINE_BYTES = 33
 """Of a line before the name."""
-_BY_INDEX_MOST = 3
 
 
 class ProfileNames:
@@ -35,7 +34,6 @@ class ProfileNames:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._asked = 0
         self._is_complete = False
 
     @cached_property
@@ -45,8 +43,8 @@ class ProfileNames:
             names = os.listdir(self._root / FOLDER)
         except OSError:
             names = []
-        # A pattern for each of thousands of names would take longer than all else.
-        return frozenset(n for n in names if len(n) > 38 and n[32] == "." and n.endswith(".json"))
+        # What else lies there, with a name that is no text perhaps, is not csub's.
+        return frozenset(filter(FILE_NAME.fullmatch, names))
 
     @cached_property
     def _index(self) -> bytes:
@@ -60,13 +58,7 @@ class ProfileNames:
         return found
 
     def find_signature(self, signature: str) -> Sequence[str]:
-        """The profiles of a signature, on every GPU model; some may have gone."""
-        self._asked += 1
-        # For a job or two the index alone is enough, if it has them.
-        if self._asked <= _BY_INDEX_MOST:
-            found = _find_lines(self._index, f" {signature}.")
-            if found:
-                return found
+        """The profiles of a signature, on every GPU model."""
         return self._by_signature.get(signature, ())
 
     def find_family(self, family: str, read_family: Callable[[str], str | None]) -> list[str]:

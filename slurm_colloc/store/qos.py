@@ -13,6 +13,9 @@ from slurm_colloc.model.qos import Qos, QosTable
 from slurm_colloc.store.files import make_directory, read_json, write_json
 from slurm_colloc.store.waits import KEPT_S
 
+_WALL_MOST_S = 60 * 2**32
+"""Slurm keeps a time as 32 bits of minutes."""
+
 
 def _path(root: Path) -> Path:
     return root / "waits" / "qos.json"
@@ -31,7 +34,7 @@ def read_kept_qos(root: Path, cluster: str) -> QosTable | None:
         return None
     if value is None or value.get("cluster") != cluster:
         return None
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(AttributeError, KeyError, OverflowError, TypeError, ValueError):
         if 0 <= time.time() - float(value["made_at"]) <= KEPT_S:
             return _parse(value)
     return None
@@ -40,7 +43,8 @@ def read_kept_qos(root: Path, cluster: str) -> QosTable | None:
 def _parse(value: Mapping[str, Any]) -> QosTable:
     known = {}
     for name, (max_wall_s, over_partition) in value["known"].items():
-        if max_wall_s is not None and (not isinstance(max_wall_s, int) or max_wall_s <= 0):
+        is_time = isinstance(max_wall_s, int) and 0 < max_wall_s <= _WALL_MOST_S
+        if max_wall_s is not None and not is_time:
             raise ValueError(f"{name}: no time")
         known[str(name)] = Qos(max_wall_s, bool(over_partition))
     return QosTable(

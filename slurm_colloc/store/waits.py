@@ -30,7 +30,7 @@ def read_waits(root: Path, partition: str | None) -> WaitTable | None:
         return None
     if value is None or value.get("partition") != partition:
         return None
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, OverflowError, TypeError, ValueError):
         age_s = time.time() - float(value["made_at"])
         if not 0 <= age_s <= KEPT_S:
             return None

@@ -1,4 +1,4 @@
-"""What one GPU of the requested partition brings with it; pure."""
+"""What one GPU of the requested partition brings with it, and of which types GPUs are; pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from collections.abc import Iterable, Sequence
 
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.slurm.formats import NodeShape
+
+
+def choose_shapes(shapes: Sequence[NodeShape], partitions: str | None) -> list[NodeShape]:
+    """The kinds of nodes of a comma separated list of partitions, None for the default one."""
+    names = set(partitions.split(",")) if partitions else None
+    return [
+        shape
+        for shape in shapes
+        if (shape.partition in names if names is not None else shape.is_default)
+    ]
+
+
+def list_gpu_types(shapes: Iterable[NodeShape]) -> tuple[str | None, ...]:
+    """The GPU types of these nodes; None among them where Slurm gives GPUs no type."""
+    found = {kind for shape in shapes for kind, count in shape.gpus if count}
+    return tuple(sorted(found, key=lambda kind: kind or ""))
 
 
 def compute_capacity(
@@ -22,12 +38,7 @@ def compute_capacity(
         gpu_type: The GPU type asked for, None for any.
         gpu_memory_mb: Memory of one GPU, as the settings say.
     """
-    names = set(partitions.split(",")) if partitions else None
-    chosen = [
-        shape
-        for shape in shapes
-        if (shape.partition in names if names is not None else shape.is_default)
-    ]
+    chosen = choose_shapes(shapes, partitions)
     shares = []
     for shape in chosen:
         matching = sum(n for kind, n in shape.gpus if gpu_type is None or kind == gpu_type)

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
-from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy
+from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.planning.joining import (
     RunningPack,
+    compute_contradiction,
     merge_policies,
     plan_pending_join,
     plan_running_join,
@@ -30,8 +30,9 @@ from slurm_colloc.store.ramp import read_ramp
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import read_attempt, read_state
 from slurm_colloc.submission.collect import Candidate
-from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
+from slurm_colloc.submission.destination import Destinations, describe_asked_type
 from slurm_colloc.submission.output_files import list_output_files
+from slurm_colloc.submission.pack_gpu import PackGpu, find_pack_gpu
 from slurm_colloc.submission.sweep import OpenPack, find_job
 
 
@@ -41,8 +42,8 @@ class Joiner:
 
     candidate: Candidate
     policy: Policy
-    capacity: Capacity
-    settings: Settings | None = None
+    destinations: Destinations
+    settings: Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Prospect:
     def __init__(self, state: State, joiner: Joiner, pack_id: str, job: SlurmJob) -> None:
         self._candidate = joiner.candidate
         self._policy = joiner.policy
-        self._capacity = joiner.capacity
+        self._destinations = joiner.destinations
         self._settings = joiner.settings
         self._state = state
         self._pack_id = pack_id
@@ -148,8 +149,9 @@ class Prospect:
             return "it is over"
         if record.policy is None or record.closed:
             return record.closed
-        if record.policy.share != self._policy.share:
-            return f"its --share is {record.policy.share}, not {self._policy.share}"
+        contradiction = compute_contradiction(record.policy, self._policy)
+        if contradiction:
+            return contradiction
         policy = merge_policies(record.policy, self._policy)
         attempt = read_attempt(self._path)
         present = self._read_present(attempt)
@@ -157,11 +159,11 @@ class Prospect:
             return "its members have ended"
         if all(is_held(self._path, member.number) for member in present):
             return "it is held"
-        knowledge = self._gather_knowledge(present)
-        reason = self._compute_reason(record, present, knowledge)
+        gpu = self._find_gpu(record, present)
+        reason = self._compute_reason(record, present, gpu)
         if not reason:
             return "its jobs run another script, and --gpu-mem is not known of all"
-        planned = self._plan(record, policy, present, knowledge)
+        planned = self._plan(record, policy, present, gpu)
         if isinstance(planned, str):
             return planned
         places = record.degree
@@ -180,29 +182,31 @@ class Prospect:
         record: PackRecord,
         policy: Policy,
         present: Sequence[Present],
-        knowledge: Knowledge | None,
+        gpu: PackGpu,
     ) -> PackPlan | MemberPlan | str:
         other = self._find_shared_file(present)
         if other is not None:
             return f"its output would be that of {self._job.job_id}/{other}"
         if self.is_running:
-            return self._plan_running(record, policy, present, knowledge)
+            return self._plan_running(record, policy, present, gpu)
         if self._job.reason.startswith("JobHeld"):
             return "it is held"
         assert record.policy is not None
-        return plan_pending_join(
-            [member.spec.job for member in present],
-            settle_bound(self._candidate.job, record.policy, self._policy),
-            _choose_capacity(self._capacity, knowledge),
+        knowledge = gpu.knowledge
+        planned = plan_pending_join(
+            [gpu.ask_for(member.spec.job) for member in present],
+            gpu.ask_for(settle_bound(self._candidate.job, record.policy, self._policy)),
+            gpu.capacity,
             policy,
             profiles=None if knowledge is None else knowledge.profiles,
             calibration=None if knowledge is None else knowledge.calibration,
         )
+        if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
+            told = describe_asked_type(str(gpu.gpu_type))
+            planned = dataclasses.replace(planned, reasons=(*planned.reasons, told))
+        return planned
 
-    def _gather_knowledge(self, present: Sequence[Present]) -> Knowledge | None:
-        """What is known of those present and, behind them, the job; None where nothing is."""
-        if self._settings is None:
-            return None
+    def _find_gpu(self, record: PackRecord, present: Sequence[Present]) -> PackGpu:
         candidates = []
         for member in present:
             script = self._path / "members" / inbox.format_number(member.number) / "script"
@@ -210,12 +214,9 @@ class Prospect:
             with contextlib.suppress(OSError):
                 content = script.read_bytes()
             candidates.append(Candidate(member.spec.job, content, {}))
-        try:
-            found = gather_knowledge([*candidates, self._candidate], self._settings)
-        except UsageProblem:
-            # A member's --profile-like names what has been forgotten since.
-            return None
-        return found if found.profiles else None
+        return find_pack_gpu(
+            record, [*candidates, self._candidate], self._settings, self._destinations
+        )
 
     def _is_over(self) -> bool:
         """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
@@ -254,15 +255,14 @@ class Prospect:
                 return member.number
         return None
 
-    def _compute_reason(
-        self, record: PackRecord, present: Sequence[Present], knowledge: Knowledge | None
-    ) -> str:
+    def _compute_reason(self, record: PackRecord, present: Sequence[Present], gpu: PackGpu) -> str:
+        knowledge = gpu.knowledge
         if is_own_kind(self._path, record, self._candidate):
             return "the same script"
         if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
             return "what they take of a GPU has been measured"
         sizes = [member.spec.job.gpu_memory_mb for member in present]
-        total, usable = self._candidate.job.gpu_memory_mb, self._capacity.gpu_memory_mb
+        total, usable = self._candidate.job.gpu_memory_mb, gpu.capacity.gpu_memory_mb
         if total is None or usable is None or None in sizes:
             return ""
         total += sum(size for size in sizes if size is not None)
@@ -273,7 +273,7 @@ class Prospect:
         record: PackRecord,
         policy: Policy,
         present: Sequence[Present],
-        knowledge: Knowledge | None,
+        gpu: PackGpu,
     ) -> MemberPlan | str:
         if record.request is None:
             return "it runs alone"
@@ -290,21 +290,15 @@ class Prospect:
             place_cpus=min(cpus),
         )
         assert record.policy is not None
+        knowledge = gpu.knowledge
         return plan_running_join(
             pack,
             settle_bound(self._candidate.job, record.policy, self._policy),
-            _choose_capacity(self._capacity, knowledge),
+            gpu.capacity,
             policy,
             profiles=None if knowledge is None else knowledge.profiles,
             calibration=None if knowledge is None else knowledge.calibration,
         )
-
-
-def _choose_capacity(capacity: Capacity, knowledge: Knowledge | None) -> Capacity:
-    """With the GPU's memory as the monitor saw it, where the site does not say."""
-    if capacity.gpu_memory_mb is not None or knowledge is None:
-        return capacity
-    return dataclasses.replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)
 
 
 def _parse_time_left_s(text: str) -> int | None:

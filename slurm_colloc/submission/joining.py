@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
 from slurm_colloc.model.member import MemberId
-from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan
+from slurm_colloc.model.plan import MemberPlan, PackPlan
 from slurm_colloc.planning.joining import (
     compute_reason_not_to_join,
 )
@@ -42,6 +42,7 @@ from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import read_attempt, remove_environment
 from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.destination import Destinations
 from slurm_colloc.submission.growth import Growth
 from slurm_colloc.submission.hooks import HookChoice, extend_comment
 from slurm_colloc.submission.joinable import (
@@ -54,7 +55,7 @@ from slurm_colloc.submission.joinable import (
 )
 from slurm_colloc.submission.knowledge import gather_knowledge
 from slurm_colloc.submission.new_packs import encode_environment
-from slurm_colloc.submission.policy import choose_policy, read_capacity
+from slurm_colloc.submission.policy import choose_policy
 from slurm_colloc.submission.sweep import OpenPack
 
 LOCK_WAIT_S = 5.0
@@ -117,13 +118,10 @@ def join_open_pack(
     if compute_reason_not_to_join(candidate.job, policy):
         return None, ()
     refusals: list[str] = []
-    capacity: Capacity | None = None
+    joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     measured = gather_knowledge([candidate], settings).is_measured((0,))
     found = list_candidates(candidate, state, packs, jobs, running=running, measured=measured)
     for pack_id, job in found:
-        if capacity is None:
-            capacity = read_capacity(candidate.job, settings, slurm)
-        joiner = Joiner(candidate, policy, capacity, settings)
         join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
         # First without the lock: most packs are full.
         answer = join.plan()

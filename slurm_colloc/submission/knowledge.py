@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.model.profile import ProfileRecord
 from slurm_colloc.planning.needs import build_load
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration, match_slugs
@@ -23,6 +23,7 @@ from slurm_colloc.store.profiles import (
     slug_gpu_model,
 )
 from slurm_colloc.submission.collect import Candidate
+from slurm_colloc.submission.relatives import agree, merge_relatives
 
 STALE_S = 90 * 86400.0
 """A usage profile that is older is still used, and named: driver, data or libraries may differ."""
@@ -55,6 +56,38 @@ class Knowledge:
             build_load(self.profiles.get(index)) is not None
             and bool(self.profiles[index].gpu_memory_peak_mb)
             for index in indices
+        )
+
+    @property
+    def gpu_models(self) -> tuple[str, ...]:
+        """On which GPU models was measured what is known."""
+        found = {p.gpu_model for p in self.profiles.values() if p.gpu_model}
+        return tuple(sorted(found))
+
+    def select(self, indices: Sequence[int]) -> Knowledge:
+        """What is known of some of the jobs, each by its place among them."""
+        chosen = {
+            place: self.profiles[index]
+            for place, index in enumerate(indices)
+            if index in self.profiles
+        }
+        return dataclasses.replace(self, profiles=chosen)
+
+    def as_of_another_gpu(self, reason: str) -> Knowledge:
+        """The same where the GPU may be of another model: the GPU memory alone, with more room.
+
+        Args:
+            reason: Why it may be, in a sentence.
+        """
+        profiles = {
+            index: UsageProfile(gpu_memory_peak_mb=profile.gpu_memory_peak_mb)
+            if profile.gpu_model
+            else profile
+            for index, profile in self.profiles.items()
+            if not profile.gpu_model or profile.gpu_memory_peak_mb
+        }
+        return dataclasses.replace(
+            self, profiles=profiles, gpu_memory_mb=None, reasons=(*self.reasons, reason)
         )
 
 
@@ -237,7 +270,7 @@ class _Search:
     ) -> UsageProfile | None:
         if not records:
             return None
-        if len(records) > 1 and not _agree(records):
+        if len(records) > 1 and not agree(records):
             self.reasons.append(
                 f"{name}: the {len(records)} relatives that were measured differ by more than "
                 "10 %, so they tell nothing of it"
@@ -269,35 +302,3 @@ class _Search:
             "is taken over"
         )
         return UsageProfile(gpu_memory_peak_mb=round(max(peaks)), known_by=KnownBy.UNKNOWN)
-
-
-def _agree(records: Sequence[ProfileRecord]) -> bool:
-    rates = [record.steps_per_s.mean for record in records if record.steps_per_s is not None]
-    if rates:
-        return rates_agree(rates)
-    return rates_agree([record.sm_active for record in records if record.sm_active is not None])
-
-
-def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> UsageProfile:
-    """One profile of several records on one GPU model: means of what is a mean, largest peaks.
-
-    How long a run takes is known only where all of them took the same number of steps.
-    """
-    profiles = [record.for_planning(known_by) for record in records]
-    if len(profiles) == 1:
-        return profiles[0]
-    values: dict[str, float | int | None] = {}
-    for field in dataclasses.fields(UsageProfile):
-        known = [
-            value
-            for profile in profiles
-            if isinstance(value := getattr(profile, field.name), int | float)
-        ]
-        if field.name.endswith("_peak_mb"):
-            values[field.name] = max(known, default=None)
-        elif known and field.name != "run_s":
-            values[field.name] = sum(known) / len(known)
-    runs = [profile.run_s for profile in profiles if profile.run_s is not None]
-    if runs and rates_agree(runs):
-        values["run_s"] = sum(runs) / len(runs)
-    return dataclasses.replace(profiles[0], **{"run_s": None, **values})  # type: ignore[arg-type]

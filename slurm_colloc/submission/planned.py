@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
-from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule
 from slurm_colloc.model.waits import WaitTable
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.grouping import ask, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
+from slurm_colloc.submission.destination import Destinations, describe_asked_type
+from slurm_colloc.submission.knowledge import Knowledge
 from slurm_colloc.submission.output_files import refuse_shared_files
-from slurm_colloc.submission.policy import choose_policy, read_capacity
+from slurm_colloc.submission.parts import Part, divide_call
+from slurm_colloc.submission.policy import choose_policy
 
 _CHOSEN_AMONG_MOST = 100
 """For more jobs no second plan is made: it would take as long as the first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedPart:
+    """A part of a call, and its plan.
+
+    Attributes:
+        part: The part.
+        plan: Its plan, whose members are counted among the jobs of the part.
+        policy: How far sharing may go in it.
+        waits: How long requests wait in its partition; None where that was not asked.
+    """
+
+    part: Part
+    plan: Plan
+    policy: Policy
+    waits: WaitTable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +46,26 @@ class Planning:
     Attributes:
         plan: The plan.
         jobs: The jobs, in the user's order.
-        capacity: What one GPU brings with it.
         policy: How far sharing may go.
-        knowledge: What is known of the jobs.
-        waits: How long requests wait in the partition; None where that was not asked.
+        parts: The parts of the call, in order of their first jobs.
     """
 
     plan: Plan
     jobs: tuple[Job, ...]
-    capacity: Capacity
     policy: Policy
-    knowledge: Knowledge
-    waits: WaitTable | None = None
+    parts: tuple[PlannedPart, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with files that were passed over, a sentence each."""
+        return _gather(planned.part.knowledge.problems for planned in self.parts)
+
+    def find_part(self, pack: PackPlan) -> PlannedPart:
+        """The part to which a pack of the plan belongs."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        first = pack.members[0].job_index
+        return next(planned for planned in self.parts if first in planned.part.indices)
 
 
 def make_plan(call: Call, settings: Settings, slurm: SlurmAccess | None) -> Plan:
@@ -69,57 +96,103 @@ def plan_call(
         UsageProblem: Two members would write one file, or an option has a wrong value.
     """
     jobs = [candidate.job for candidate in call.candidates]
-    capacity = Capacity()
-    first = next((job for job in jobs if job.came_together and job.gpus == 1), None)
-    if first is not None:
-        capacity = read_capacity(first, settings, slurm)
-    for job in jobs:
-        if (
-            job.gpu_memory_mb
-            and capacity.gpu_memory_mb
-            and job.gpu_memory_mb > capacity.gpu_memory_mb
-        ):
-            raise NoPackPossible(
-                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
-                f"{capacity.gpu_memory_mb} MB",
-                hint="ask for another GPU type, or for less",
-            )
-    knowledge = gather_knowledge(call.candidates, settings)
-    if capacity.gpu_memory_mb is None and first is not None:
-        # As the monitor saw it; what the site says comes first.
-        capacity = dataclasses.replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)
+    parts = divide_call(
+        call.candidates,
+        settings,
+        Destinations(settings, slurm),
+        keeps_whole=call.array is not None and call.array.limit is not None,
+    )
     policy = policy or choose_policy(call, settings)
-    chosen = _plan(jobs, knowledge, capacity, policy)
-    waits = None
-    smaller = _choose_smaller(chosen, policy) if slurm is not None else None
-    if slurm is not None and (smaller is not None or looks_at_queue):
-        from slurm_colloc.submission.waits import look_up_waits
-
-        waits = look_up_waits(dict(jobs[0].group).get("partition"), settings.state_path)
-        if smaller is not None and waits.cells:
-            from slurm_colloc.planning.queueing import choose_by_queue
-
-            other = _plan(jobs, knowledge, capacity, smaller)
-            chosen, reason = choose_by_queue((chosen, other), waits)
-            if reason:
-                policy = smaller
-                chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, reason))
-    if knowledge.reasons or knowledge.problems:
-        told = (*chosen.reasons, *knowledge.reasons, *(f"ignored: {p}" for p in knowledge.problems))
-        chosen = dataclasses.replace(chosen, reasons=told)
+    planned = tuple(
+        _plan_part(part, policy, settings, slurm, looks_at_queue=looks_at_queue) for part in parts
+    )
+    chosen = _merge(planned, policy)
     refuse_shared_files(
         jobs[member.job_index]
         for pack in chosen.packs
         if pack.request is not None and (slurm is not None or len(pack.members) > 1)
         for member in pack.members
     )
-    return Planning(chosen, tuple(jobs), capacity, policy, knowledge, waits)
+    return Planning(chosen, tuple(jobs), policy, planned)
 
 
-def _plan(jobs: list[Job], knowledge: Knowledge, capacity: Capacity, policy: Policy) -> Plan:
-    chosen = plan(jobs, knowledge.profiles, capacity, policy, knowledge.calibration)
-    packs = tuple(_complete_lone(pack, knowledge) for pack in chosen.packs)
-    return dataclasses.replace(chosen, packs=packs)
+def _plan_part(
+    part: Part,
+    policy: Policy,
+    settings: Settings,
+    slurm: SlurmAccess | None,
+    *,
+    looks_at_queue: bool,
+) -> PlannedPart:
+    chosen = _plan(part, policy)
+    waits = None
+    smaller = _choose_smaller(chosen, policy) if slurm is not None else None
+    if slurm is not None and (smaller is not None or looks_at_queue):
+        from slurm_colloc.submission.waits import look_up_waits
+
+        waits = look_up_waits(dict(part.jobs[0].group).get("partition"), settings.state_path)
+        if smaller is not None and waits.cells:
+            from slurm_colloc.planning.queueing import choose_by_queue
+
+            other = _plan(part, smaller)
+            chosen, reason = choose_by_queue((chosen, other), waits)
+            if reason:
+                policy = smaller
+                chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, reason))
+    return PlannedPart(part, chosen, policy, waits)
+
+
+def _plan(part: Part, policy: Policy) -> Plan:
+    knowledge = part.knowledge
+    chosen = plan(part.jobs, knowledge.profiles, part.capacity, policy, knowledge.calibration)
+    packs = (_complete_lone(pack, knowledge) for pack in chosen.packs)
+    if part.asks_for is not None:
+        packs = (_settle_asked_type(pack, part.asks_for) for pack in packs)
+    return dataclasses.replace(chosen, packs=tuple(packs))
+
+
+def _settle_asked_type(pack: PackPlan, gpu_type: str) -> PackPlan:
+    """A pack of several asks for the GPUs of its profiles, and says so; a job alone for any."""
+    if pack.request is None:
+        return pack
+    if len(pack.members) == 1:
+        return dataclasses.replace(pack, request=dataclasses.replace(pack.request, gpu_type=None))
+    return dataclasses.replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
+
+
+def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
+    """The plan of a call, of those of its parts; packs are in order of their first job."""
+    packs = [
+        _renumber(pack, planned.part.indices) for planned in parts for pack in planned.plan.packs
+    ]
+    limits = [p.plan.packs_at_once for p in parts if p.plan.packs_at_once is not None]
+    reasons = list(_gather(planned.plan.reasons for planned in parts))
+    groups = sum(
+        len(find_buckets(ask(planned.part.jobs, {}, Capacity(), policy))) for planned in parts
+    )
+    if groups > 1:
+        reasons.append(
+            f"{groups} groups: jobs share a pack only where partition, account, QoS, "
+            "GPU type, constraint and the options passed to sbatch are equal"
+        )
+    reasons += _gather((*p.part.reasons, *p.part.knowledge.reasons) for p in parts)
+    reasons += (f"ignored: {p}" for p in _gather(p.part.knowledge.problems for p in parts))
+    return Plan(tuple(sorted(packs, key=find_first)), min(limits, default=None), tuple(reasons))
+
+
+def _renumber(pack: PackPlan, indices: Sequence[int]) -> PackPlan:
+    """A pack whose members are counted among all jobs of the call."""
+    if indices == tuple(range(len(indices))):
+        return pack
+    members = (
+        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
+    )
+    return dataclasses.replace(pack, members=tuple(members))
+
+
+def _gather(texts: Iterator[tuple[str, ...]]) -> tuple[str, ...]:
+    """Each text once, in order."""
+    return tuple(dict.fromkeys(text for several in texts for text in several))
 
 
 def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:

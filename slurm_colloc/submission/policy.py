@@ -1,16 +1,12 @@
-"""What a call asks for, before it is planned: its policy, and what a GPU brings with it."""
+"""What a call asks for, before it is planned: its policy."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
-    Capacity,
     Goal,
     Policy,
     Rule,
@@ -19,9 +15,6 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.probing import BESIDE_WAITING
 from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.cluster import read_cluster_name
-from slurm_colloc.submission.capacity import compute_capacity
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.probing import has_unknown
 
@@ -150,31 +143,3 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
         )
     order = ("never", "pending", "auto")
     return min(choice, settings.caps.join, key=order.index)
-
-
-def read_capacity(job: Job, settings: Settings, slurm: SlurmAccess | None) -> Capacity:
-    """Ask Slurm what one GPU brings with it on the nodes where a job may land.
-
-    Args:
-        job: The job.
-        settings: The settings, for the GPU's memory and the site's cap on time.
-        slurm: Slurm; None where packs run without it.
-
-    Raises:
-        SlurmUnreachable: Slurm does not answer.
-    """
-    gpu_memory_mb = settings.gpu_memory_mb(job.gpu_type)
-    if slurm is None:
-        return Capacity(gpu_memory_mb=gpu_memory_mb)
-    group = dict(job.group)
-    capacity = compute_capacity(
-        slurm.list_nodes(group.get("nodelist")), group.get("partition"), job.gpu_type, gpu_memory_mb
-    )
-    # It asks by Slurm's commands, which only a call with jobs that may share has to wait for.
-    from slurm_colloc.submission.qos import look_up_max_wall_s
-
-    max_wall_s = look_up_max_wall_s(group, settings.state_path, read_cluster_name(os.environ))
-    limits = [capacity.time_limit_max_s, max_wall_s, settings.caps.pack_time_s]
-    return dataclasses.replace(
-        capacity, time_limit_max_s=min((s for s in limits if s is not None), default=None)
-    )

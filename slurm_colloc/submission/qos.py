@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.slurm.qos import read_qos
 from slurm_colloc.store.qos import keep_qos, read_kept_qos
 
+_UNKNOWN_KEPT_S = 60
 
-def look_up_max_wall_s(group: Mapping[str, str], root: Path, cluster: str) -> int | None:
-    """The MaxWall that holds for a job; None where there is none, or Slurm does not tell.
+
+def look_up_max_wall_s(
+    group: Mapping[str, str], root: Path, cluster: str, *, now: float | None = None
+) -> tuple[int | None, str]:
+    """The MaxWall that holds for a job.
 
     Args:
         group: The options of sbatch that all jobs of a pack share.
         root: The state directory, which keeps the answer.
         cluster: The cluster's name; empty where it is not known.
+        now: Seconds since the epoch; None for the clock's.
+
+    Returns:
+        It in seconds, None where there is none; and why it is not known, empty where it is.
     """
-    table = read_kept_qos(root, cluster)
+    # No answer is kept under the minute in which it was none: the next minute asks again.
+    minute = int((time.time() if now is None else now) // _UNKNOWN_KEPT_S)
+    failed = f"{cluster} at minute {minute}"
+    table = read_kept_qos(root, cluster) or read_kept_qos(root, failed)
     if table is None:
         table = read_qos()
-        keep_qos(root, cluster, table)
-    return table.find_max_wall_s(group.get("qos"), group.get("account"), group.get("partition"))
+        keep_qos(root, failed if table.unknown else cluster, table)
+    found = table.find_max_wall_s(group.get("qos"), group.get("account"), group.get("partition"))
+    return found, table.unknown

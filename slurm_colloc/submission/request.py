@@ -50,7 +50,7 @@ def group_into_batches(plan: Plan, jobs: Sequence[Job]) -> list[Batch]:
         first = jobs[pack.members[0].job_index]
         key: object
         if pack.request is not None:
-            key = ("shared", pack.group, first.gpu_type)
+            key = ("shared", pack.group, pack.request.gpu_type)
         elif first.array_task is not None:
             key = ("tasks", pack.group, first.shape)
         else:

@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.model.calibration import Calibration, Load, ModeModel
+from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.search import partition
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.subject import Subject
 from tests.bench.measuring import Section, Series, format_value
+from tests.planning.coefficients import CALIBRATION, LIMITS
 
 RUNS = 5
 _CASES = (
@@ -42,19 +43,6 @@ _ABOUT = (
     "Coefficients are plausible ones, not fitted."
 )
 _ROOT = Path(__file__).resolve().parents[2]
-_CALIBRATION = Calibration(
-    gpu_model="H200",
-    modes={
-        "timeslice": ModeModel(turns=0.8, switching=0.1),
-        "mps": ModeModel(
-            waiting=0.3, width=0.7, narrowing=0.2, dram=0.5, capacity=0.95, crowding=0.3
-        ),
-    },
-    residual=0.05,
-    idle_power_w=75.0,
-    power_limit_w=700.0,
-)
-_LIMITS = Limits(cpus=64, gpu_memory_mb=136_000, members=48)
 
 
 def measure_planning() -> Section:
@@ -115,9 +103,7 @@ def _build_subject(chance: random.Random, index: int, *, light: bool) -> Subject
 def _divide(count: int, kind: str) -> dict[str, Any]:
     subjects = _build_subjects(count, kind)
     begun = time.perf_counter()
-    pricing = Pricing(
-        subjects, _LIMITS, _CALIBRATION, modes=(SharingMode.MPS, SharingMode.TIMESLICE)
-    )
+    pricing = Pricing(subjects, LIMITS, CALIBRATION, modes=(SharingMode.MPS, SharingMode.TIMESLICE))
     packs = partition(pricing)
     took_ms = (time.perf_counter() - begun) * 1000
     priced = [pricing.price(pack) for pack in packs]

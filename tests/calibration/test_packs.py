@@ -137,8 +137,10 @@ def test_what_is_no_table_is_refused_in_a_sentence(
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, tmp_path / "missing"):
-        with pytest.raises(UsageProblem, match="it is no file"):
+    why = {"pipe": "it is no file", "": "it is no file", "missing": "it does not exist"}
+    for name, words in why.items():
+        path = tmp_path / name
+        with pytest.raises(UsageProblem, match=words):
             read_rows([path])
 
 

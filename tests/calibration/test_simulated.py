@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,30 +13,17 @@ import pytest
 from slurm_colloc.calibration.mps_sharing import PrivateMps
 from slurm_colloc.calibration.readings import NAMES
 from slurm_colloc.errors import NodeError
-from slurm_colloc.sandbox.simgpu.install import make_simulation
 from slurm_colloc.sandbox.simgpu.models import A100_40, H200
 
-from ..simgpu.conftest import Simulation
+from ..simgpu.conftest import Simulation, running_simulation
 from .bed import PATIENCE_S, is_running, wait_until
 
 
 @pytest.fixture
 def simulation() -> Iterator[Simulation]:
     """An H200, which has GPM, and an A100, which has not."""
-    if not shutil.which("cc"):
-        pytest.skip("there is no C compiler")
-    # Not below pytest's own directory: its path is too long for sockets.
-    directory = Path(tempfile.mkdtemp(prefix="cal", dir="/var/tmp"))
-    directory.chmod(0o755)
-    made = Simulation(directory / "sim")
-    try:
-        make_simulation(made.directory, {"n1": [H200, A100_40]})
+    with running_simulation("cal", {"n1": [H200, A100_40]}) as made:
         yield made
-    finally:
-        for process in made.started:
-            process.kill()
-            process.communicate()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 _READ = """

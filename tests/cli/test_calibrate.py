@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -44,14 +45,37 @@ def test_recorded_rows_are_fitted_and_their_errors_shown(tmp_path: Path) -> None
     out = tmp_path / "site" / "h200.json"
     ended = run(tmp_path, "--fit", *TABLES, "--idle-power", 79, "--out", out)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == f"csub: written: {out}\n"
+    looked_for = "csub looks for nvidia-h200.json, and finds no other name"
+    assert ended.stderr == f"csub: written: {out}; {looked_for}\n"
+    assert stat.S_IMODE(out.parent.stat().st_mode) == 0o755, "other users can read it"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o644
     assert "NVIDIA H200: fitted to 206 packs" in ended.stdout
+    for column in ("mean", "p95", "bias", "of it", "<= 2.5x"):
+        assert f"{column}: " in ended.stdout or f"{column}, p95: " in ended.stdout, column
     for words in ("unseen pair ", "unseen triple", "pack of 7", "pack of 12", "unseen family"):
         assert words in ended.stdout
     found = read_calibration(out)
     assert (found.gpu_model, found.idle_power_w, set(found.modes)) == (
         "NVIDIA H200", 79.0, {"mps", "timeslice"},
     )  # fmt: skip
+
+
+def test_a_folder_gets_the_file_that_csub_looks_for(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    folder = tmp_path / "cal"
+    folder.mkdir()
+    ended = run(tmp_path, "--fit", *TABLES, "--out", folder, "--json")
+    written = folder / "nvidia-h200.json"
+    assert (ended.returncode, ended.stderr) == (0, f"csub: written: {written}\n")
+    assert json.loads(ended.stdout)["written"] == str(written)
+    assert read_calibration(written).gpu_model == "NVIDIA H200"
+    # What can only be seen at the end costs no more than the file.
+    written.unlink()
+    written.mkdir()
+    ended = run(tmp_path, "--fit", *TABLES, "--out", folder)
+    assert ended.returncode == 6
+    assert "NVIDIA H200: fitted to 206 packs" in ended.stdout
+    assert ended.stderr == f"csub: error: cannot write {written}: Is a directory\n"
 
 
 def test_without_out_a_fit_writes_nothing(tmp_path: Path) -> None:
@@ -72,7 +96,19 @@ def test_without_out_a_fit_writes_nothing(tmp_path: Path) -> None:
     [
         (["--fit"], 2, "--fit needs files of rows"),
         (["rows.csv"], 2, "rows are read only with --fit"),
-        (["--fit", "/nowhere.csv"], 2, "cannot read /nowhere.csv"),
+        (["--fit", "/nowhere.csv"], 2, "cannot read /nowhere.csv: it does not exist"),
+        (["--fit", "/dev/null"], 2, "cannot read /dev/null: it is no file"),
+        # Nothing is measured or fitted first, nor is there a GPU.
+        (["--out=/proc/x.json"], 2, "cannot write /proc/x.json: No such file or directory\n"),
+        (["--out=/dev/null"], 2, "cannot write /dev/null: it is no file"),
+        (["--out=/dev/null/d/x.json"], 2, "cannot write /dev/null/d/x.json: Not a directory"),
+        (["--out=/dev/null/x.json"], 2, "cannot write /dev/null/x.json: "),
+        (
+            ["--fit", "/nowhere.csv", "--idle-power=-5"],
+            2,
+            "--idle-power: must be from 0 to 10000, is -5.0",
+        ),
+        (["--fit", "/nowhere.csv", "--idle-power=nan"], 2, "--idle-power: must be"),
         (["--minutes", "0"], 2, "--minutes=0 must be above 0"),
         (["--minutes", "nan"], 2, "--minutes=nan must be above 0"),
         (["--scale", "huge"], 2, "--scale=huge must be full or tiny"),

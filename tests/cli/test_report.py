@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.report.summary import summary_path, write_summary
 from slurm_colloc.store.locks import hold_lock
 
@@ -148,3 +149,24 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
         assert "is damaged" in " ".join(person.csub("top", columns=columns).stdout.split())
         running = person.csub("report", "L1", columns=columns)
         assert "still running" in running.stdout
+
+
+def test_why_says_how_much_slower_than_alone_a_running_member_is(person: Person) -> None:
+    truths = [Truth(1, 0, 60, lambda _: 9), Truth(2, 0, 60, lambda _: 9)]
+    plans = {
+        1: MemberPlan(0, 2, 100, 60, solo_steps_per_s=15.0),
+        2: MemberPlan(1, 2, 100, 60, predicted_slowdown=1.25),
+    }
+    pack = make_pack(person.state, truths, job_id="L1", running=True, plans=plans)
+    member = {"start": 1, "steps_per_s": 10.0, "window_s": 10.1}
+    latest = {"schema": 1, "at": time.time(), "gpus": {}, "members": {"1": member, "2": member}}
+    with hold_lock(pack / "alive", 0) as lock:
+        assert lock
+        (pack / "latest.json").write_text(json.dumps(latest))
+        one, two = person.csub("why", "L1").stdout.splitlines()
+        assert ", 1.50 times slower than alone (10 of 15 steps/s, over the last 10 s)" in one
+        assert ", predicted to be 1.25 times slower than alone while all run" in two
+        (pack / "latest.json").write_text("[")
+        one, _ = person.csub("why", "L1").stdout.splitlines()
+        assert one.startswith("L1/1 RUNNING: ")
+        assert "slower" not in one

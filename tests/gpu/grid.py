@@ -30,14 +30,15 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from slurm_colloc.calibration.bench import Bench
-from slurm_colloc.calibration.design import MPS, TIMESLICE
+from slurm_colloc.calibration.design import MPS, TIMESLICE, Need, Room
 from slurm_colloc.calibration.measuring import CPU, check_table
+from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.nvml import probe_gpus
-from slurm_colloc.model.plan import Capacity, SharingMode
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,
@@ -45,24 +46,76 @@ from slurm_colloc.store.calibrations import (
     shipped_folder,
 )
 
-from .grid_arguments import build_ask, parse_arguments
 from .grid_choice import Choice, Known, build_alone
 from .grid_design import (
+    OTHER,
+    USUAL,
+    Ask,
     Sharing,
     SharingRow,
+    Times,
     build_grid,
-    complete_usual,
     estimate_s,
     make_group,
 )
 from .grid_report import describe_run, render_run
 from .grid_running import GridRunner
-from .grid_table import choose_rivals, compute_results, list_alone_rates
-from .policies import INVENTED, say
+from .grid_table import compute_outcome
+from .mix_readings import find_gpu
+from .policies import INVENTED, end_by_signal, parse_cores, say
 
-_NVML_S = 60.0
 # Ending the last group and closing files.
 _RESERVE_S = 4.0
+# Of all the time, for measuring in turn.
+_IN_TURN = 0.3
+_TINY_TIMES = Times(0.05, 0.2, 0.2)
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """Read `4,8,12`.
+
+    Raises:
+        ValueError: One is no number above 0.
+    """
+    degrees = {int(item) for item in text.split(",")}
+    if min(degrees) < 1:
+        raise ValueError("they must be above 0")
+    return tuple(sorted(degrees))
+
+
+def parse_bounds(text: str) -> tuple[float, ...]:
+    """Read `1.5,2`.
+
+    Raises:
+        ValueError: One is no slowdown.
+    """
+    bounds = tuple(float(item) for item in text.split(","))
+    if not all(1.0 <= bound < 1000.0 for bound in bounds):
+        raise ValueError("a slowdown is at least 1")
+    return tuple(dict.fromkeys(bounds))
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.grid",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--gpu", default="0", help="UUID or index of NVML")
+    add("--device", choices=("cuda", CPU), default="cuda")
+    add("--cores", type=parse_cores, default="0-15", help="such as 0-15")
+    add("--kind", choices=tuple(BY_NAME), default="small")
+    add("--bounds", type=parse_bounds, default="1.5,2", help="on slowdowns")
+    add("--most", type=int, help="jobs; usual for small 16, medium 8, large 4")
+    add("--degrees", type=parse_degrees, help="of the grid, such as 4,8,12")
+    add("--rounds", type=int, default=12, help="starts for measuring in turn, at most")
+    add("--seconds", type=float, default=430.0, help="for all of it")
+    add("--scale", choices=(FULL, TINY), default=FULL)
+    add("--csv", type=Path, required=True)
+    add("--json", type=Path)
+    return parser.parse_args(argv)
 
 
 class Grid:
@@ -73,7 +126,7 @@ class Grid:
         started: When the program began, in monotonic seconds.
 
     Raises:
-        CollocError: There is no such GPU, or no calibration, or the table is another one's.
+        CollocError: There is no such GPU, or the table is another one's.
     """
 
     def __init__(self, arguments: argparse.Namespace, started: float) -> None:
@@ -85,26 +138,26 @@ class Grid:
         self._choices: list[Choice] = []
         self._grid: tuple[SharingRow, ...] = ()
         self._runner: GridRunner | None = None
-        path = arguments.calibration or calibration_path(shipped_folder(), SHIPPED)
-        self._calibration = read_calibration(path)
-        self._driver = ""
-        self._uuid, self._model, self._capacity = self._find_gpu()
+        self._calibration = read_calibration(calibration_path(shipped_folder(), SHIPPED))
+        gpu = find_gpu(arguments)
+        self._uuid, self._capacity = gpu.uuid, gpu.capacity
+        self._model, self._driver = gpu.model, gpu.driver or ""
         check_table(arguments.csv, self._model)
-        modes = (TIMESLICE,) if self._uuid is None else (MPS, TIMESLICE)
-        self._ask = build_ask(arguments, self._capacity, modes)
+        self._usual = USUAL.get(arguments.kind, OTHER)
+        self._ask = self._build_ask()
 
-    def _find_gpu(self) -> tuple[str | None, str, Capacity]:
-        cores = len(self._arguments.cores)
-        if self._arguments.device == CPU:
-            return None, CPU, Capacity(cpus_per_gpu=max(16, cores), gpu_memory_mb=80_000)
-        answer = probe_gpus(_NVML_S)
-        self._driver = answer.driver_version or ""
-        for known in answer.gpus:
-            if known.uuid and self._arguments.gpu in (known.uuid, str(known.nvml_index)):
-                capacity = Capacity(cpus_per_gpu=cores, gpu_memory_mb=known.gpu_memory_total_mb)
-                return known.uuid, known.name or "", capacity
-        why = answer.problem or "NVML does not show it"
-        raise NodeError(f"there is no GPU {self._arguments.gpu}: {why}")
+    def _build_ask(self) -> Ask:
+        arguments, capacity = self._arguments, self._capacity
+        workload = BY_NAME[arguments.kind]
+        modes = (TIMESLICE,) if self._uuid is None else (MPS, TIMESLICE)
+        return Ask(
+            arguments.kind,
+            Need(workload.cpus, workload.gpu_memory_mb),
+            arguments.degrees or self._usual.degrees,
+            self._usual.limits,
+            Room(capacity.cpus_per_gpu or 1, capacity.gpu_memory_mb, modes),
+            _TINY_TIMES if arguments.scale == TINY else Times(),
+        )
 
     def measure(self) -> None:
         """Measure as much as there is time for, and say what it comes to.
@@ -131,16 +184,15 @@ class Grid:
             bench.measure_idle()
             runner.measure_alone(self._ask, self._until)
             self._plan(runner)
-            first_until = self._until - arguments.reserve * arguments.seconds
-            runner.measure_grid(
-                self._ask, self._grid, self._get_chosen(), first_until, arguments.alone_every
-            )
+            first_until = self._until - _IN_TURN * arguments.seconds
+            runner.measure_grid(self._ask, self._grid, self._get_chosen(), first_until)
             self._measure_in_turn(runner)
             runner.measure_alone(self._ask, self._until)
         self._write()
-        if not any(cell.sharing.degree > 1 for cell in runner.read_cells()):
+        outcome = compute_outcome(runner.read_cells(), self._choices)
+        if not any(sharing.degree > 1 for sharing in {*outcome.first, *outcome.again}):
             raise NodeError("nothing of the grid could be measured: " + self._said[-1])
-        say(render_run(runner.read_cells(), self._choices, self._grid, runner.done))
+        say(render_run(outcome, self._grid, runner.done))
 
     def _plan(self, runner: GridRunner) -> None:
         """Learn from the training alone, and ask csub's planner."""
@@ -149,21 +201,21 @@ class Grid:
         if not rows:
             raise NodeError(f"nothing could be measured: {self._said[-1]}")
         alone = build_alone(rows, runner.read_idle_w())
-        modes: tuple[SharingMode, ...] = (SharingMode.MPS, SharingMode.TIMESLICE)
         model = self._model
         if self._uuid is None:
             self._say("without a GPU, loads are invented and MPS is left out")
             alone = dataclasses.replace(INVENTED, steps_per_s=alone.steps_per_s)
-            modes, model = (SharingMode.TIMESLICE,), self._calibration.gpu_model
+            model = self._calibration.gpu_model
         if alone.load is None:
             raise NodeError("what it takes of the GPU could not be read, so nothing can be planned")
         if alone.gpu_memory_mb is not None:
             need = dataclasses.replace(self._ask.need, gpu_memory_mb=round(alone.gpu_memory_mb))
             self._ask = dataclasses.replace(self._ask, need=need)
+        modes = tuple(SharingMode(mode) for mode in self._ask.room.modes)
         known = self._known = Known(
-            arguments.kind, alone, self._calibration, self._capacity, model, arguments.length, modes
+            arguments.kind, alone, self._calibration, self._capacity, model, modes
         )
-        most = arguments.most or complete_usual(arguments.kind)[0]
+        most = arguments.most or self._usual.most
         for bound in arguments.bounds:
             choice = known.choose(most, bound)
             self._choices.append(choice)
@@ -180,9 +232,8 @@ class Grid:
         return {choice.sharing for choice in self._choices}
 
     def _measure_in_turn(self, runner: GridRunner) -> None:
-        cells = [cell for cell in runner.read_cells() if not cell.is_again]
-        results = compute_results(cells, max(list_alone_rates(cells)))
-        compared = [(each.sharing, choose_rivals(results, each)) for each in self._choices]
+        verdicts = compute_outcome(runner.read_cells(), self._choices).verdicts
+        compared = [(verdict.choice.sharing, verdict.rivals) for verdict in verdicts]
         runner.measure_in_turn(self._ask, compared, self._until, self._arguments.rounds)
         if runner.turns is None:
             self._say("nothing was measured in turn: the time is over")
@@ -203,9 +254,12 @@ class Grid:
             "capacity": vars(self._capacity),
             "calibration": self._calibration.gpu_model,
             "pace": runner.pace,
-            "turns": vars(runner.turns) | {"starts": runner.rounds} if runner.turns else None,
+            "turns": runner.turns._asdict() | {"starts": runner.rounds} if runner.turns else None,
             **describe_run(
-                runner.read_cells(), self._choices, self._grid, runner.done, self._known
+                compute_outcome(runner.read_cells(), self._choices),
+                self._grid,
+                runner.done,
+                self._known,
             ),
             "said": self._said,
         }
@@ -225,20 +279,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 where nothing could be measured.
     """
     started = time.monotonic()
-    arguments = parse_arguments(argv, __doc__)
-    signal.signal(signal.SIGTERM, _end)
+    arguments = parse_arguments(argv)
+    signal.signal(signal.SIGTERM, end_by_signal)
     try:
         Grid(arguments, started).measure()
     except CollocError as error:
         say(str(error))
         return 1
     return 0
-
-
-def _end(number: int, _: Any) -> None:
-    # Once is enough: what follows is the way out.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from slurm_colloc.planning.weighing import predict_setting
 from .grid_design import ALONE_SHARING, Sharing
 from .mix import Alone, Mix, MixJob, build_policy
 
+LENGTH_S = 600.0
+"""How long planning takes each job to be, alone."""
 _TOLD = ("engine_active", "sm_active", "dram_active")
 
 
@@ -52,7 +54,6 @@ class Known:
         calibration: How jobs slow each other down.
         capacity: What the GPU has.
         gpu_model: NVML's name of it.
-        length_s: How long each job takes alone, in seconds.
         modes: Sharing modes that may be chosen.
     """
 
@@ -61,12 +62,11 @@ class Known:
     calibration: Calibration
     capacity: Capacity
     gpu_model: str
-    length_s: float
     modes: tuple[SharingMode, ...] = (SharingMode.MPS, SharingMode.TIMESLICE)
 
     def make_mix(self, count: int, bound: float) -> Mix:
         """So many equal jobs."""
-        jobs = tuple(MixJob(number, self.kind, self.length_s) for number in range(count))
+        jobs = tuple(MixJob(number, self.kind, LENGTH_S) for number in range(count))
         alone = {self.kind: self.alone}
         return Mix(jobs, alone, self.calibration, self.capacity, self.gpu_model, bound=bound)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from slurm_colloc.calibration.design import (
     ALONE,
@@ -12,28 +12,35 @@ from slurm_colloc.calibration.design import (
     MPS,
     SAME,
     TIMESLICE,
-    USABLE_MEMORY,
     Cell,
     Group,
     Member,
     Need,
+    Room,
     compute_gpu_memory_mb,
 )
 
-USUAL_MOST: Mapping[str, int] = {"small": 16, "medium": 8, "large": 4}
-USUAL_DEGREES: Mapping[str, tuple[int, ...]] = {
-    "small": (4, 6, 8, 10, 12, 14, 16),
-    "medium": (2, 3, 4, 5, 6, 7, 8),
-    "large": (2, 3, 4, 5),
+
+class Usual(NamedTuple):
+    """What is measured of a workload unless something else is asked for.
+
+    Attributes:
+        most: How many jobs csub is asked about.
+        degrees: How many copies run at once.
+        limits: Thread limits under MPS, in percent; no limit is measured, too.
+    """
+
+    most: int
+    degrees: tuple[int, ...]
+    limits: tuple[int, ...]
+
+
+USUAL: Mapping[str, Usual] = {
+    "small": Usual(16, (4, 6, 8, 10, 12, 14, 16), (8, 10, 12, 16, 20, 25, 33, 40, 50, 66, 80)),
+    "medium": Usual(8, (2, 3, 4, 5, 6, 7, 8), (16, 25, 33, 50, 66, 80)),
+    "large": Usual(4, (2, 3, 4, 5), (25, 33, 50, 66, 80)),
 }
-USUAL_LIMITS: Mapping[str, tuple[int, ...]] = {
-    "small": (8, 10, 12, 16, 20, 25, 33, 40, 50, 66, 80),
-    "medium": (16, 25, 33, 50, 66, 80),
-    "large": (25, 33, 50, 66, 80),
-}
-OTHER_MOST = 8
-OTHER_DEGREES = (2, 3, 4, 5, 6, 7, 8)
-OTHER_LIMITS = (12, 16, 25, 33, 50, 66, 80)
+OTHER = Usual(8, (2, 3, 4, 5, 6, 7, 8), (12, 16, 25, 33, 50, 66, 80))
 
 # What the members' limits add up to, in percent: with less the GPU cannot be filled, and with more
 # it is as with no limits. csub itself tries 100, 200 and 300.
@@ -90,11 +97,9 @@ class Ask:
     Attributes:
         kind: The workload.
         need: What one copy of it takes.
-        degrees: How many copies run at once.
-        limits: Thread limits under MPS, in percent; no limit is measured, too.
-        modes: Sharing modes that can be measured.
-        cpus: Cores: there is one degree for which they are enough.
-        gpu_memory_mb: The GPU's memory; None for no bound.
+        degrees: As in Usual.
+        limits: Likewise.
+        room: Cores, memory and modes.
         times: How long it takes.
     """
 
@@ -102,9 +107,7 @@ class Ask:
     need: Need
     degrees: tuple[int, ...]
     limits: tuple[int, ...]
-    modes: tuple[str, ...] = (MPS, TIMESLICE)
-    cpus: int = 16
-    gpu_memory_mb: int | None = None
+    room: Room
     times: Times = Times()
 
     def fits(self, sharings: Iterable[Sharing]) -> bool:
@@ -113,18 +116,14 @@ class Ask:
         for sharing in sharings:
             member = Member(self.kind, sharing.limit)
             copies[member] = max(sharing.degree, copies.get(member, 0))
-        if sum(copies.values()) > MOST_WORKERS:
-            return False
-        if self.gpu_memory_mb is None:
-            return True
         taken_mb = compute_gpu_memory_mb(copies, {self.kind: self.need})
-        return taken_mb <= USABLE_MEMORY * self.gpu_memory_mb
+        return sum(copies.values()) <= MOST_WORKERS and taken_mb <= self.room.usable_mb
 
     def can_run(self, sharing: Sharing) -> bool:
         """Whether there are cores, memory and the mode for it."""
         return (
-            sharing.mode in self.modes
-            and sharing.degree * self.need.cpus <= self.cpus
+            sharing.mode in self.room.modes
+            and sharing.degree * self.need.cpus <= self.room.cores
             and self.fits([sharing])
         )
 
@@ -141,7 +140,7 @@ def build_grid(ask: Ask, chosen: Collection[Sharing]) -> tuple[SharingRow, ...]:
     What csub chose takes the place of limits that are nearly the same.
     """
     shared = [sharing for sharing in chosen if sharing != ALONE_SHARING]
-    usual = max((sharing.degree for sharing in shared), default=max(ask.degrees, default=2))
+    usual = max((sharing.degree for sharing in shared), default=max(ask.degrees))
     rows: list[SharingRow] = []
     # A row of time slices or without limits is added in its place among them.
     ways: list[tuple[str, int | None]] = [(each.mode, each.limit) for each in shared]
@@ -280,28 +279,3 @@ def choose_next(
         worth = [row for row in affordable if len(row) >= _WORTH_CELLS] or affordable
         fitting = worth[0] if worth else fitting
     return fitting
-
-
-def describe_left_out(
-    grid: Sequence[SharingRow], done: Collection[Sharing]
-) -> list[dict[str, Any]]:
-    """What of the grid was not measured, for the record."""
-    return [
-        {
-            "way": row[0].mode if row[0].limit is None else f"{row[0].mode} {row[0].limit} %",
-            "mode": row[0].mode,
-            "limit": row[0].limit,
-            "degrees": degrees,
-        }
-        for row in grid
-        if (degrees := sorted(each.degree for each in row if each not in done))
-    ]
-
-
-def complete_usual(kind: str) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """The most jobs, the degrees and the limits that are usual for a workload."""
-    return (
-        USUAL_MOST.get(kind, OTHER_MOST),
-        USUAL_DEGREES.get(kind, OTHER_DEGREES),
-        USUAL_LIMITS.get(kind, OTHER_LIMITS),
-    )

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from .grid_choice import Choice, Known
-from .grid_design import ALONE_SHARING, Sharing, SharingRow, describe_left_out
-from .grid_table import (
-    BOUND_SLACK,
-    Measured,
-    Result,
-    Verdict,
-    compute_results,
-    judge_all,
-    list_alone_rates,
-)
+from .grid_choice import LENGTH_S, Known
+from .grid_design import ALONE_SHARING, Sharing, SharingRow
+from .grid_table import BOUND_SLACK, Outcome, Result, Verdict
 
 
 def describe_run(
-    cells: Sequence[Measured],
-    choices: Sequence[Choice],
+    outcome: Outcome,
     grid: Sequence[SharingRow],
     done: Collection[Sharing],
     known: Known | None,
@@ -27,17 +18,18 @@ def describe_run(
     """All that a run came to so far, in the JSON's form.
 
     Args:
-        cells: What was measured.
-        choices: What csub chose.
+        outcome: What was measured.
         grid: All of the grid.
         done: What of it was tried.
         known: What the planner was told; None where it was not asked yet.
     """
-    rates = list_alone_rates(cells)
+    rates = outcome.alone_per_s
     if not rates:
         return {"alone": None}
-    first = compute_results((cell for cell in cells if not cell.is_again), max(rates))
-    again = compute_results((cell for cell in cells if cell.is_again), max(rates))
+    alone: dict[str, object] = {"rate_per_s": max(rates), "rates_per_s": rates}
+    if known is not None:
+        load = known.alone.load
+        alone |= {**vars(known.alone), "load": vars(load) if load else None, "length_s": LENGTH_S}
 
     def describe(results: Mapping[Sharing, Result]) -> list[dict[str, object]]:
         return [
@@ -45,49 +37,49 @@ def describe_run(
             for sharing, result in results.items()
         ]
 
-    alone: dict[str, object] = {"rate_per_s": max(rates), "rates_per_s": rates}
-    if known is not None:
-        load = known.alone.load
-        alone |= {**vars(known.alone), "load": vars(load) if load else None}
-        alone |= {"length_s": known.length_s, "rate_per_s": max(rates)}
     return {
         "alone": alone,
         "bound_slack": BOUND_SLACK,
-        "grid": describe(first),
-        "in_turn": describe(again),
-        "left_out": describe_left_out(grid, done),
-        "verdicts": [describe_verdict(verdict) for verdict in judge_all(cells, choices)],
+        "grid": describe(outcome.first),
+        "in_turn": describe(outcome.again),
+        "left_out": [
+            {"way": way, "mode": row[0].mode, "limit": row[0].limit, "degrees": degrees}
+            for way, row, degrees in list_left_out(grid, done)
+        ],
+        "verdicts": [describe_verdict(verdict) for verdict in outcome.verdicts],
     }
 
 
-def render_run(
-    cells: Sequence[Measured],
-    choices: Sequence[Choice],
-    grid: Sequence[SharingRow],
-    done: Collection[Sharing],
-) -> str:
+def render_run(outcome: Outcome, grid: Sequence[SharingRow], done: Collection[Sharing]) -> str:
     """The same for people."""
-    rates = list_alone_rates(cells)
-    alone = max(rates)
-    first = compute_results((cell for cell in cells if not cell.is_again), alone)
-    again = compute_results((cell for cell in cells if cell.is_again), alone)
-    chosen = {choice.sharing for choice in choices}
-    lines = [render_grid(first, chosen)]
-    missing = describe_left_out(grid, done)
+    rates = outcome.alone_per_s
+    chosen = {verdict.choice.sharing for verdict in outcome.verdicts}
+    lines = [render_grid(outcome.first, chosen)]
+    missing = [f"{way}: {degrees}" for way, _, degrees in list_left_out(grid, done)]
     if missing:
-        words = [f"{each['way']}: {each['degrees']}" for each in missing]
-        lines.append(f"not measured, the time was too short: {'; '.join(words)}")
+        lines.append(f"not measured, the time was too short: {'; '.join(missing)}")
     lines.append(
-        f"alone {alone:.5g} steps/s, the best of {len(rates)} windows from {min(rates):.5g} on"
+        f"alone {max(rates):.5g} steps/s, the best of {len(rates)} windows from {min(rates):.5g} on"
     )
     lines += [
         f"in turn: {result.sharing}: {result.multiple:.2f} times, slowdown {result.slowdown:.2f}, "
-        f"worst {result.worst:.2f}, {result.cells} cells from "
-        f"{min(result.rates_per_s) / alone:.2f} to {max(result.rates_per_s) / alone:.2f}"
-        for result in sorted(again.values(), key=lambda result: -result.rate_per_s)
+        f"worst {result.worst:.2f}, {len(result.rates_per_s)} cells from "
+        f"{min(result.rates_per_s) / max(rates):.2f} to {max(result.rates_per_s) / max(rates):.2f}"
+        for result in sorted(outcome.again.values(), key=lambda result: -result.rate_per_s)
     ]
-    lines += [render_verdict(verdict) for verdict in judge_all(cells, choices)]
+    lines += [render_verdict(verdict) for verdict in outcome.verdicts]
     return "\n".join(lines)
+
+
+def list_left_out(
+    grid: Sequence[SharingRow], done: Collection[Sharing]
+) -> list[tuple[str, SharingRow, list[int]]]:
+    """What of the grid was not measured: the way in words, its row, and the degrees missing."""
+    return [
+        (row[0].mode if row[0].limit is None else f"{row[0].mode} {row[0].limit} %", row, degrees)
+        for row in grid
+        if (degrees := sorted(each.degree for each in row if each not in done))
+    ]
 
 
 def describe_result(result: Result, predicted: float | None = None) -> dict[str, object]:
@@ -99,7 +91,7 @@ def describe_result(result: Result, predicted: float | None = None) -> dict[str,
         "predicted_multiple": predicted,
         "slowdown": result.slowdown,
         "worst_slowdown": result.worst,
-        "cells": result.cells,
+        "cells": len(result.rates_per_s),
         "rates_per_s": result.rates_per_s,
     }
 

@@ -24,9 +24,10 @@ from .grid_design import (
     make_group,
 )
 from .grid_table import Measured, read_cells
-from .grid_turns import Turns, build_turns, choose_turns, estimate_turns_s
+from .grid_turns import Compared, Turns, build_turns, choose_turns, estimate_turns_s
 
 _ALONE_FIRST, _ALONE_LATER = 3, 2
+_ALONE_EVERY_S = 120.0
 
 
 class GridRunner:
@@ -77,11 +78,10 @@ class GridRunner:
             until: Monotonic seconds.
             every_s: It is due so long after the last time.
         """
-        now = time.monotonic()
-        if self._alone_at is None:
-            group = make_group(ask, "alone", [ALONE_SHARING] * _ALONE_FIRST)
-        else:
-            group = make_group(ask, "alone", [ALONE_SHARING] * _ALONE_LATER)
+        cells = _ALONE_FIRST if self._alone_at is None else _ALONE_LATER
+        group = make_group(ask, "alone", [ALONE_SHARING] * cells)
+        if self._alone_at is not None:
+            now = time.monotonic()
             is_due = now - self._alone_at >= every_s
             if not is_due or now + estimate_s(group, self.pace) > until:
                 return
@@ -94,11 +94,10 @@ class GridRunner:
         grid: Sequence[SharingRow],
         chosen: Collection[Sharing],
         until: float,
-        alone_every_s: float,
     ) -> None:
         """The first pass: as many cells as there is time for."""
         while True:
-            self.measure_alone(ask, until, alone_every_s)
+            self.measure_alone(ask, until, _ALONE_EVERY_S)
             left = [row for row in grid if row[0].mode not in self._hopeless]
             row = choose_next(
                 ask,
@@ -117,7 +116,7 @@ class GridRunner:
     def measure_in_turn(
         self,
         ask: Ask,
-        compared: Sequence[tuple[Sharing, Sequence[Sharing]]],
+        compared: Compared,
         until: float,
         most: int,
     ) -> None:
@@ -125,7 +124,7 @@ class GridRunner:
 
         Args:
             ask: What is measured.
-            compared: What csub chose, and its rivals.
+            compared: What is compared.
             until: Monotonic seconds.
             most: How often all is started, at most.
         """

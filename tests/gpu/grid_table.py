@@ -1,4 +1,4 @@
-"""What the cells of a grid come to, the best of them, and how near csub's choice is to it; pure."""
+"""What the cells of a grid come to, and how near csub's choice is to the best of them; pure."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ class Result:
         multiple: The same as a multiple of one alone.
         slowdown: Of the copy in the middle.
         worst: Of the slowest copy.
-        cells: How many cells.
-        rates_per_s: Steps per second of all copies in each of them.
+        rates_per_s: Steps per second of all its copies, in each cell.
     """
 
     sharing: Sharing
@@ -64,7 +63,6 @@ class Result:
     multiple: float
     slowdown: float
     worst: float
-    cells: int
     rates_per_s: tuple[float, ...]
 
     def keeps(self, bound: float) -> bool:
@@ -90,11 +88,6 @@ def read_cells(rows: Iterable[Row], run: str) -> list[Measured]:
     return cells
 
 
-def list_alone_rates(cells: Iterable[Measured]) -> list[float]:
-    """Steps per second of one alone, in all its cells."""
-    return [cell.rates[0] for cell in cells if cell.sharing == ALONE_SHARING]
-
-
 def compute_results(cells: Iterable[Measured], alone_per_s: float) -> dict[Sharing, Result]:
     """Results by way of sharing.
 
@@ -115,7 +108,6 @@ def compute_results(cells: Iterable[Measured], alone_per_s: float) -> dict[Shari
             rate / alone_per_s,
             statistics.median(alone_per_s / statistics.median(cell.rates) for cell in found),
             statistics.median(alone_per_s / min(cell.rates) for cell in found),
-            len(found),
             rates,
         )
     return results
@@ -160,16 +152,38 @@ class Verdict:
     problems: tuple[str, ...]
 
 
-def judge(
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run came to so far.
+
+    Attributes:
+        alone_per_s: Steps per second of one alone, in all its cells, the best of which all is held
+            against. Where there is none, there is nothing else either.
+        first: Results of the grid's first pass.
+        again: Results of the cells that were measured in turn.
+        verdicts: One for each choice of csub.
+    """
+
+    alone_per_s: tuple[float, ...]
+    first: Mapping[Sharing, Result]
+    again: Mapping[Sharing, Result]
+    verdicts: tuple[Verdict, ...]
+
+
+def compute_outcome(cells: Sequence[Measured], choices: Iterable[Choice]) -> Outcome:
+    """What a run came to."""
+    rates = tuple(cell.rates[0] for cell in cells if cell.sharing == ALONE_SHARING)
+    if not rates:
+        return Outcome((), {}, {}, ())
+    first = compute_results((cell for cell in cells if not cell.is_again), max(rates))
+    again = compute_results((cell for cell in cells if cell.is_again), max(rates))
+    verdicts = tuple(_judge(choice, first, again) for choice in choices)
+    return Outcome(rates, first, again, verdicts)
+
+
+def _judge(
     choice: Choice, grid: Mapping[Sharing, Result], again: Mapping[Sharing, Result]
 ) -> Verdict:
-    """Compare what csub chose with the best that keeps the bound.
-
-    Args:
-        choice: What csub chose.
-        grid: Results of the first pass.
-        again: Results of the cells that were measured in turn, for this bound or another one.
-    """
     problems = []
     rivals = choose_rivals(grid, choice)
     first, first_best = _compare(choice, grid)
@@ -193,11 +207,3 @@ def _compare(
     if own is None or not best:
         return None, None
     return own.rate_per_s / results[best[0]].rate_per_s, best[0]
-
-
-def judge_all(cells: Sequence[Measured], choices: Sequence[Choice]) -> list[Verdict]:
-    """Judge all that csub chose by the cells of a run, of which one alone has some."""
-    alone = max(list_alone_rates(cells))
-    grid = compute_results((cell for cell in cells if not cell.is_again), alone)
-    again = compute_results((cell for cell in cells if cell.is_again), alone)
-    return [judge(choice, grid, again) for choice in choices]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from slurm_colloc.calibration.design import Group
 
@@ -14,31 +14,32 @@ AGAIN = "again"
 RIVALS = 3
 """With how many others of the grid it is compared."""
 
-_CYCLES = 2
+Compared = Sequence[tuple[Sharing, Sequence[Sharing]]]
+"""What csub chose under each bound, each with its rivals."""
+
+
+class Turns(NamedTuple):
+    """How much is measured in turn.
+
+    Attributes:
+        rivals: How many rivals of each choice.
+        cycles: How often each after one start of the processes.
+    """
+
+    rivals: int
+    cycles: int
+
+
 # What is tried where there is little time: a second look is worth more than a third rival.
-_SPARING = ((RIVALS, _CYCLES), (2, _CYCLES), (2, 1), (1, 1))
+_SPARING = (Turns(RIVALS, 2), Turns(2, 2), Turns(2, 1), Turns(1, 1))
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """Ways of sharing whose processes run side by side, so that they can be measured in turn."""
-
-    mode: str
-    sharings: tuple[Sharing, ...]
-
-
-def build_bundles(
-    ask: Ask, compared: Iterable[tuple[Sharing, Sequence[Sharing]]]
-) -> tuple[Bundle, ...]:
+def build_bundles(ask: Ask, compared: Compared) -> list[list[Sharing]]:
     """Put each choice and its rivals together, as far as they fit.
 
     Processes that a cell has no use for are idle. So the same processes serve several ways of
     sharing in turn, without a start in between that the host would take another mood at. A rival
     in another mode gets a group of its own, and so does its choice if there is none yet.
-
-    Args:
-        ask: What is measured.
-        compared: What csub chose, and its rivals.
     """
     bundles: list[list[Sharing]] = []
     for choice, rivals in compared:
@@ -48,7 +49,7 @@ def build_bundles(
             else:
                 _put(ask, bundles, (choice,))
                 _put(ask, bundles, (rival,))
-    return tuple(Bundle(bundle[0].mode, tuple(bundle)) for bundle in bundles)
+    return bundles
 
 
 def _put(ask: Ask, bundles: list[list[Sharing]], together: Sequence[Sharing]) -> None:
@@ -59,57 +60,31 @@ def _put(ask: Ask, bundles: list[list[Sharing]], together: Sequence[Sharing]) ->
     bundles.append(list(dict.fromkeys(together)))
 
 
-def list_rounds(bundle: Bundle, cycles: int, number: int) -> Iterator[Sharing]:
-    """The cells of one opening of a bundle: each way in turn, beginning with another every time."""
-    ways = bundle.sharings
-    for cycle in range(cycles):
-        first = (number + cycle) % len(ways)
-        yield from (*ways[first:], *ways[:first])
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How much is measured in turn.
-
-    Attributes:
-        rivals: How many rivals of each choice.
-        cycles: How often each after one start of the processes.
-    """
-
-    rivals: int = RIVALS
-    cycles: int = _CYCLES
-
-
-def choose_turns(
-    ask: Ask, compared: Sequence[tuple[Sharing, Sequence[Sharing]]], seconds: float, pace: float
-) -> Turns | None:
+def choose_turns(ask: Ask, compared: Compared, seconds: float, pace: float) -> Turns | None:
     """As much as fits into the time once; None where nothing does."""
-    for rivals, cycles in _SPARING:
-        turns = Turns(rivals, cycles)
+    for turns in _SPARING:
         if estimate_turns_s(build_turns(ask, compared, turns), pace) <= seconds:
             return turns
     return None
 
 
-def build_turns(
-    ask: Ask,
-    compared: Sequence[tuple[Sharing, Sequence[Sharing]]],
-    turns: Turns,
-    number: int = 0,
-) -> list[Group]:
-    """The groups of one round.
+def build_turns(ask: Ask, compared: Compared, turns: Turns, number: int = 0) -> list[Group]:
+    """The groups of one round: each way of sharing in turn, beginning with another every time.
 
     Args:
         ask: What is measured.
-        compared: What csub chose, and its rivals.
-        turns: How much.
-        number: Of the round; each begins with another way of sharing.
+        compared: What is compared.
+        turns: How much of it.
+        number: Of the round.
     """
-    chosen = [(choice, rivals[: turns.rivals]) for choice, rivals in compared]
-    return [
-        make_group(ask, AGAIN, list(list_rounds(bundle, turns.cycles, number)), ask.times.again_s)
-        for bundle in build_bundles(ask, chosen)
-    ]
+    groups = []
+    for ways in build_bundles(ask, [(own, rivals[: turns.rivals]) for own, rivals in compared]):
+        cells = []
+        for cycle in range(turns.cycles):
+            first = (number + cycle) % len(ways)
+            cells += [*ways[first:], *ways[:first]]
+        groups.append(make_group(ask, AGAIN, cells, ask.times.again_s))
+    return groups
 
 
 def estimate_turns_s(groups: Iterable[Group], pace: float) -> float:

@@ -1,13 +1,56 @@
-"""What a GPU tells of a mix: the energy that it takes, and what a training takes alone."""
+"""What a GPU tells: which it is, the energy that it takes, and what a training takes alone."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.calibration.measuring import CPU
 from slurm_colloc.calibration.packs import PCIE_MIB_S
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.nvml import probe_gpus
 from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.plan import Capacity
+
+_NVML_S = 60.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What measures.
+
+    Attributes:
+        uuid: The GPU; None for the CPU in its stead.
+        model: NVML's name of it.
+        driver: Its version; None where it is not known.
+        capacity: What there is of it, and of cores.
+    """
+
+    uuid: str | None
+    model: str
+    driver: str | None
+    capacity: Capacity
+
+
+def find_gpu(arguments: argparse.Namespace) -> Gpu:
+    """The GPU that the command line names.
+
+    Raises:
+        NodeError: There is no such GPU.
+    """
+    cores = len(arguments.cores)
+    if arguments.device == CPU:
+        return Gpu(None, CPU, None, Capacity(cpus_per_gpu=max(16, cores), gpu_memory_mb=80_000))
+    answer = probe_gpus(_NVML_S)
+    for known in answer.gpus:
+        if known.uuid and arguments.gpu in (known.uuid, str(known.nvml_index)):
+            capacity = Capacity(cpus_per_gpu=cores, gpu_memory_mb=known.gpu_memory_total_mb)
+            return Gpu(known.uuid, known.name or "", answer.driver_version, capacity)
+    why = answer.problem or "NVML does not show it"
+    raise NodeError(f"there is no GPU {arguments.gpu}: {why}")
 
 
 class EnergyMeter:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from unittest import mock
 
 from slurm_colloc.calibration import pool, worker
 from slurm_colloc.calibration.stepping import Ran, Stepper, choose_unit, pin
-from slurm_colloc.host.children import Child, start_program
 
 _MODULE = "tests.gpu.mix_worker"
-_BARE = "--bare"
 _FIRST_STEPS = 2
 _MIB = 1 << 20
 
@@ -108,8 +103,7 @@ class StepPool(pool.Pool):
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        with mock.patch.object(pool, "start_program", _start_server):
-            super().__init__(environ)
+        super().__init__(environ, _MODULE)
 
     def run_steps(
         self, one: pool.Worker, *, begin: float, steps: int, cores: Sequence[int]
@@ -118,29 +112,5 @@ class StepPool(pool.Pool):
         self.run(one, begin=begin, mark=float(steps), end=begin - 1.0, cores=cores)
 
 
-def _start_server(argv: Sequence[str], environment: Mapping[str, str], **options: Any) -> Child:
-    # What precedes the name of the module stays as it is.
-    return start_program([*argv[:-1], _MODULE], environment, **options)
-
-
-def main() -> int:
-    """Serve requests from the standard input."""
-    import slurm_colloc.calibration.image_trainings
-    import slurm_colloc.calibration.other_trainings  # noqa: F401
-
-    if _BARE not in sys.argv:
-        worker.preload()
-        if worker.has_touched_cuda():
-            os.execv(sys.executable, [sys.executable, "-B", "-m", _MODULE, _BARE])
-    server = worker.ForkServer(sys.stdin.fileno(), sys.stdout.fileno())
-    with mock.patch.object(worker, "Stepper", StepRunner):
-        try:
-            server.serve()
-        finally:
-            server.end_all()
-    return 0
-
-
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)
-    sys.exit(main())
+    sys.exit(worker.main(_MODULE, StepRunner))

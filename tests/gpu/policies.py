@@ -25,11 +25,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_colloc.calibration.measuring import CPU
 from slurm_colloc.calibration.workloads import FULL, TINY
-from slurm_colloc.errors import CollocError, NodeError, UsageProblem
-from slurm_colloc.host.nvml import probe_gpus
+from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, Load
-from slurm_colloc.model.plan import Capacity, Rule
+from slurm_colloc.model.plan import Rule
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,
@@ -39,13 +39,13 @@ from slurm_colloc.store.calibrations import (
 
 from .mix import MAX_SLOWDOWN, WEIGHTS, Alone, Mix, draw_mix
 from .mix_packs import RULES, build_rows, parse_rules, prepare
+from .mix_readings import find_gpu
 from .mix_running import MixGpu, RanMember, RanPack
 from .mix_table import COLUMNS, find_missing, render_table
 
 USUAL_S = {FULL: 8.0, TINY: 0.3}
 INVENTED = Alone(1.0, 500.0, Load(engine=0.4, sm=0.1, dram=0.05, power_w=50.0))
 """What stands for the readings of a GPU on a CPU, so that all of this can be tried there."""
-_NVML_S = 60.0
 # For starting and ending the processes of a pack, and for each of them.
 _PACK_S, _MEMBER_S = 3.0, 1.0
 _RESERVE_S = 6.0
@@ -69,7 +69,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.policies", description=__doc__)
     parser.add_argument("--merge", type=Path, nargs="+", help="CSV files to make one table of")
     parser.add_argument("--gpu", default="0", help="UUID or index of NVML")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=("cuda", CPU), default="cuda")
     parser.add_argument("--cores", type=parse_cores, default="0-15", help="such as 0-15")
     parser.add_argument("--rules", type=parse_rules, default=",".join(Rule), help=", ".join(RULES))
     parser.add_argument("--jobs", type=int, default=30)
@@ -102,21 +102,11 @@ class Comparison:
         self._results: dict[str, Any] = {"run": self._run, "rules": [], "said": []}
         path = arguments.calibration or calibration_path(shipped_folder(), SHIPPED)
         self._calibration: Calibration = read_calibration(path)
-        self._uuid, self._model, self._capacity = self._find_gpu()
-
-    def _find_gpu(self) -> tuple[str | None, str, Capacity]:
-        cores = len(self._arguments.cores)
-        if self._arguments.device == "cpu":
-            capacity = Capacity(cpus_per_gpu=max(16, cores), gpu_memory_mb=80_000)
-            return None, self._calibration.gpu_model, capacity
-        answer = probe_gpus(_NVML_S)
-        self._results["driver"] = answer.driver_version
-        for known in answer.gpus:
-            if known.uuid and self._arguments.gpu in (known.uuid, str(known.nvml_index)):
-                capacity = Capacity(cpus_per_gpu=cores, gpu_memory_mb=known.gpu_memory_total_mb)
-                return known.uuid, known.name or "", capacity
-        why = answer.problem or "NVML does not show it"
-        raise NodeError(f"there is no GPU {self._arguments.gpu}: {why}")
+        gpu = find_gpu(arguments)
+        self._uuid, self._capacity = gpu.uuid, gpu.capacity
+        self._model = gpu.model if gpu.uuid else self._calibration.gpu_model
+        if gpu.uuid is not None:
+            self._results["driver"] = gpu.driver
 
     def measure(self) -> int:
         """Measure all rules, as far as time allows; how many jobs were measured."""
@@ -273,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     paths = arguments.merge
     if not paths:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, end_by_signal)
         try:
             total = Comparison(arguments, started + arguments.seconds).measure()
         except CollocError as error:
@@ -294,7 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _end(number: int, _: Any) -> None:
+def end_by_signal(number: int, _: Any) -> None:
+    """End as a signal asks, with all that is open closed on the way out."""
     # Once is enough: what follows is the way out.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + number)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.calibration.design import MOST_WORKERS, MPS, TIMESLICE, Need
+from slurm_colloc.calibration.design import MOST_WORKERS, MPS, TIMESLICE, Need, Room
 from slurm_colloc.calibration.packs import build_measurements, read_rows
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
@@ -25,23 +25,23 @@ from slurm_colloc.store.calibrations import (
     shipped_folder,
 )
 
-from .grid_arguments import parse_arguments, parse_bounds, parse_numbers
+from .grid import parse_arguments, parse_bounds, parse_degrees
 from .grid_choice import Choice, Known, build_alone
 from .grid_design import (
     ALONE_SHARING,
+    OTHER,
+    USUAL,
     Ask,
     Sharing,
     build_grid,
     choose_next,
     coarsen,
-    complete_usual,
-    describe_left_out,
     estimate_s,
     make_group,
 )
-from .grid_report import describe_run, render_run
-from .grid_table import choose_rivals, compute_results, judge_all, read_cells
-from .grid_turns import build_bundles, build_turns, choose_turns, estimate_turns_s
+from .grid_report import describe_run, list_left_out, render_run
+from .grid_table import choose_rivals, compute_outcome, read_cells
+from .grid_turns import Turns, build_bundles, build_turns, choose_turns, estimate_turns_s
 from .mix import Alone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,12 +54,12 @@ CHOSEN = (Sharing(MPS, 20, 10), Sharing(MPS, 15, 13))
 
 def know(load: Load) -> Known:
     alone = Alone(150.0, 900.0, load)
-    return Known("small", alone, CALIBRATION, CAPACITY, CALIBRATION.gpu_model, 600.0)
+    return Known("small", alone, CALIBRATION, CAPACITY, CALIBRATION.gpu_model)
 
 
 def make_ask(kind: str = "small", memory_mb: int = 900, gpu_memory_mb: int = 143_000) -> Ask:
-    _, degrees, limits = complete_usual(kind)
-    return Ask(kind, Need(1, memory_mb), degrees, limits, gpu_memory_mb=gpu_memory_mb)
+    usual = USUAL.get(kind, OTHER)
+    return Ask(kind, Need(1, memory_mb), usual.degrees, usual.limits, Room(16, gpu_memory_mb))
 
 
 def choose(sharing: Sharing, bound: float = 2.0) -> Choice:
@@ -128,7 +128,7 @@ def test_the_grid_has_every_mode_limit_and_degree_that_the_machine_has_room_for(
         assert {sharing.degree for sharing in row} >= set(ask.degrees)
     few = build_grid(make_ask(memory_mb=9000, gpu_memory_mb=80_000), ())
     assert max(sharing.degree for row in few for sharing in row) == 6
-    plain = Ask("small", Need(), (2, 3), (50,), modes=(TIMESLICE,))
+    plain = Ask("small", Need(), (2, 3), (50,), Room(16, modes=(TIMESLICE,)))
     assert [row[0].mode for row in build_grid(plain, ())] == [TIMESLICE]
 
 
@@ -148,7 +148,7 @@ def test_what_is_measured_fits_the_time_and_the_rest_is_named(kind: str, seconds
     assert left_s >= 0
     assert chosen[0] in done
     whole = {sharing for row in grid for sharing in row}
-    left_out = sum(len(entry["degrees"]) for entry in describe_left_out(grid, done))
+    left_out = sum(len(degrees) for _, _, degrees in list_left_out(grid, done))
     assert left_out == len(whole - done)
     assert (seconds < 1000) or whole == done
 
@@ -168,7 +168,7 @@ def test_what_is_compared_runs_side_by_side_as_far_as_it_fits() -> None:
     ask = make_ask()
     rivals = (Sharing(MPS, 16, 12), Sharing(MPS, 20, 8), Sharing(TIMESLICE, None, 4))
     bundles = build_bundles(ask, [(CHOSEN[0], rivals)])
-    assert [set(bundle.sharings) for bundle in bundles] == [
+    assert [set(bundle) for bundle in bundles] == [
         {CHOSEN[0], rivals[0], rivals[1]},
         {rivals[2]},
     ]
@@ -177,14 +177,13 @@ def test_what_is_compared_runs_side_by_side_as_far_as_it_fits() -> None:
     assert sum(group.count_copies().values()) == 22
     many = [(Sharing(MPS, limit, 16), [Sharing(MPS, limit + 1, 16)]) for limit in (10, 20, 30)]
     for bundle in build_bundles(ask, many):
-        assert sum({s.limit: s.degree for s in bundle.sharings}.values()) <= MOST_WORKERS
-        assert any(choice in bundle.sharings for choice, _ in many)
+        assert sum({s.limit: s.degree for s in bundle}.values()) <= MOST_WORKERS
+        assert any(choice in bundle for choice, _ in many)
 
 
-def choose_all(ask: Ask, choice: Sharing, rivals: Sequence[Sharing]) -> Any:
+def choose_all(ask: Ask, choice: Sharing, rivals: Sequence[Sharing]) -> Turns:
     found = choose_turns(ask, [(choice, rivals)], 1000.0, 1.0)
-    assert found is not None
-    assert (found.rivals, found.cycles) == (3, 2)
+    assert found == (3, 2)
     return found
 
 
@@ -226,20 +225,20 @@ def test_rivals_keep_the_bound_and_the_choice_is_judged_by_cells_in_turn() -> No
             rows += make_rows(sharing, [float(rate)] * 10, f"again-{sharing.limit}", cell)
     cells = read_cells(rows, "r")
     choice = choose(chosen, 1.5)
-    grid = compute_results((cell for cell in cells if not cell.is_again), 100.0)
-    assert choose_rivals(grid, choice) == (lucky, good, ALONE_SHARING)
-    assert choose_rivals(grid, choose(chosen, 2.0))[0] == slow
-    verdict = judge_all(cells, [choice])[0]
+    outcome = compute_outcome(cells, [choice])
+    assert choose_rivals(outcome.first, choice) == (lucky, good, ALONE_SHARING)
+    assert choose_rivals(outcome.first, choose(chosen, 2.0))[0] == slow
+    verdict = outcome.verdicts[0]
     assert verdict.first == pytest.approx(70 / 80)
     assert verdict.ratio == pytest.approx(71 / 73)
     assert (verdict.first_best, verdict.best) == (lucky, good)
     assert verdict.found is not None
     assert verdict.found.slowdown == pytest.approx(100 / 71)
     assert verdict.problems == ()
-    words = render_run(cells, [choice], [(good, slow)], {good})
+    words = render_run(outcome, [(good, slow)], {good})
     assert "97.3 % of the best, 10 by mps at 16 %" in words
     assert "mps 8 %" in words
-    told: Any = json.loads(json.dumps(describe_run(cells, [choice], [], set(), know(LIGHT))))
+    told: Any = json.loads(json.dumps(describe_run(outcome, [], set(), know(LIGHT))))
     assert told["alone"]["rates_per_s"] == [90.0, 100.0]
     assert told["verdicts"][0]["ratio"] == pytest.approx(71 / 73)
     assert {entry["cells"] for entry in told["in_turn"]} == {3}
@@ -253,24 +252,23 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
     rows += [{**row, "run": "x"} for row in make_rows(CHOSEN[1], [70.0] * 13, "grid-3")]
     cells = read_cells(rows, "r")
     assert [cell.sharing for cell in cells] == [ALONE_SHARING, CHOSEN[0]]
-    passed, missing = judge_all(cells, [choose(CHOSEN[0]), choose(CHOSEN[1])])
+    passed, missing = compute_outcome(cells, [choose(each) for each in CHOSEN]).verdicts
     assert passed.ratio is None
     assert any("passes the bound: 2.50" in problem for problem in passed.problems)
     assert missing.first is None
     assert any("was not measured" in problem for problem in missing.problems)
-    assert describe_run([], [], [], set(), None) == {"alone": None}
+    assert describe_run(compute_outcome([], []), [], set(), None) == {"alone": None}
 
 
 def test_words_of_the_command_line(tmp_path: Path) -> None:
-    arguments = parse_arguments(["--csv", str(tmp_path / "x.csv"), "--bounds", "1.5,2"], "")
+    arguments = parse_arguments(["--csv", str(tmp_path / "x.csv"), "--bounds", "1.5,2"])
     assert (arguments.cores, arguments.bounds) == (tuple(range(16)), (1.5, 2.0))
-    assert parse_numbers("8,4,8") == (4, 8)
-    assert parse_numbers("") == ()
+    assert parse_degrees("8,4,8") == (4, 8)
     for text in ("0.5", "nan", "x", ""):
         with pytest.raises(ValueError, match=r"slowdown|float"):
             parse_bounds(text)
     with pytest.raises(ValueError, match="above 0"):
-        parse_numbers("0")
+        parse_degrees("0")
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -317,7 +315,7 @@ def test_a_grid_without_time_measures_nothing_and_says_so(tmp_path: Path) -> Non
 @pytest.mark.torch
 def test_a_grid_that_is_ended_leaves_no_process_and_keeps_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    process = start(tmp_path, "--window", "0.5", "--again", "100", "--seconds", "3000")
+    process = start(tmp_path, "--rounds", "1000", "--seconds", "3000")
     with process:
         deadline = time.monotonic() + 240
         while not (tmp_path / "x.json").exists() and time.monotonic() < deadline:

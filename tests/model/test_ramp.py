@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +15,14 @@ from slurm_colloc.model.ramp import (
     GAIN_LEAST,
     NEW_LOOK_S,
     SETTLE_MOST_S,
+    START_MOST_S,
     WATCH_WINDOW_S,
     WATCH_WINDOWS,
     Ramp,
 )
 from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
-from slurm_colloc.model.ramp_steps import compute_room
-from slurm_colloc.model.ramp_window import FIRST_STEP_S, Sight
+from slurm_colloc.model.ramp_steps import choose_step, compute_room
+from slurm_colloc.model.ramp_window import FIRST_STEP_S, Measured, Sight
 
 from .ramp_packs import Member, SimulatedPack
 
@@ -314,6 +317,56 @@ def test_blindness_is_told() -> None:
     assert ramp.find_blindness() == ""
     ramp.look(1002.0 + FIRST_STEP_S, [Sight(1, 1, solo_steps_per_s=10.0)], Outlook(waiting=2))
     assert "no member has reported a step within 60 s" in ramp.find_blindness()
+
+
+def test_who_may_start_and_does_not_is_not_waited_for() -> None:
+    # The places that are large enough for the others are taken.
+    ramp = Ramp(4, 2)
+    decisions = []
+    for second in range(0, 300, 2):
+        steps = int(10 * min(second, 20) + max(0, second - 20))
+        sights = [
+            Sight(n, 1, steps=steps, last_step_at=1000.0 + second, solo_steps_per_s=10.0)
+            for n in (1, 2)
+        ]
+        found = ramp.look(1000.0 + second, sights, Outlook(waiting=2))
+        decisions += [found] if found else []
+    assert (decisions[0].state, decisions[0].target) == (RampState.RAMPING, 3)
+    # Ten times slower than alone since, and the first look for that is due a minute later.
+    assert (decisions[1].state, decisions[1].target) == (RampState.STEPPED_BACK, 1)
+    assert decisions[1].at - decisions[0].at >= START_MOST_S
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 5e-324, 1e-320, 1e300, 0.0, -1.0])
+@pytest.mark.parametrize("figure", ["solo_steps_per_s", "bound", "predicted"])
+def test_absurd_figures_count_as_none(figure: str, value: float) -> None:
+    def grow_with(**figures: Any) -> list[tuple[str, int, str]]:
+        ramp, decisions = Ramp(4, 1), []
+        for second in range(0, 200, 2):
+            sights = [
+                dataclasses.replace(
+                    Sight(n, 1, 100 + 10 * second, 1000.0 + second, solo_steps_per_s=10.0),
+                    **figures,
+                )
+                for n in range(ramp.target)
+            ]
+            found = ramp.look(1000.0 + second, sights, Outlook(waiting=4 - len(sights)))
+            decisions += [(found.state.value, found.target, found.reason)] if found else []
+        return decisions
+
+    if figure == "solo_steps_per_s":
+        # Nothing can be judged, so nobody waits for it.
+        assert [state for state, *_ in grow_with(**{figure: value})] == ["OFF"]
+    else:
+        assert grow_with(**{figure: value}) == grow_with()
+
+
+@pytest.mark.parametrize("activity", [5e-324, 1e-320, 1e-9])
+def test_next_to_no_activity_is_room_for_many_not_for_any_number(activity: float) -> None:
+    assert compute_room(activity, 0.0) == 1000
+    assert compute_room(activity, activity) == 800
+    now = Measured(2, 2.0, {1: 1.0, 2: 1.0}, {}, {}, 10.0)
+    assert choose_step(now, 48, 1.0, activity) == 2
 
 
 @pytest.mark.parametrize(

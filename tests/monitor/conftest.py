@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.simgpu.install import make_simulation
 from slurm_colloc.sandbox.simgpu.models import A100_40, H200
 
-from ..simgpu.conftest import Simulation
+from ..simgpu.conftest import Simulation, running_simulation
 from .bed import Bed
 
 
@@ -27,17 +24,5 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 @pytest.fixture
 def simulation() -> Iterator[Simulation]:
     """A node with an H200, which has GPM, and an A100, which has not."""
-    if not shutil.which("cc"):
-        pytest.skip("there is no C compiler")
-    # Not below pytest's own directory: its path is too long for sockets.
-    directory = Path(tempfile.mkdtemp(prefix="mon", dir="/var/tmp"))
-    directory.chmod(0o755)
-    made = Simulation(directory / "sim")
-    try:
-        make_simulation(made.directory, {"n1": [H200, A100_40]})
+    with running_simulation("mon", {"n1": [H200, A100_40]}) as made:
         yield made
-    finally:
-        for process in made.started:
-            process.kill()
-            process.communicate()
-        shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Subjects for tests of the search; the coefficients are plausible and nothing depends on them."""
+"""Subjects for tests of the search, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Calibration, Load, ModeModel
+from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.pricing import Pricing
+from slurm_colloc.planning import search
+from slurm_colloc.planning.pricing import Key, Pricing
 from slurm_colloc.planning.subject import Limits, Subject
+from tests.planning.coefficients import CALIBRATION, LIMITS
 
-CALIBRATION = Calibration(
-    gpu_model="H200",
-    modes={
-        "timeslice": ModeModel(turns=0.8, switching=0.1),
-        "mps": ModeModel(
-            waiting=0.3, width=0.7, narrowing=0.2, dram=0.5, capacity=0.95, crowding=0.3
-        ),
-    },
-    residual=0.05,
-    idle_power_w=75.0,
-    power_limit_w=700.0,
-)
-LIMITS = Limits(cpus=64, gpu_memory_mb=136_000, members=48)
 BOTH = (SharingMode.MPS, SharingMode.TIMESLICE)
 ALL = (*BOTH, SharingMode.MIG)
 
@@ -119,8 +108,25 @@ def add_up(pricing: Pricing, packs: Sequence[Sequence[int]]) -> float:
     return total
 
 
-def describe(pricing: Pricing, packs: Sequence[Sequence[int]]) -> list[list[Subject]]:
-    """Who is with whom, without positions."""
+def add_up_keys(pricing: Pricing, packs: Sequence[Key]) -> float:
+    """The same of packs that are named by the kinds in them."""
+    priced = [pricing.price_key(pack) for pack in packs]
+    assert all(priced)
+    return sum(one.cost for one in priced if one)
+
+
+def check_order_does_not_matter(
+    chosen: Sequence[Subject], limit: Limits, chance: random.Random
+) -> None:
+    """Divide subjects in two orders: who is with whom must be the same."""
+    mixed = list(chosen)
+    chance.shuffle(mixed)
+    first, second = (_describe(Pricing(each, limit, CALIBRATION)) for each in (chosen, mixed))
+    assert first == second
+
+
+def _describe(pricing: Pricing) -> list[list[Subject]]:
+    packs = search.partition(pricing)
     return sorted(
         (sorted((pricing.subjects[i] for i in pack), key=repr) for pack in packs), key=repr
     )

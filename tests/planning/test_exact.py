@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning import exact, local, search
-from slurm_colloc.planning.pricing import Key, Pricing
+from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Subject
 from slurm_colloc.planning.subset_partition import find_cheapest_partition
+from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
-    CALIBRATION,
     add_up,
-    describe,
+    add_up_keys,
+    check_order_does_not_matter,
     goals,
     limits,
     make_pricing,
@@ -48,12 +49,6 @@ def find_least_cost(pricing: Pricing) -> float:
         priced = [pricing.price(pack) for pack in packs]
         best = min(best, sum(math.inf if one is None else one.cost for one in priced))
     return best
-
-
-def add_up_keys(pricing: Pricing, packs: Sequence[Key]) -> float:
-    priced = [pricing.price_key(pack) for pack in packs]
-    assert all(priced)
-    return sum(one.cost for one in priced if one)
 
 
 some_subjects = st.lists(subjects(), min_size=1, max_size=5).flatmap(
@@ -99,11 +94,7 @@ def test_it_is_never_worse_than_greedy_merging(count: int, seed: int, goal: Goal
 def test_the_order_of_the_subjects_does_not_matter(
     chosen: list[Subject], limit: Limits, chance: random.Random
 ) -> None:
-    first = Pricing(chosen, limit, CALIBRATION)
-    mixed = list(chosen)
-    chance.shuffle(mixed)
-    second = Pricing(mixed, limit, CALIBRATION)
-    assert describe(first, search.partition(first)) == describe(second, search.partition(second))
+    check_order_does_not_matter(chosen, limit, chance)
 
 
 def test_equal_jobs_are_taken_in_their_order() -> None:

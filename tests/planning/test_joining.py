@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import (
     Capacity,
+    Goal,
+    KnownBy,
     MemberPlan,
     PackPlan,
     PackRequest,
     Policy,
+    Rule,
     SharingMode,
     UsageProfile,
 )
 from slurm_colloc.planning.joining import (
     RunningPack,
+    compute_contradiction,
+    compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
     plan_running_join,
@@ -46,10 +53,11 @@ def join_running(
     bound: float | None = None,
     places: int = 8,
     capacity: Capacity = ROOMY,
+    gpu_memory_limit_mb: int | None = None,
 ) -> MemberPlan | str:
     jobs, known = build_call(*kinds)
     plans = tuple(
-        MemberPlan(index, 2, 2000, 1800, None, percentage, max_slowdown=bound)
+        MemberPlan(index, 2, 2000, 1800, gpu_memory_limit_mb, percentage, max_slowdown=bound)
         for index in range(len(jobs) - 1)
     )
     pack = RunningPack(
@@ -138,3 +146,65 @@ def test_measured_memory_counts_in_a_running_pack() -> None:
 
 def test_a_running_pack_gives_no_more_places_than_it_has() -> None:
     assert join_running(*[("small", SMALL)] * 4, places=3) == "all 3 places are taken"
+
+
+UNWATCHED = UsageProfile(gpu_memory_peak_mb=60_000, known_by=KnownBy.EXACT, steps_per_s=5.0)
+"""Of a GPU that tells its memory and no activity, such as an A100."""
+A100 = dataclasses.replace(ROOMY, gpu_memory_mb=81_920, host_memory_mb_per_gpu=100_000)
+
+
+@pytest.mark.parametrize("calibration", [CALIBRATION, None])
+def test_a_measured_peak_counts_in_a_waiting_pack_where_no_load_is_known(
+    calibration: Calibration | None,
+) -> None:
+    jobs, known = build_call(("big", UNWATCHED), ("big", UNWATCHED))
+    refusal = plan_pending_join(
+        jobs[:1], jobs[1], A100, POLICY, profiles=known, calibration=calibration
+    )
+    assert refusal == "2 at once need 128048 MB of GPU memory, 77824 MB are usable"
+    half = dataclasses.replace(UNWATCHED, gpu_memory_peak_mb=30_000)
+    jobs, known = build_call(("half", half), ("half", half))
+    planned = plan_pending_join(
+        jobs[:1], jobs[1], A100, POLICY, profiles=known, calibration=calibration
+    )
+    assert isinstance(planned, PackPlan)
+    assert [member.gpu_memory_limit_mb for member in planned.members] == [32_524, 32_524]
+
+
+def test_a_measured_peak_counts_in_a_running_pack_where_no_load_is_known() -> None:
+    two = (("big", UNWATCHED), ("big", UNWATCHED))
+    words = "of GPU memory, 77824 MB are usable"
+    # As it was planned, else as it has been measured since the pack was planned.
+    for limit, together in ((50_000, 114_024), (None, 128_048)):
+        refusal = join_running(*two, capacity=A100, gpu_memory_limit_mb=limit)
+        assert refusal == f"2 at once need {together} MB {words}"
+    member = join_running(*two, capacity=A100, gpu_memory_limit_mb=13_800)
+    assert isinstance(member, MemberPlan)
+    assert member.gpu_memory_limit_mb == 64_024
+    # What is known of one of them alone counts, too.
+    refusal = join_running(
+        ("new", None), ("big", UNWATCHED), capacity=A100, gpu_memory_limit_mb=20_000
+    )
+    assert refusal == f"2 at once need 84024 MB {words}"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule is not Rule.CSUB])
+def test_another_rule_joins_nothing(rule: Rule) -> None:
+    (job,), _ = build_call(("small", SMALL))
+    reason = compute_reason_not_to_join(job, dataclasses.replace(POLICY, rule=rule))
+    assert reason == f"the rule {rule} makes its pack, and knows no joining"
+    assert not compute_reason_not_to_join(job, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("pack", "words"),
+    [
+        (POLICY, ""),
+        (dataclasses.replace(POLICY, degree=2, slowdown_bound=3.0), ""),
+        (dataclasses.replace(POLICY, rule=Rule.CARMA), "its --policy is carma, not csub"),
+        (dataclasses.replace(POLICY, goal=Goal.ENERGY), "its --goal is energy, not throughput"),
+        (dataclasses.replace(POLICY, share="mps"), "its --share is mps, not auto"),
+    ],
+)
+def test_pack_and_joiner_want_the_same(pack: Policy, words: str) -> None:
+    assert compute_contradiction(pack, POLICY) == words

@@ -21,6 +21,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.grouping import plan
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from tests.planning import known_jobs
@@ -111,6 +112,13 @@ def test_every_job_is_in_one_pack_and_no_hard_limit_is_broken(
             for member, slowdown in zip(pack.members, pack.predicted_slowdown, strict=True):
                 bound = jobs[member.job_index].max_slowdown or policy.slowdown_bound
                 assert 1.0 - 1e-9 <= slowdown <= bound * (1 + 1e-4)
+            finish_s = pack.predicted_finish_s
+            measured = [profiles[member.job_index].run_s for member in pack.members]
+            if finish_s is None or not all(measured):
+                assert finish_s is None
+                assert not all(measured)
+            elif pack.degree > 1 and capacity.time_limit_max_s is not None:
+                assert finish_s <= max(1, capacity.time_limit_max_s - policy.start_margin_s) * 1.001
             known = [profiles[member.job_index] for member in pack.members]
             is_sure = all(
                 profile.known_by in (KnownBy.EXACT, KnownBy.FAMILY)
@@ -187,6 +195,44 @@ def test_the_wall_limit_is_stretched_by_what_is_predicted_and_the_pack_asks_for_
     assert known.request.time_limit_s is not None
     assert unknown.request.time_limit_s is not None
     assert known.request.time_limit_s < unknown.request.time_limit_s
+
+
+def test_a_pack_that_would_end_in_time_only_without_its_margin_is_not_made() -> None:
+    free = make(*[("small", SMALL)] * 4).packs[0].predicted_finish_s
+    assert free is not None
+    setup_s = 2 + math.ceil(SETUP_S[SharingMode.MPS] * (1 + CALIBRATION.residual))
+    latest_s = math.floor(free * (1 + CALIBRATION.residual)) + POLICY.start_margin_s
+    for limit_s, most in ((latest_s + setup_s, 4), (latest_s - 1, 3)):
+        capacity = dataclasses.replace(ROOMY, time_limit_max_s=limit_s)
+        packs = make(*[("small", SMALL)] * 4, capacity=capacity).packs
+        assert max(len(pack.members) for pack in packs) == most
+        for pack in packs:
+            assert pack.predicted_finish_s is not None
+            finish_s = pack.predicted_finish_s * (1 + CALIBRATION.residual)
+            assert finish_s <= limit_s - POLICY.start_margin_s
+
+
+@pytest.mark.parametrize("time_limit_s", [None, 1200])
+def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None) -> None:
+    untimed = dataclasses.replace(SMALL, run_s=None)
+    saturating = dataclasses.replace(SATURATING, run_s=None)
+    jobs, known = build_call(
+        ("small", SMALL), ("small", untimed), ("small", untimed), ("heavy", saturating)
+    )
+    jobs = [dataclasses.replace(job, time_limit_s=time_limit_s) for job in jobs]
+    capacity = dataclasses.replace(ROOMY, time_limit_default_s=None)
+    for rule in (Rule.CSUB, Rule.ADDITIVE, Rule.EXCLUSIVE):
+        policy = dataclasses.replace(POLICY, rule=rule)
+        packs = plan(jobs, known, capacity, policy, CALIBRATION).packs
+        for pack in packs:
+            timed = all(member.job_index == 0 for member in pack.members)
+            assert (pack.predicted_finish_s is None) == (not timed)
+    (pack, _) = plan(jobs, known, capacity, POLICY, CALIBRATION).packs
+    assert pack.predicted_slowdown is not None
+    assert pack.reasons[2] == (
+        "how long 2 of 3 members run alone has not been measured: their time limit, or an hour, "
+        "stands for it in the choice"
+    )
 
 
 def test_a_pack_of_unknown_jobs_starts_with_one_and_is_measured() -> None:

@@ -14,10 +14,11 @@ from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning import exact, local, search
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Subject
+from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
-    CALIBRATION,
     add_up,
-    describe,
+    add_up_keys,
+    check_order_does_not_matter,
     goals,
     limits,
     make_pricing,
@@ -50,11 +51,7 @@ def test_each_job_is_in_one_legal_pack(
 def test_the_order_of_the_subjects_does_not_matter(
     chosen: list[Subject], limit: Limits, chance: random.Random
 ) -> None:
-    first = Pricing(chosen, limit, CALIBRATION)
-    mixed = list(chosen)
-    chance.shuffle(mixed)
-    second = Pricing(mixed, limit, CALIBRATION)
-    assert describe(first, search.partition(first)) == describe(second, search.partition(second))
+    check_order_does_not_matter(chosen, limit, chance)
 
 
 @pytest.mark.parametrize("kinds", [1, 3, None])
@@ -73,10 +70,7 @@ def test_it_improves_on_merging_alone() -> None:
     for seed in range(3):
         pricing = make_pricing(make_subjects(30, seed))
         key = tuple(sorted(pricing.kind_of))
-        merged = local.divide_greedily(pricing, key)
-        priced = [pricing.price_key(pack) for pack in merged]
-        assert all(priced)
-        before = sum(one.cost for one in priced if one)
+        before = add_up_keys(pricing, local.divide_greedily(pricing, key))
         saved.append(1 - add_up(pricing, local.partition(pricing)) / before)
     assert min(saved) >= -1e-9
     assert max(saved) > 0.01

@@ -18,11 +18,10 @@ from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Setting, Subject
+from tests.planning.coefficients import CALIBRATION, LIMITS
 from tests.planning.subjects import (
     ALL,
     BOTH,
-    CALIBRATION,
-    LIMITS,
     goals,
     limits,
     make_pricing,
@@ -94,6 +93,27 @@ def test_the_bound_holds_with_the_margin_on_top() -> None:
         bounded = dataclasses.replace(SMALL, max_slowdown=bound, margin=margin)
         pricing = make_pricing([bounded, bounded], modes=[SharingMode.TIMESLICE])
         assert (pricing.price([0, 1]) is not None) == legal
+
+
+@pytest.mark.parametrize("margins", [(0.0, 0.0), (0.1, 0.1), (0.0, 0.1), (0.1, 0.0)])
+def test_a_pack_ends_in_time_with_the_margin_on_top(margins: tuple[float, float]) -> None:
+    from slurm_colloc.planning.columns import Columns
+    from slurm_colloc.planning.subsets import compute_subset_costs
+
+    longer = dataclasses.replace(SMALL, run_s=1001.0)
+    chosen = [
+        dataclasses.replace(subject, margin=margin, max_slowdown=9.0)
+        for subject, margin in zip((SMALL, longer), margins, strict=True)
+    ]
+    free = Pricing(chosen, LIMITS, CALIBRATION).price([0, 1])
+    assert free is not None
+    latest_s = free.gpu_s * (1 + max(margins))
+    for finish_s, legal in ((latest_s * 0.999, False), (latest_s * 1.001, True)):
+        limits_s = dataclasses.replace(LIMITS, finish_s=finish_s)
+        pricing = Pricing(chosen, limits_s, CALIBRATION)
+        assert (pricing.price([0, 1]) is not None) == legal
+        assert math.isfinite(compute_subset_costs(pricing, (0, 1))[3]) == legal
+        assert math.isfinite(Columns(pricing).estimate_costs([(0, 1)])[0]) == legal
 
 
 def test_a_pack_that_saves_less_than_the_model_may_be_wrong_is_not_made() -> None:
@@ -279,6 +299,8 @@ def test_a_price_keeps_every_promise(
     for subject, slowdown in zip(chosen, priced.slowdowns, strict=True):
         assert slowdown * (1 + subject.margin) <= subject.max_slowdown * (1 + 1e-4)
     assert priced.duration_s >= max(subject.run_s for subject in chosen) * (1 - 1e-6)
+    latest_s = priced.gpu_s * (1 + max(subject.margin for subject in chosen))
+    assert limit.finish_s is None or latest_s <= limit.finish_s * (1 + 1e-4)
     alone = [pricing.price([i]) for i in members]
     assert priced.cost < sum(one.cost for one in alone if one)
 

@@ -86,6 +86,23 @@ def test_a_table_is_never_wider_than_the_terminal(cells: list[tuple[str, int]]) 
     assert all(str(number) in line for (_, number), line in zip(cells, lines[1:], strict=True))
 
 
+def test_long_names_take_their_room_from_themselves() -> None:
+    columns = [
+        Column("MEMBER", is_number=False, gives_way=True),
+        Column("NAME", is_number=False, gives_way=True),
+        Column("KNOWN\nBY", is_number=False),
+        *(Column(title) for title in ("STEPS/S", "THREADS", "GPU_MEM")),
+    ]
+    row = ("1-12", "resnet50_imagenet_lr_sweep_2026.sh", *["unknown"] * 4)
+    _, head, cells = render([build_table(columns, [row], 60)], 60).splitlines()
+    assert head.split() == ["MEMBER", "NAME", "BY", "STEPS/S", "THREADS", "GPU_MEM"]
+    assert cells.split() == ["1-12", "resnet50_imagenet_l…", *["unknown"] * 4]
+    # Two long ones share what is missing.
+    wide = (row[1][:20], row[1], *row[2:])
+    [*_, cells] = render([build_table(columns, [wide], 60)], 60).splitlines()
+    assert cells.split()[:2] == ["resnet50_ima…", "resnet50_ima…"]
+
+
 def test_spans_are_said_as_people_say_them() -> None:
     assert [format_span(s) for s in (None, 8.44, 200, 7500, -65)] == [
         "unknown", "8.4 s", "3 min 20 s", "2 h 05 min", "-1 min 05 s",

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.ramp_decision import Decision, RampState
+from slurm_colloc.planning.grouping import compute_reason_to_run_alone
 from slurm_colloc.report.explain import explain_member
 from slurm_colloc.report.show import render_pack
 from slurm_colloc.report.survey import PackView, survey_packs
@@ -20,7 +23,7 @@ from slurm_colloc.store.directory import read_spec, write_ended, write_spec
 from slurm_colloc.store.holds import write_held
 from slurm_colloc.store.kills import RunnerKill, write_kill
 from slurm_colloc.store.packs import State
-from slurm_colloc.store.ramp import RampRecord
+from slurm_colloc.store.ramp import RampRecord, write_ramp
 from slurm_colloc.store.states import Retries, StateRecord, begin_attempt, write_state
 
 from ..store.builders import build_pack
@@ -141,14 +144,54 @@ def test_what_was_measured_of_a_pack(state: State) -> None:
     assert "waits" not in line(view, 3, ramp=everyone)
 
 
-def test_running_with_partners_says_that_the_rate_is_not_measured(state: State) -> None:
+def test_running_with_partners_says_nothing_of_a_slowdown_that_is_not_known(state: State) -> None:
     run(state, 1, 2)
-    assert line(look(state, "RUNNING"), 1) == (
+    told = (
         "4711/1 RUNNING: on n1:0 since 09:30:00, sharing with 4711/2 (since 09:30:00) by time "
-        "slices; how much slower than alone is not measured; at most 1:00:00 left"
+        "slices; at most 1:00:00 left"
     )
+    assert line(look(state, "RUNNING"), 1) == told
+    assert line(look(state, "RUNNING"), 1, latest=build_latest(steps_per_s=4.0)) == told
     assert "suspended by Slurm" in line(look(state, "SUSPENDED"), 1)
     assert "its Slurm job is suspended" in line(look(state, "SUSPENDED"), 3)
+
+
+def build_latest(**figures: Any) -> dict[str, Any]:
+    member = {"start": 1, "steps_per_s": 3.2, "window_s": 10.02, **figures}
+    return {"schema": 1, "at": NOW - 1, "members": {"1": member}, "gpus": {}}
+
+
+def know(state: State, **plan: Any) -> None:
+    """Plan the first member as one of a job that is known."""
+    path = state.pack_path("s.0")
+    spec = read_spec(path, 1)
+    planned = dataclasses.replace(spec.plan, **plan)
+    write_spec(path / "members" / "0001", dataclasses.replace(spec, plan=planned))
+
+
+def test_running_with_partners_says_how_much_slower_than_alone_it_is(state: State) -> None:
+    run(state, 1, 2)
+    know(state, solo_steps_per_s=5.0, predicted_slowdown=1.3)
+    view = look(state, "RUNNING")
+    told = line(view, 1, latest=build_latest())
+    assert (
+        "by time slices, 1.56 times slower than alone (3.2 of 5 steps/s, over the last 10 s); at "
+        "most 1:00:00 left" in told
+    )
+    assert "by time slices, as fast as alone (5.1 of 5 steps/s, over" in line(
+        view, 1, latest=build_latest(steps_per_s=5.1)
+    )
+    predicted = "by time slices, predicted to be 1.30 times slower than alone while all run; at"
+    assert predicted in line(view, 1)
+    nothing_new: list[Any] = [
+        build_latest(start=2), build_latest(steps_per_s=0.0), build_latest(steps_per_s=None),
+        build_latest(steps_per_s="fast"), build_latest(steps_per_s=True),
+        build_latest(steps_per_s=float("nan")), build_latest(window_s=3.0),
+        {**build_latest(), "at": NOW - 60}, {**build_latest(), "at": NOW + 60},
+        {**build_latest(), "at": None}, {"members": [1]}, {**build_latest(), "members": {"1": 3}},
+    ]  # fmt: skip
+    for latest in nothing_new:
+        assert predicted in line(view, 1, latest=latest), latest
 
 
 def test_refused_partners_are_named(state: State) -> None:
@@ -162,6 +205,56 @@ def test_refused_partners_are_named(state: State) -> None:
     assert told.endswith("it did not join pack 12: 5 members would exceed 4")
     closed = look(state, "PENDING", "Priority", closed="it asks for 2 GPUs", request=None)
     assert "it runs alone: it asks for 2 GPUs" in line(closed, 1)
+
+
+def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
+    reason = "slowdown 1.54 beside others is more than 1.5"
+    view = look(
+        state, "PENDING", "Priority", request=None, closed="it is an element of a job array",
+        reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),
+    )  # fmt: skip
+    assert line(view, 1).endswith(
+        f"; it runs alone: {reason}; nobody may join: it is an element of a job array"
+    )
+    same = look(
+        state, "PENDING", "Priority", request=None, closed="it asks for 2 GPUs",
+        reasons=("a.sh runs alone: it asks for 2 GPUs, a pack shares one",),
+    )  # fmt: skip
+    assert line(same, 1).endswith("; it runs alone: it asks for 2 GPUs, a pack shares one")
+    # That a single script may be joined is no reason where it may not.
+    single = compute_reason_to_run_alone(Job(1, "a.sh", "a.sh", (), "/", gpus=2), Policy(degree=2))
+    told = (f"a.sh runs alone: {single}",)
+    view = look(state, "PENDING", "Priority", request=None, reasons=told)
+    assert line(view, 1).endswith(f"; it runs alone: {single}")
+    view = look(state, "PENDING", "Priority", request=None, reasons=told, closed="it asks for 2")
+    assert line(view, 1).endswith("; it runs alone: it asks for 2")
+
+
+def test_what_a_ramp_has_decided_is_still_said_when_the_pack_has_ended(state: State) -> None:
+    run(state, 1, 2)
+    write(state, 1, MemberState.COMPLETED, starts=1, started_at=HOUR_AGO, ended_at=NOW - 60)
+    view = look(state, "COMPLETED", degree=4)
+    reason = "no more than 2 run at once: with the 3rd the sum of progress went from 1.9 to 1.91"
+    decision = Decision(NOW, RampState.SETTLED, 3, 2, 1.91, reason)
+    ramp = RampRecord(1, RampState.SETTLED, 2, 4, (decision,))
+    assert line(view, 1, ramp=ramp).endswith(f"ended 10:29:00; in its pack {reason}")
+    assert line(view, 3, ramp=ramp).endswith(f"it never started; in its pack {reason}")
+    # Where nobody was kept waiting it explains nothing.
+    for other in (
+        dataclasses.replace(ramp, target=4),
+        dataclasses.replace(ramp, state=RampState.OFF, target=4),
+        dataclasses.replace(ramp, state=RampState.RAMPING, decisions=()),
+    ):
+        assert "in its pack" not in line(view, 1, ramp=other)
+    left = "the pack has only 5 minutes left"
+    write(state, 3, MemberState.PENDING, reason=left)
+    view = look(state, "RUNNING", degree=4)
+    assert line(view, 3, ramp=ramp) == f"4711/3 PENDING: waits: {left}; in its pack {reason}"
+    assert "Ramp:     " not in render_pack(view, state, NOW)
+    write_ramp(state.pack_path("s.0"), ramp)
+    assert f"  Ramp:     {reason}\n" in render_pack(view, state, NOW)
+    (state.pack_path("s.0") / "ramp.json").write_text("{")
+    assert "Ramp:     " not in render_pack(view, state, NOW)
 
 
 def test_what_is_only_known_from_the_files(state: State) -> None:

@@ -4,180 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.model.ramp_decision import RampState, is_time_reason
-from slurm_colloc.runtime import lookout
+from slurm_colloc.model.ramp_decision import Decision, RampState, is_time_reason
+from slurm_colloc.runtime import latest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launcher import Process, start_process
+from slurm_colloc.runtime.launcher import Process
 from slurm_colloc.runtime.ledger import Ledger
-from slurm_colloc.runtime.lookout import Lookout
-from slurm_colloc.runtime.probing import Probing
-from slurm_colloc.runtime.ramp import Ramping
-from slurm_colloc.runtime.roster import Member, Place, Roster
+from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.time_left import TimeLeft
 from slurm_colloc.runtime.verdict import Asked, judge_end
-from slurm_colloc.store.directory import read_spec
-from slurm_colloc.store.files import write_json
-from slurm_colloc.store.packs import State
 from slurm_colloc.store.ramp import RampRecord, read_ramp, write_ramp
-from slurm_colloc.store.states import StateRecord, begin_attempt
 
 from ..store.builders import build_pack
+from .ramp_stage import RATE, Stage
 
 
 @pytest.fixture(autouse=True)
 def _time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor's clock runs ahead of the machine's here."""
-    monkeypatch.setattr(lookout, "AHEAD_S", 1e6)
-
-
-RATE = 10.0
-
-
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
-    """Something that runs."""
-    running = start_process(
-        [sys.executable, "-c", "import time; time.sleep(300)"], {}, str(tmp_path / "log")
-    )
-    yield running
-    running.kill()
-    while running.poll() is None:
-        time.sleep(0.01)
-
-
-class Stage:
-    """A pack of four places, with its files and without Slurm.
-
-    Args:
-        folder: Where its state is.
-        process: What every member that runs is given as its process.
-        members: How many there are.
-        start: Members that start without being measured.
-        solo: The rate alone by their plans.
-        unwatched: Why nothing is measured.
-        time_limit_s: The pack's.
-        has_mps: They share through MPS.
-        probes: The first runs alone first.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        process: Process,
-        *,
-        members: int = 4,
-        start: int | None = 1,
-        solo: float | None = RATE,
-        unwatched: str = "",
-        time_limit_s: int | None = None,
-        has_mps: bool = False,
-        probes: bool = False,
-    ) -> None:
-        state = State(folder / "state", "here")
-        state.prepare()
-        with state.writing([build_pack("s", members=members)]):
-            pass
-        self.pack = state.pack_path("s.0")
-        self.attempt = begin_attempt(self.pack, 1)
-        self.process = process
-        self.roster = Roster([Place(index, 2, ()) for index in range(4)])
-        ledger = Ledger(self.pack, self.attempt)
-        journal = Journal(self.pack)
-        for number in range(1, members + 1):
-            spec = read_spec(self.pack, number)
-            spec = dataclasses.replace(
-                spec,
-                job=dataclasses.replace(spec.job, time_limit_s=3600 if probes else 60),
-                plan=dataclasses.replace(spec.plan, solo_steps_per_s=solo),
-            )
-            record = StateRecord(MemberState.PENDING, self.attempt)
-            self.roster.members[number] = Member(number, spec, record)
-            self.roster.waiting.append(number)
-        self.stopped: list[int] = []
-        self.probing = Probing(
-            pack=self.pack, shown_id="1", roster=self.roster, ledger=ledger, journal=journal,
-            is_wanted=probes, instruments=True, find_gpu_model=lambda: "NVIDIA H200",
-            why_unwatched=lambda: "", end=lambda _: None,
-        )  # fmt: skip
-        lookout = Lookout(
-            self.pack, self.roster, self.probing, instruments=True, has_mps=lambda: has_mps,
-            find_gpu_memory_mb=lambda: 80_000, bound=1.5,
-        )  # fmt: skip
-        planned = state.read_pack("s.0")
-        assert planned is not None
-        request = PackRequest(1, None, 2, None, time_limit_s)
-        self.clock = 0.0
-        self.time_left = TimeLeft(
-            self.pack, dataclasses.replace(planned, request=request), self.roster, ledger, journal,
-            site_requeues=True, clock=lambda: self.clock,
-        )  # fmt: skip
-        self.ramping = Ramping(
-            pack=self.pack, attempt=self.attempt, start_degree=start, time_left=self.time_left,
-            roster=self.roster, ledger=ledger, journal=journal, probing=self.probing,
-            site_requeues=True, why_unwatched=lambda: unwatched, lookout=lookout,
-            step_back=lambda member: self.stopped.append(member.number),
-        )  # fmt: skip
-        self.at = time.time() + 1
-        self.steady = False
-
-    def start(self) -> int | None:
-        """Start the next member, if it is not held back."""
-        if self.probing.holds(self.roster.members[self.roster.waiting[0]]):
-            return None
-        if self.ramping.holds(self.roster.members[self.roster.waiting[0]]):
-            self.ramping.tell_waiting()
-            return None
-        number = self.roster.waiting.popleft()
-        member = self.roster.members[number]
-        member.process, member.pid = self.process, self.process.pid
-        member.record = dataclasses.replace(
-            member.record, state=MemberState.RUNNING, starts=1, started_at=self.at + number
-        )
-        next(place for place in self.roster.places if place.occupant is None).occupant = number
-        return number
-
-    def pass_time(self, seconds: float, rate: Callable[[int], float], **activity: float) -> None:
-        """The monitor writes its figures every two seconds: steps per second for so many."""
-        end = self.at + seconds
-        done: dict[int, float] = getattr(self, "done", {})
-        while self.at < end:
-            self.at += 2
-            running = self.roster.running()
-            for member in running:
-                done[member.number] = done.get(member.number, 0.0) + 2 * rate(len(running))
-            rows = {
-                str(member.number): {
-                    "start": 1, "steps": int(done[member.number]), "steady": self.steady,
-                    "steps_per_s": rate(len(running)),
-                    "last_step_age_s": 0.0, "gpu_memory_mb": 5000.0,
-                }
-                for member in running
-            }  # fmt: skip
-            value: dict[str, Any] = {
-                "at": self.at,
-                "gpus": {"GPU-1": activity},
-                "problems": {},
-                "members": rows,
-            }
-            write_json(f"{self.pack}/latest.json", value)
-            self.probing.work()
-            self.ramping.work()
-        self.done = done
-
-    def events(self) -> list[dict[str, Any]]:
-        lines = (self.pack / "events.jsonl").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == "ramp"]
+    monkeypatch.setattr(latest, "AHEAD_S", 1e6)
 
 
 def test_the_next_waits_until_those_before_it_are_measured(
@@ -234,6 +87,50 @@ def test_nobody_is_held_back_until_its_time_is_too_short(tmp_path: Path, process
     # What they show is looked at all the same.
     stage.pass_time(30, lambda running: RATE / running)
     assert stage.events()[0]["running"] == 4
+
+
+def test_where_time_is_short_one_starts_after_the_other(tmp_path: Path, process: Process) -> None:
+    # Each may take 60 s alone, and 120 beside others; the pack has 60 s more.
+    stage = Stage(tmp_path, process, time_limit_s=180)
+    for member in stage.roster.members.values():
+        plan = dataclasses.replace(member.spec.plan, wall_limit_s=120)
+        member.spec = dataclasses.replace(member.spec, plan=plan)
+    assert [stage.start(), stage.start()] == [1, None]
+    stage.clock = 39.0
+    assert stage.start() is None
+    stage.clock = 41.0
+    assert [stage.start(), stage.start()] == [2, None]
+    stage.clock = 70.0
+    assert stage.start() is None
+    # What the last one shows decides about the next: it brings nothing.
+    stage.pass_time(40, lambda running: RATE / running)
+    assert stage.events()[-1]["state"] == "SETTLED"
+    stage.clock = 75.0
+    assert stage.start() is None
+    # Nothing would be left of what their time was stretched by.
+    stage = Stage(tmp_path / "shorter", process, time_limit_s=109)
+    for member in stage.roster.members.values():
+        plan = dataclasses.replace(member.spec.plan, wall_limit_s=120)
+        member.spec = dataclasses.replace(member.spec, plan=plan)
+    assert [stage.start() for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_who_waits_for_a_larger_place_keeps_nobody_from_being_measured(
+    tmp_path: Path, process: Process
+) -> None:
+    stage = Stage(tmp_path, process, start=2)
+    stage.roster.places = [Place(0, 8, ()), *(Place(index, 2, ()) for index in (1, 2, 3))]
+    for number in (3, 4):
+        member = stage.roster.members[number]
+        plan = dataclasses.replace(member.spec.plan, cpus=8)
+        member.spec = dataclasses.replace(member.spec, plan=plan)
+    assert [stage.start(), stage.start(), stage.start()] == [1, 2, None]
+    assert stage.roster.find_place(8) is None
+    # Nobody else can start, so what is found out is said of those that run.
+    stage.pass_time(20, lambda _: RATE)
+    stage.pass_time(200, lambda _: 0.1 * RATE)
+    last = stage.events()[-1]
+    assert (last["state"], last["target"]) == ("STEPPED_BACK", 1)
 
 
 def test_nobody_that_runs_counts_steps(tmp_path: Path, process: Process) -> None:
@@ -402,6 +299,31 @@ def test_who_is_stopped_goes_back_to_waiting_however_it_ends() -> None:
         assert verdict.state is MemberState.PENDING
         assert verdict.exit_code == ExitCode.from_wait_status(status)
         assert verdict.reason == "stopped so that fewer run at once"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reason": ["x"]},
+        {"at": "then"},
+        {"stp": "much"},
+        {"stp": float("inf")},
+        {"running": 1.5},
+        {"target": None},
+        {"state": "SLEEPING"},
+        {"stops_one": "yes"},
+    ],
+)
+def test_a_decision_of_other_hands_is_told(changes: dict[str, Any], tmp_path: Path) -> None:
+    decision = Decision(1.0, RampState.SETTLED, 2, 2, 1.9, "no more than 2 run at once", True)
+    record = RampRecord(1, RampState.SETTLED, 2, 4, (decision,))
+    write_ramp(tmp_path, record)
+    assert read_ramp(tmp_path, 1) == record
+    value = json.loads((tmp_path / "ramp.json").read_text())
+    value["decisions"][0].update(changes)
+    (tmp_path / "ramp.json").write_text(json.dumps(value))
+    with pytest.raises(StateError, match=r"ramp.json is damaged"):
+        read_ramp(tmp_path, 1)
 
 
 def test_a_record_of_other_hands_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from slurm_colloc.sandbox.simgpu.install import (
     simulation_environment,
     snapshot,
 )
-from slurm_colloc.sandbox.simgpu.models import A100_40, H200
+from slurm_colloc.sandbox.simgpu.models import A100_40, H200, GpuModel
 from slurm_colloc.sandbox.simgpu.state import Node
 
 PATIENCE_S = 60.0
@@ -41,16 +42,6 @@ def code(function, *arguments):
 def pids(list):
     return [process.pid for process in list]
 """
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if shutil.which("cc"):
-        return
-    for item in items:
-        if Path(__file__).parent in item.path.parents and "simulation" in getattr(
-            item, "fixturenames", ()
-        ):
-            item.add_marker(pytest.mark.skip(reason="there is no C compiler"))
 
 
 @dataclass
@@ -164,15 +155,20 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
-    """A node with an H200 and an A100, and another one with an H200."""
-    # Not below pytest's own directory: other users could not reach it.
-    directory = Path(tempfile.mkdtemp(prefix="sgt", dir="/var/tmp"))
+@contextlib.contextmanager
+def running_simulation(
+    prefix: str, nodes: Mapping[str, Sequence[GpuModel]]
+) -> Iterator[Simulation]:
+    """A simulation that ends with all that was started on it."""
+    if not shutil.which("cc"):
+        pytest.skip("there is no C compiler")
+    # Not below pytest's own directory: other users could not reach it, and it is too long a path
+    # for sockets.
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir="/var/tmp"))
     directory.chmod(0o755)
     made = Simulation(directory / "sim")
     try:
-        make_simulation(made.directory, {"n1": [H200, A100_40], "n2": [H200]})
+        make_simulation(made.directory, nodes)
         yield made
     finally:
         for process in made.started:
@@ -182,6 +178,13 @@ def simulation() -> Iterator[Simulation]:
                 if stream is not None:
                     stream.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    """A node with an H200 and an A100, and another one with an H200."""
+    with running_simulation("sgt", {"n1": [H200, A100_40], "n2": [H200]}) as made:
+        yield made
 
 
 @pytest.fixture

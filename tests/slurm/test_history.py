@@ -28,6 +28,9 @@ billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|Unknown|1760000000
 billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|0|1760000000
 billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000090|1760000000
 billing=4,cpu=4,gres/gpu=1
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|²|1760000000
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|17600000000000
+billing=4,cpu=4,gres/gpu=1234567890123,mem=16G,node=1|60|1760000000|1760000060
 sacct: warning: something|else
 """
 
@@ -41,11 +44,25 @@ def test_jobs_that_waited_for_gpus_are_read() -> None:
     ]
 
 
+NUMBERS = st.sampled_from(["²", "٣", "9" * 400, "9" * 5000, "60", "0", "", "-1"])
+
+
 @given(st.text())
 def test_whatever_sacct_prints_is_read_or_left_out(text: str) -> None:
     for job in parse_history(text):
         assert job.gpus > 0
         assert job.wait_s >= 0
+
+
+@given(st.lists(NUMBERS, min_size=4, max_size=4))
+def test_whatever_stands_for_a_number_is_read_or_left_out(words: list[str]) -> None:
+    gpus, limit, eligible, start = words
+    for job in parse_history(f"cpu=4,gres/gpu={gpus}|{limit}|{eligible}|{start}\n"):
+        assert (job.gpus, job.time_limit_s, job.wait_s) == (
+            60,
+            3600 if limit == "60" else 0 if limit == "0" else None,
+            0.0,
+        )
 
 
 @pytest.mark.parametrize(

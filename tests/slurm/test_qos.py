@@ -129,22 +129,43 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 def test_slurm_is_asked_once_in_an_hour(commands: Commands, tmp_path: Path) -> None:
     root = tmp_path / "state"
     for _ in range(2):
-        assert look_up_max_wall_s({"qos": "short", "partition": "cpu"}, root, "c") == 2 * HOUR
+        found = look_up_max_wall_s({"qos": "short", "partition": "cpu"}, root, "c")
+        assert found == (2 * HOUR, "")
         assert len(commands.asked) == 3
     assert read_kept_qos(root, "c") == TABLE
     assert read_kept_qos(root, "d") is None, "another cluster has its own"
-    assert look_up_max_wall_s({"qos": "long"}, root, "d") == 7 * 24 * HOUR
+    assert look_up_max_wall_s({"qos": "long"}, root, "d") == (7 * 24 * HOUR, "")
     assert len(commands.asked) == 6
 
 
 def test_a_slurm_without_accounting_changes_nothing(commands: Commands, tmp_path: Path) -> None:
     commands.put("sacctmgr", f'echo "{REFUSED}" >&2; exit 1')
     for _ in range(2):
-        assert look_up_max_wall_s({"qos": "short"}, tmp_path / "state", "c") is None
+        found = look_up_max_wall_s({"qos": "short"}, tmp_path / "state", "c")
+        assert found == (None, ""), "where nothing is accounted there is no QoS"
         assert len(commands.asked) == 1
-    kept = read_kept_qos(tmp_path / "state", "c")
-    assert kept is not None
-    assert "supported accounting_storage plugin" in kept.unknown
+    assert read_kept_qos(tmp_path / "state", "c") == QosTable()
+
+
+def test_no_answer_is_no_limit_for_a_minute_at_most(commands: Commands, tmp_path: Path) -> None:
+    answers = (commands.folder / "sacctmgr").read_text().split("\n", 2)[2]
+    commands.put("sacctmgr", 'echo "sacctmgr: error: Connection refused" >&2; exit 1')
+
+    why = "Slurm's controller does not answer: Connection refused"
+
+    def look(seconds: float) -> tuple[int | None, str]:
+        group = {"qos": "short", "partition": "cpu"}
+        return look_up_max_wall_s(group, tmp_path / "state", "c", now=6000.0 + seconds)
+
+    for seconds in (0.0, 30.0, 59.9):
+        assert look(seconds) == (None, why)
+        assert len(commands.asked) == 1
+    assert look(60.0) == (None, why)
+    assert len(commands.asked) == 2
+    commands.put("sacctmgr", answers)
+    assert look(120.0) == (2 * HOUR, "")
+    assert look(180.0) == (2 * HOUR, "")
+    assert len(commands.asked) == 5
 
 
 def test_no_more_is_asked_where_no_qos_has_a_limit(commands: Commands) -> None:

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
+from slurm_colloc.store.calibration_format import build_calibration_mapping, parse_calibration
 from slurm_colloc.store.calibrations import (
     SHIPPED,
-    build_calibration_mapping,
     calibration_path,
     choose_slug,
     find_calibration,
-    parse_calibration,
     read_calibration,
     shipped_folder,
     user_folder,
@@ -97,6 +96,42 @@ def test_a_gpu_model_without_one_borrows_ours(tmp_path: Path) -> None:
 def test_slurms_type_is_a_part_of_the_name(gpu: str, slug: str | None) -> None:
     slugs = ["nvidia-h100-80gb-hbm3", "nvidia-h100-pcie", "nvidia-h200"]
     assert choose_slug(gpu, slugs) == slug
+
+
+@pytest.mark.parametrize("name", ["zzz", "h200", "nvidia-h200-old"])
+def test_a_file_of_another_name_does_not_count_and_is_told(tmp_path: Path, name: str) -> None:
+    right = put(user_folder(tmp_path), residual=0.3)
+    path = right.rename(right.with_name(f"{name}.json"))
+    found = find_calibration(H200, tmp_path, None)
+    assert found.calibration.source == "shipped with csub"
+    assert found.problems == (
+        f"{path}: gpu_model: it is one of 'NVIDIA H200', only nvidia-h200.json counts for it",
+    )
+    # It is of no interest for other GPUs, nor beside the one that counts.
+    assert find_calibration("NVIDIA A100", tmp_path, None).problems == ()
+    put(user_folder(tmp_path))
+    assert find_calibration(H200, tmp_path, None).problems == ()
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    put(site)
+    site.chmod(0)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.seteuid(65534)
+        found = find_calibration(H200, tmp_path / "state", site)
+    finally:
+        if is_root:
+            os.seteuid(0)
+        site.chmod(0o755)
+    assert found.calibration.source == "shipped with csub"
+    assert f"cannot read {site}: Permission denied" in found.problems
+    file = tmp_path / "file"
+    file.write_text("")
+    found = find_calibration(H200, tmp_path / "state", file)
+    assert found.problems == (f"cannot read {file}: Not a directory",)
 
 
 def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -203,6 +238,11 @@ def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError):
         write_calibration(tmp_path / "file" / "nvidia-h200.json", CALIBRATION)
+    folder = tmp_path / "nvidia-a100.json"
+    folder.mkdir()
+    with pytest.raises(StateError) as refused:
+        write_calibration(folder, CALIBRATION)
+    assert str(refused.value) == f"cannot write {folder}: Is a directory"
 
 
 _JSON = st.recursive(

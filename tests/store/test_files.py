@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,34 @@ def test_an_interrupted_write_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         write_atomic(tmp_path / "file", b"x")
     assert list(tmp_path.iterdir()) == []
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [make_pipe, link_to_a_device, make_huge])
+def test_what_is_no_small_file_is_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "file"
+    make(path)
+    with pytest.raises(StateError, match=rf"cannot read {path}: (it is no regular file|File too)"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, "1" * 5000, "1e999"])
+def test_no_json_is_too_odd_to_be_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(StateError, match="is damaged"):
+        read_json(path)

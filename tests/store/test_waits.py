@@ -50,7 +50,13 @@ def test_what_was_kept_is_read_of_its_partition_alone(tmp_path: Path) -> None:
         {"cells": None},
         {"cells": [[1, 2]]},
         {"cells": [[1, 0, 30, -1.0, 2.0]]},
+        {"cells": [[1, 0, float("inf"), 1.0, 2.0]]},
+        {"cells": [[1, 0, 30, 10**400, 2.0]]},
+        {"cells": [[[1], 0, 30, 1.0, 2.0]]},
+        {"made_at": 10**400},
+        {"made_at": float("inf")},
         {"jobs": "many"},
+        {"jobs": float("inf")},
         {"schema": 99},
     ],
 )

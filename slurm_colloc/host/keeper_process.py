@@ -1,0 +1,61 @@
+"""The keeper's process: what Slurm's signals, orphans and standard streams are to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+from slurm_colloc.host.children import Child
+
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTSTP,
+)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def take_over() -> tuple[int, int]:
+    """Make this process one that outlives its runner and reaps what the daemon leaves.
+
+    Returns:
+        Descriptors of what were its standard input and output, for the channel to the runner.
+    """
+    os.umask(0o077)
+    os.chdir("/")
+    for number in _IGNORED:
+        # A function, not SIG_IGN: the daemon and its server must not inherit it.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The two channels keep their numbers from being anybody's standard streams.
+    stdin, stdout = (os.dup(number) for number in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    return stdin, stdout
+
+
+def collect_orphans(child: Child | None) -> None:
+    """Collect servers whose daemon has died: they come to the keeper, which is their reaper.
+
+    Args:
+        child: The daemon, whose exit status is kept; None where it is no child of this process.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return
+            if child is not None and found.si_pid == child.pid:
+                # Its status is needed.
+                child.poll()
+            else:
+                os.waitpid(found.si_pid, os.WNOHANG)

@@ -1,0 +1,106 @@
+"""Why the plan of a call looks as it does: each of its parts by what that was planned with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, Plan
+from slurm_colloc.planning.apart import PAIRS_MOST, explain_pairs
+from slurm_colloc.planning.explaining import build_explanation
+from slurm_colloc.planning.explanation import PackExplanation, PairExplanation, PlanExplanation
+from slurm_colloc.planning.grouping import compute_reason_to_run_alone
+from slurm_colloc.planning.needs import Question
+from slurm_colloc.planning.request import build_lone_pack
+from slurm_colloc.submission.planned import PlannedPart, Planning
+
+
+def explain_planning(planning: Planning) -> PlanExplanation:
+    """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
+    own = [_explain_part(planned) for planned in planning.parts]
+    packs = [pack for explanation in own for pack in explanation.packs]
+    pairs = [pair for explanation in own for pair in explanation.pairs]
+    left_out = sum(explanation.pairs_left_out for explanation in own)
+    for first, second in itertools.combinations(planning.parts, 2):
+        found, more = _explain_across(first, second, planning, most=PAIRS_MOST - len(pairs))
+        pairs += found
+        left_out += more
+    return PlanExplanation(
+        tuple(sorted(packs, key=_find_first)),
+        tuple(sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))),
+        left_out + len(pairs[PAIRS_MOST:]),
+        planning.plan.reasons,
+    )
+
+
+def _explain_across(
+    first: PlannedPart, second: PlannedPart, planning: Planning, *, most: int
+) -> tuple[list[PairExplanation], int]:
+    """What keeps jobs of two parts apart, a pair of kinds at a time, and how many more there are.
+
+    That is what Slurm is asked, or that one of them shares with nobody, so no limit counts.
+    """
+    kinds = [_find_kinds(planned, planning) for planned in (first, second)]
+    found = []
+    for mine, theirs in itertools.islice(itertools.product(*kinds), max(0, most)):
+        (i, one), (j, other) = sorted(
+            [(mine[0], _find_job(first, mine[0])), (theirs[0], _find_job(second, theirs[0]))],
+            key=lambda indexed: indexed[0],
+        )
+        jobs = (one, other)
+        lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
+        question = Question(jobs, {}, Capacity(), planning.policy)
+        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question)
+        count = len(mine) * len(theirs)
+        found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
+    return found, len(kinds[0]) * len(kinds[1]) - len(found)
+
+
+def _find_job(planned: PlannedPart, index: int) -> Job:
+    return planned.part.jobs[planned.part.indices.index(index)]
+
+
+def _find_kinds(planned: PlannedPart, planning: Planning) -> list[list[int]]:
+    """The jobs of a part, by their indices in the call: those of one name together."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, job in zip(planned.part.indices, planned.part.jobs, strict=True):
+        why = compute_reason_to_run_alone(job, planning.policy)
+        kinds.setdefault((job.name, why), []).append(index)
+    return list(kinds.values())
+
+
+def _find_first(pack: PackExplanation) -> int:
+    return min(member.job_index for member in pack.members)
+
+
+def _explain_part(planned: PlannedPart) -> PlanExplanation:
+    """A part's explanation, with its jobs counted among all of the call."""
+    part = planned.part
+    found = build_explanation(
+        planned.plan,
+        part.jobs,
+        part.knowledge.profiles,
+        part.capacity,
+        planned.policy,
+        part.knowledge.calibration,
+    )
+    return dataclasses.replace(
+        found,
+        packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),
+        pairs=tuple(_renumber_pair(pair, part.indices) for pair in found.pairs),
+    )
+
+
+def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplanation:
+    members = (
+        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
+    )
+    return dataclasses.replace(pack, members=tuple(members))
+
+
+def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
+    return dataclasses.replace(
+        pair, first_index=indices[pair.first_index], second_index=indices[pair.second_index]
+    )

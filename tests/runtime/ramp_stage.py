@@ -1,0 +1,153 @@
+"""A pack of four places, whose ramp is tried without Slurm; the test says how fast members are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import PackRequest
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launcher import Process
+from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.lookout import Lookout
+from slurm_colloc.runtime.probing import Probing
+from slurm_colloc.runtime.ramp import Ramping
+from slurm_colloc.runtime.roster import Member, Place, Roster
+from slurm_colloc.runtime.time_left import TimeLeft
+from slurm_colloc.store.directory import read_spec
+from slurm_colloc.store.files import write_json
+from slurm_colloc.store.packs import State
+from slurm_colloc.store.states import StateRecord, begin_attempt
+
+from ..store.builders import build_pack
+
+RATE = 10.0
+
+
+class Stage:
+    """A pack of four places, with its files and without Slurm.
+
+    Args:
+        folder: Where its state is.
+        process: What every member that runs is given as its process.
+        members: How many there are.
+        start: Members that start without being measured.
+        solo: The rate alone by their plans.
+        unwatched: Why nothing is measured.
+        time_limit_s: The pack's.
+        has_mps: They share through MPS.
+        probes: The first runs alone first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        process: Process,
+        *,
+        members: int = 4,
+        start: int | None = 1,
+        solo: float | None = RATE,
+        unwatched: str = "",
+        time_limit_s: int | None = None,
+        has_mps: bool = False,
+        probes: bool = False,
+    ) -> None:
+        state = State(folder / "state", "here")
+        state.prepare()
+        with state.writing([build_pack("s", members=members)]):
+            pass
+        self.pack = state.pack_path("s.0")
+        self.attempt = begin_attempt(self.pack, 1)
+        self.process = process
+        self.roster = Roster([Place(index, 2, ()) for index in range(4)])
+        ledger = Ledger(self.pack, self.attempt)
+        journal = Journal(self.pack)
+        for number in range(1, members + 1):
+            spec = read_spec(self.pack, number)
+            spec = dataclasses.replace(
+                spec,
+                job=dataclasses.replace(spec.job, time_limit_s=3600 if probes else 60),
+                plan=dataclasses.replace(spec.plan, solo_steps_per_s=solo),
+            )
+            record = StateRecord(MemberState.PENDING, self.attempt)
+            self.roster.members[number] = Member(number, spec, record)
+            self.roster.waiting.append(number)
+        self.stopped: list[int] = []
+        self.probing = Probing(
+            pack=self.pack, shown_id="1", roster=self.roster, ledger=ledger, journal=journal,
+            is_wanted=probes, instruments=True, find_gpu_model=lambda: "NVIDIA H200",
+            why_unwatched=lambda: "", end=lambda _: None,
+        )  # fmt: skip
+        lookout = Lookout(
+            self.pack, self.roster, self.probing, instruments=True, has_mps=lambda: has_mps,
+            find_gpu_memory_mb=lambda: 80_000, bound=1.5,
+        )  # fmt: skip
+        planned = state.read_pack("s.0")
+        assert planned is not None
+        request = PackRequest(1, None, 2, None, time_limit_s)
+        self.clock = 0.0
+        self.time_left = TimeLeft(
+            self.pack, dataclasses.replace(planned, request=request), self.roster, ledger, journal,
+            site_requeues=True, clock=lambda: self.clock,
+        )  # fmt: skip
+        self.ramping = Ramping(
+            pack=self.pack, attempt=self.attempt, start_degree=start, time_left=self.time_left,
+            roster=self.roster, ledger=ledger, journal=journal, probing=self.probing,
+            site_requeues=True, why_unwatched=lambda: unwatched, lookout=lookout,
+            step_back=lambda member: self.stopped.append(member.number),
+        )  # fmt: skip
+        self.at = time.time() + 1
+        self.steady = False
+
+    def start(self) -> int | None:
+        """Start the next member, if it is not held back."""
+        if self.probing.holds(self.roster.members[self.roster.waiting[0]]):
+            return None
+        if self.ramping.holds(self.roster.members[self.roster.waiting[0]]):
+            self.ramping.tell_waiting()
+            return None
+        number = self.roster.waiting.popleft()
+        member = self.roster.members[number]
+        member.process, member.pid = self.process, self.process.pid
+        member.record = dataclasses.replace(
+            member.record, state=MemberState.RUNNING, starts=1, started_at=self.at + number
+        )
+        next(place for place in self.roster.places if place.occupant is None).occupant = number
+        return number
+
+    def pass_time(self, seconds: float, rate: Callable[[int], float], **activity: float) -> None:
+        """The monitor writes its figures every two seconds: steps per second for so many."""
+        end = self.at + seconds
+        done: dict[int, float] = getattr(self, "done", {})
+        while self.at < end:
+            self.at += 2
+            running = self.roster.running()
+            for member in running:
+                done[member.number] = done.get(member.number, 0.0) + 2 * rate(len(running))
+            rows = {
+                str(member.number): {
+                    "start": 1, "steps": int(done[member.number]), "steady": self.steady,
+                    "steps_per_s": rate(len(running)),
+                    "last_step_age_s": 0.0, "gpu_memory_mb": 5000.0,
+                }
+                for member in running
+            }  # fmt: skip
+            value: dict[str, Any] = {
+                "at": self.at,
+                "gpus": {"GPU-1": activity},
+                "problems": {},
+                "members": rows,
+            }
+            write_json(f"{self.pack}/latest.json", value)
+            self.probing.work()
+            self.ramping.work()
+        self.done = done
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = (self.pack / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == "ramp"]

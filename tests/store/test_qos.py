@@ -1,0 +1,50 @@
+"""What Slurm told of qualities of service is kept for an hour."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.model.qos import Qos, QosTable
+from slurm_colloc.store.qos import keep_qos, read_kept_qos
+from slurm_colloc.store.waits import KEPT_S
+
+TABLE = QosTable(
+    {"normal": Qos(3600, over_partition=True), "long": Qos(None, over_partition=False)},
+    (("physics", "gpu", "normal"),),
+    {"gpu": "long"},
+    "gpu",
+    "",
+)
+
+
+def test_what_was_kept_is_read_of_its_cluster_alone(tmp_path: Path) -> None:
+    assert read_kept_qos(tmp_path, "here") is None
+    keep_qos(tmp_path, "here", TABLE)
+    assert read_kept_qos(tmp_path, "here") == TABLE
+    assert read_kept_qos(tmp_path, "there") is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"made_at": time.time() - KEPT_S - 60},
+        {"made_at": float("inf")},
+        {"made_at": 10**400},
+        {"made_at": None},
+        {"known": {"normal": [float("inf"), True]}},
+        {"known": {"normal": [10**400, True]}},
+        {"known": {"normal": [0, True]}},
+        {"known": [1]},
+        {"defaults": [[1, 2]]},
+    ],
+)
+def test_what_is_old_or_damaged_is_asked_again(tmp_path: Path, changes: dict[str, Any]) -> None:
+    keep_qos(tmp_path, "here", TABLE)
+    path = tmp_path / "waits" / "qos.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert read_kept_qos(tmp_path, "here") is None
