@@ -213,7 +213,7 @@ class Ramp:
         added = running - base.running
         gain = now.stp - base.stp
         share = self._get_share(base)
-        is_short = gain < SHORT_SHARE * added * share
+        is_short = share > 0 and gain < SHORT_SHARE * added * share
         if added > 1 and is_short and not is_confirmed(now, self.places):
             # The sum stopped growing somewhere between: as many as had their full share of it.
             target = base.running + max(0, min(added, round(gain / share)))
@@ -235,9 +235,9 @@ class Ramp:
         return self._settle(at, now, target, sights, text)
 
     def _get_share(self, base: Measured) -> float:
-        """What each of several that come at once is to bring to the sum of progress."""
+        """What each of several that come at once is to bring to the sum of progress; 0 for none."""
         if self._marginal is not None:
-            return self._marginal
+            return max(0.0, self._marginal)
         # As many as there was room for have come at once, each to be as fast as the first.
         return base.stp if base.running == 1 else 0.0
 
