@@ -13,12 +13,12 @@ FOR_ALL = 0o755
 """A site's folder: all users read it."""
 
 
-def check_target(out: Path, mode: int = FOR_ALL) -> None:
-    """See that a file can be written, and make its folder.
+def check_target(out: Path, *, makes_folder: bool = True) -> None:
+    """See that a file can be written, and make its folder, which all users read.
 
     Args:
         out: The file, or a folder that exists and gets a file.
-        mode: Permissions of a folder that is made, less the umask.
+        makes_folder: Where it is missing; else the nearest folder that exists is looked at.
 
     Raises:
         UsageProblem: It cannot be written.
@@ -27,7 +27,10 @@ def check_target(out: Path, mode: int = FOR_ALL) -> None:
     if out.exists() and not out.is_file() and folder != out:
         raise UsageProblem(f"cannot write {out}: it is no file")
     try:
-        folder.mkdir(mode, parents=True, exist_ok=True)
+        if makes_folder:
+            folder.mkdir(FOR_ALL, parents=True, exist_ok=True)
+        while not folder.exists():
+            folder = folder.parent
         with tempfile.TemporaryFile(dir=folder):
             pass
     except FileExistsError as error:

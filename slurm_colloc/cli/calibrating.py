@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _MINUTES_MOST = 120.0
 _NVML_S = 60.0
-_PRIVATE = 0o700
 
 
 def calibrate(  # noqa: PLR0917 - typer makes options of them
@@ -127,7 +126,8 @@ def _choose_target(place: Place) -> Path | None:
     if place.gpu is None or not place.gpu.name:
         return None
     target = calibration_path(user_folder(load_settings().state_path), place.gpu.name)
-    check_target(target, _PRIVATE)
+    # Nothing is left behind where nothing can be measured.
+    check_target(target, makes_folder=False)
     return target
 
 

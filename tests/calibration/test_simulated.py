@@ -132,7 +132,11 @@ sys.exit(run(["calibrate", *sys.argv[1:]]))
 def calibrate(simulation: Simulation, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", _CALIBRATE, *words],
-        env={**simulation.environment(), "XDG_STATE_HOME": str(simulation.directory / "state")},
+        env={
+            **simulation.environment(),
+            "XDG_STATE_HOME": str(simulation.directory / "state"),
+            "TMPDIR": str(simulation.directory),
+        },
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_S,
@@ -158,7 +162,7 @@ def test_where_no_training_runs_the_command_says_why_and_leaves_nothing(
     assert float(found["power_w"]) == pytest.approx(76, abs=5)
     assert float(found["power_limit_w"]) == 700
     assert not (simulation.directory / "state").exists()
-    assert not list(Path("/tmp").glob("csub-calibrate-*"))
+    assert not list(simulation.directory.glob("csub-calibrate-*"))
 
 
 def test_a_gpu_that_does_not_tell_what_it_does_is_refused(simulation: Simulation) -> None:
