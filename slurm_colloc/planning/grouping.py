@@ -79,13 +79,18 @@ def plan(
             f"{packs_at_once} packs of degree {widest}"
         )
     if len(buckets) > 1:
-        reasons.append(
-            f"{len(buckets)} groups: jobs share a pack only where partition, account, QoS, "
-            "GPU type, constraint and the options passed to sbatch are equal"
-        )
+        reasons.append(describe_groups(len(buckets)))
     if policy.rule is not Rule.CSUB and buckets:
         reasons.append(f"packs were made by the rule {policy.rule}, for comparison")
     return Plan(ordered, packs_at_once, tuple(reasons))
+
+
+def describe_groups(count: int) -> str:
+    """Why jobs of one call are not all planned together."""
+    return (
+        f"{count} groups: jobs share a pack only where partition, account, QoS, "
+        "GPU type, constraint and the options passed to sbatch are equal"
+    )
 
 
 def ask(

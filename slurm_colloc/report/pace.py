@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,8 @@ STALE_S = 15.0
 
 _AHEAD_S = 5.0
 _WINDOW_LEAST_S = 5.0
+_LEAST, _MOST = 1e-6, 1e15
+"""No figure of a monitor is smaller or larger."""
 _EVEN = 1.01
 """Below it nobody would call it slower."""
 
@@ -59,5 +60,6 @@ def _find_figures(
 
 
 def _read_positive(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and 0 < value < math.inf else None  # type: ignore[operator,return-value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if _LEAST <= value <= _MOST else None

@@ -66,6 +66,7 @@ def is_sound(value: Any, now: float) -> bool:
 
 
 def _is_within(item: object, allowed: tuple[float, float]) -> bool:
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return False
     # Not a number is in no range.
-    is_number = isinstance(item, int | float) and not isinstance(item, bool)
-    return is_number and allowed[0] <= item <= allowed[1]  # type: ignore[operator]
+    return allowed[0] <= item <= allowed[1]

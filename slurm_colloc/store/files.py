@@ -87,13 +87,21 @@ def read_bytes(path: Path | str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
         if status.st_size > _BYTES_MOST:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
-        parts = []
+            raise _too_large(path)
+        parts, read = [], 0
         while part := os.read(descriptor, _CHUNK_BYTES):
             parts.append(part)
+            read += len(part)
+            # It may grow while it is read.
+            if read > _BYTES_MOST:
+                raise _too_large(path)
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def _too_large(path: Path | str) -> OSError:
+    return OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:

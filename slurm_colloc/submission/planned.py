@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule
 from slurm_colloc.model.waits import WaitTable
-from slurm_colloc.planning.grouping import ask, find_buckets, find_first, plan
+from slurm_colloc.planning.grouping import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.submission.collect import Call
@@ -171,10 +171,7 @@ def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
         len(find_buckets(ask(planned.part.jobs, {}, Capacity(), policy))) for planned in parts
     )
     if groups > 1:
-        reasons.append(
-            f"{groups} groups: jobs share a pack only where partition, account, QoS, "
-            "GPU type, constraint and the options passed to sbatch are equal"
-        )
+        reasons.append(describe_groups(groups))
     reasons += _gather((*p.part.reasons, *p.part.knowledge.reasons) for p in parts)
     reasons += (f"ignored: {p}" for p in _gather(p.part.knowledge.problems for p in parts))
     return Plan(tuple(sorted(packs, key=find_first)), min(limits, default=None), tuple(reasons))

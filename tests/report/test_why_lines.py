@@ -187,6 +187,7 @@ def test_running_with_partners_says_how_much_slower_than_alone_it_is(state: Stat
         build_latest(start=2), build_latest(steps_per_s=0.0), build_latest(steps_per_s=None),
         build_latest(steps_per_s="fast"), build_latest(steps_per_s=True),
         build_latest(steps_per_s=float("nan")), build_latest(window_s=3.0),
+        build_latest(steps_per_s=10**400), build_latest(steps_per_s=5e-324),
         {**build_latest(), "at": NOW - 60}, {**build_latest(), "at": NOW + 60},
         {**build_latest(), "at": None}, {"members": [1]}, {**build_latest(), "members": {"1": 3}},
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.store import files
 from slurm_colloc.store.files import make_directory, read_json, write_atomic, write_json
 
 
@@ -178,3 +179,15 @@ def test_no_json_is_too_odd_to_be_told(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(StateError, match="is damaged"):
         read_json(path)
+
+
+def test_a_file_that_is_larger_than_it_says_is_not_read_on_and_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As one that grows while it is read: its size is said to be 0.
+    path = Path("/proc/self/status")
+    assert path.stat().st_size == 0
+    assert files.read_bytes(path)
+    monkeypatch.setattr(files, "_BYTES_MOST", 10)
+    with pytest.raises(OSError, match="File too large"):
+        files.read_bytes(path)
