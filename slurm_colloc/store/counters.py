@@ -20,9 +20,10 @@ _SOURCES: dict[int, ProgressSource] = {
     layout.SOURCE_API: "api",
     layout.SOURCE_REGEX: "regex",
 }
-# A writer needs a microsecond; one that was killed while writing stays odd for ever. Every word
-# is whole by itself even then.
-_TRIES = 4
+# A writer needs a microsecond, so the first try is nearly always enough, and this many are even for
+# one that counts 100,000 times a second. One that was killed while writing stays odd for ever.
+# Every word is whole by itself even then.
+_TRIES = 64
 _SEQUENCE_AT = layout.SEQUENCE * 8
 # More than any member has; a directory full of rubbish is not to keep the reader busy.
 _MOST_FILES = 4096

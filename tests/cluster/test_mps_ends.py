@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import CsubUser
+from .conftest import CsubUser, wait_until
 from .mps import (
     HELLO,
     OPTIONS,
@@ -142,7 +142,8 @@ def test_full_and_read_only_directories_are_passed_over_and_told(mps_user: CsubU
             assert [note.split(":")[1].strip() for note in notes] == list(bases)
             assert all(note.startswith("not used: ") for note in notes)
             assert f"Note:     not used: {locked}: " in user.csub("show", job_id).stdout
-        assert list(usable.iterdir()) == []
+        # The daemon stops after the last member has ended.
+        wait_until(lambda: not list(usable.iterdir()), "the daemon's directory is removed")
         shorten_waits(user, bases=bases)
         nowhere = submit_pack(user, "quick.sh", "quick.sh")
         with explained(user, nowhere):

@@ -81,6 +81,34 @@ def test_what_is_no_counter_file_is_passed_over(tmp_path: Path, content: bytes) 
     assert read_member_progress(str(tmp_path)) is None
 
 
+def test_what_was_written_while_it_was_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "1.2.progress"
+    half = build_content(SEQUENCE=1, STEPS=2, SAMPLES=2)
+    path.write_bytes(half)
+    states = [half, half, build_content(SEQUENCE=2, STEPS=2, SAMPLES=4)]
+    states += [build_content(SEQUENCE=4, STEPS=3, SAMPLES=6)] * 2
+    read = os.pread
+
+    def write_and_read(descriptor: int, size: int, offset: int) -> bytes:
+        if states:
+            path.write_bytes(states.pop(0))
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", write_and_read)
+    process = read_process_progress(str(tmp_path), "1.2.progress")
+    assert process is not None
+    assert (process.steps, process.samples) == (3, 6)
+
+
+def test_a_count_that_was_never_ended_is_read_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "1.2.progress").write_bytes(build_content(SEQUENCE=7, STEPS=4, SAMPLES=6))
+    process = read_process_progress(str(tmp_path), "1.2.progress")
+    assert process is not None
+    assert (process.steps, process.samples) == (4, 6)
+
+
 def test_odd_names_links_and_pipes_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "a.progress").write_bytes(build_content())

@@ -124,7 +124,13 @@ def test_a_program_that_is_killed_while_it_counts(directory: Path) -> None:
 
 
 def test_a_reader_never_sees_half_of_a_count(directory: Path) -> None:
-    code = "from slurm_colloc import progress\nfor _ in range(300000): progress.step(samples=2)"
+    # Some 150,000 steps a second, far more than any training does.
+    code = (
+        "from slurm_colloc import progress\n"
+        "for _ in range(200000):\n"
+        "    progress.step(samples=2)\n"
+        "    for _ in range(200): pass\n"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=build_environment(directory)
     ) as process:
