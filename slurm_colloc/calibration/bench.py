@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from slurm_colloc.calibration.design import MPS, Cell, Group
+from slurm_colloc.calibration.cells import MPS, Cell, Group
 from slurm_colloc.calibration.groups import OpenGroup
 from slurm_colloc.calibration.packs import IDLE
 from slurm_colloc.calibration.pool import Pool, Worker

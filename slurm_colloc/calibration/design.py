@@ -1,9 +1,7 @@
 """Which trainings are measured together, in which mode and with which thread limits; pure.
 
-A cell is one measurement: some trainings, running at once for a short time. A group is what is
-started together: processes that serve many cells, as many as MPS and the GPU's memory have room
-for. Under MPS processes with different thread limits stand side by side, and those that a cell has
-no use for are idle and disturb nobody.
+A group gets as many cells as MPS and the GPU's memory have room for, and there are as many groups
+as the time allows.
 """
 
 from __future__ import annotations
@@ -12,31 +10,20 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-TIMESLICE = "timeslice"
-MPS = "mps"
-
-ALONE = "alone"
-SAME = "same"
-
-# Seconds of settling, and of the window.
-ALONE_TIMES_S = (0.4, 1.0)
-SHARED_TIMES_S = (0.5, 1.5)
-# Between two cells; what starting and ending a group takes, for each worker and in all; and
-# loading torch, for the first time.
-CELL_OVERHEAD_S = 0.12
-WORKER_START_S = 0.55
-GROUP_START_S = 6.0
-FIRST_START_S = 25.0
-
-MOST_WORKERS = 46
-"""In one group: an MPS server takes 48 clients on the driver this was chosen on."""
-CONTEXT_MB = 614
-"""GPU memory of a process beside what torch tells of, about 0.6 GiB on an H200."""
-USABLE_MEMORY = 0.85
-"""Share of the GPU's memory that a group may take; what trainings need is not known exactly."""
+from slurm_colloc.calibration.cells import (
+    ALONE,
+    FIRST_START_S,
+    MPS,
+    SAME,
+    TIMESLICE,
+    Cell,
+    Group,
+    Member,
+    add_copies,
+    make_cell,
+)
+from slurm_colloc.calibration.room import Need, Room, choose_names, fits
 
 # How many of each size; what is drawn first is in all modes and limits.
 _COUNTS = {2: 30, 3: 15, 4: 5, 7: 3, 12: 2}
@@ -70,114 +57,6 @@ _LIMIT_OF_LARGE = 50
 # So many of the last groups may be left out before fewer packs are drawn.
 _LEFT_OUT_MOST = 2
 _GROUPS_LEAST = 3
-
-
-class Member(NamedTuple):
-    """One training of a cell.
-
-    Attributes:
-        workload: Its name.
-        limit: Thread limit under MPS, in percent; None for none.
-    """
-
-    workload: str
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one process of a workload takes.
-
-    Attributes:
-        cpus: Cores.
-        gpu_memory_mb: GPU memory in MiB, without the context.
-    """
-
-    cpus: int = 1
-    gpu_memory_mb: int = 0
-
-
-@dataclass(frozen=True)
-class Room:
-    """What there is.
-
-    Attributes:
-        cores: Cores; packs that need more are not measured.
-        gpu_memory_mb: All of the GPU's memory in MiB; None for no bound.
-        modes: Sharing modes that can be measured, the more valuable first.
-    """
-
-    cores: int
-    gpu_memory_mb: int | None = None
-    modes: Sequence[str] = (MPS, TIMESLICE)
-
-    @property
-    def usable_mb(self) -> float:
-        """What a group may take."""
-        return float("inf") if self.gpu_memory_mb is None else USABLE_MEMORY * self.gpu_memory_mb
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Some trainings at once.
-
-    Attributes:
-        label: `alone`, `pair`, `triple`, `pack4` and so on, or `same` for copies of one training.
-        members: Its trainings; one that stands there twice runs twice.
-        settle_s: How long all run before the window begins.
-        window_s: How long the window is.
-    """
-
-    label: str
-    members: tuple[Member, ...]
-    settle_s: float = SHARED_TIMES_S[0]
-    window_s: float = SHARED_TIMES_S[1]
-
-    def estimate_s(self) -> float:
-        """How long it takes."""
-        return self.settle_s + self.window_s + CELL_OVERHEAD_S
-
-
-@dataclass(frozen=True)
-class Group:
-    """Cells that the same processes serve.
-
-    Attributes:
-        name: What rows call it.
-        mode: `timeslice` or `mps`.
-        cells: In the order in which they are measured.
-    """
-
-    name: str
-    mode: str
-    cells: tuple[Cell, ...]
-
-    def count_copies(self) -> dict[Member, int]:
-        """How many processes of each kind are needed, in the order of the cells."""
-        return _add_copies({}, self.cells)
-
-    def estimate_start_s(self) -> float:
-        """How long starting and ending it takes."""
-        return GROUP_START_S + WORKER_START_S * sum(self.count_copies().values())
-
-    def estimate_s(self) -> float:
-        """How long it takes, start and end included."""
-        return self.estimate_start_s() + sum(cell.estimate_s() for cell in self.cells)
-
-
-def make_cell(label: str, names: Iterable[str], limit: int | None = None) -> Cell:
-    """A cell whose members all have one limit."""
-    times = ALONE_TIMES_S if label == ALONE else SHARED_TIMES_S
-    return Cell(label, tuple(Member(name, limit) for name in names), *times)
-
-
-def choose_names(needs: Mapping[str, Need], room: Room) -> tuple[str, ...]:
-    """The workloads that a GPU has room for: with any of them, half is left for others."""
-    return tuple(
-        name
-        for name, need in needs.items()
-        if need.cpus < room.cores and need.gpu_memory_mb + CONTEXT_MB <= room.usable_mb / 2
-    )
 
 
 def choose_design(
@@ -332,38 +211,17 @@ def _fill(
     bins: list[tuple[list[Cell], dict[Member, int]]] = []
     for cell in cells:
         for held, copies in bins:
-            grown = _add_copies(copies, (cell,))
-            if _fits(grown, needs, usable_mb):
+            grown = add_copies(copies, (cell,))
+            if fits(grown, needs, usable_mb):
                 held.append(cell)
                 copies.update(grown)
                 break
         else:
-            copies = _add_copies({}, (cell,))
+            copies = add_copies({}, (cell,))
             # One that fits nowhere is not measured.
-            if _fits(copies, needs, usable_mb):
+            if fits(copies, needs, usable_mb):
                 bins.append(([cell], copies))
     return [tuple(held) for held, _ in bins]
-
-
-def _add_copies(copies: Mapping[Member, int], cells: Iterable[Cell]) -> dict[Member, int]:
-    grown = dict(copies)
-    for cell in cells:
-        for member, count in Counter(cell.members).items():
-            grown[member] = max(grown.get(member, 0), count)
-    return grown
-
-
-def compute_gpu_memory_mb(copies: Mapping[Member, int], needs: Mapping[str, Need]) -> float:
-    """What some processes take, their contexts included."""
-    return sum(
-        count * (needs[member.workload].gpu_memory_mb + CONTEXT_MB)
-        for member, count in copies.items()
-    )
-
-
-def _fits(copies: Mapping[Member, int], needs: Mapping[str, Need], usable_mb: float) -> bool:
-    taken_mb = compute_gpu_memory_mb(copies, needs)
-    return sum(copies.values()) <= MOST_WORKERS and taken_mb <= usable_mb
 
 
 def _place_alone(cells: Sequence[Cell], *, twice: bool) -> tuple[Cell, ...]:
@@ -375,14 +233,3 @@ def _place_alone(cells: Sequence[Cell], *, twice: bool) -> tuple[Cell, ...]:
 
 def _is_reference(cell: Cell) -> bool:
     return cell.label == ALONE and cell.members[0].limit is None
-
-
-def shorten(groups: Iterable[Group], settle_s: float, window_s: float) -> tuple[Group, ...]:
-    """The same cells with other times, for trainings that need none to settle."""
-    return tuple(
-        replace(
-            group,
-            cells=tuple(replace(c, settle_s=settle_s, window_s=window_s) for c in group.cells),
-        )
-        for group in groups
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_colloc.calibration.design import MPS, Cell, Group
+from slurm_colloc.calibration.cells import MPS, Cell, Group
 from slurm_colloc.calibration.mps_sharing import PrivateMps
 from slurm_colloc.calibration.pool import Pool, Worker
 from slurm_colloc.calibration.workloads import TINY

@@ -18,7 +18,7 @@ from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 
 if TYPE_CHECKING:
-    from slurm_colloc.calibration.measuring import Place
+    from slurm_colloc.calibration.place import Place
 
 _MINUTES_MOST = 120.0
 _NVML_S = 60.0
@@ -75,7 +75,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
 
     Run it where the GPU is: srun --gres=gpu:1 --cpus-per-task=16 --mem=100G csub calibrate
     """
-    from slurm_colloc.calibration.measuring import check_packages
+    from slurm_colloc.calibration.place import check_packages
     from slurm_colloc.calibration.target import check_target
     from slurm_colloc.store.calibration_format import check_idle_power
 
@@ -109,7 +109,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
 
 
 def _find_place(wanted: str, *, shared: bool) -> Place:
-    from slurm_colloc.calibration.measuring import CPU, choose_place, list_cores
+    from slurm_colloc.calibration.place import CPU, choose_place, list_cores
     from slurm_colloc.host.nvml import probe_gpus
     from slurm_colloc.host.nvml_answer import NvmlAnswer
 

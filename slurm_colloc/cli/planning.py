@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.cli.dry_run import ask_slurm
+from slurm_colloc.cli.joining import describe_open_room
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submitting import ask_slurm, describe_open_room, prepare_call
-from slurm_colloc.errors import SlurmError, UsageProblem
+from slurm_colloc.cli.submitting import prepare_call
+from slurm_colloc.cli.what_if import apply_changes, parse_changes
+from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.plan import Policy, SharingMode
-from slurm_colloc.model.quantities import parse_gpu_memory_mb
 from slurm_colloc.model.waits import WaitEstimate
 from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.needs import choose_bound
+from slurm_colloc.planning.needs import build_load, choose_bound
 from slurm_colloc.planning.queueing import estimate_wait
-from slurm_colloc.report.plan_view import (
-    PLAN_SCHEMA,
-    build_plan_json,
-    render_comparison,
-    render_plan,
-)
+from slurm_colloc.report.plan_figures import render_comparison
+from slurm_colloc.report.plan_view import PLAN_SCHEMA, build_plan_json, render_plan
 from slurm_colloc.report.terminal import choose_width
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
-from slurm_colloc.submission.collect import Call, collect_call
+from slurm_colloc.submission.collect import collect_call
 from slurm_colloc.submission.explained import explain_planning
 from slurm_colloc.submission.planned import Planning, plan_call
-from slurm_colloc.submission.policy import choose_policy
 from slurm_colloc.submission.request import group_into_batches
-
-WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
 
 _HELP = """\
 Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]
@@ -60,7 +53,8 @@ def run_plan(argv: Sequence[str]) -> int:
     argv, pack = split_pack(argv)
     directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    changes = parse_changes(call.options.text("what-if") or "")
+    what_if = call.options.text("what-if")
+    changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
     local = call.options.flag("local")
     call = prepare_call(call, session, local=local)
@@ -73,15 +67,23 @@ def run_plan(argv: Sequence[str]) -> int:
     planning = plan_call(call, session.settings, slurm, looks_at_queue=True)
     explanation = explain_planning(planning)
     waits = _list_waits(planning)
-    other = None
+    words = ", ".join(f"{name}={value}" for name, value in changes.items())
+    other, warnings = None, _list_warnings(planning)
     if changes:
         changed, policy = apply_changes(call, changes, session)
-        other = explain_planning(plan_call(changed, session.settings, slurm, policy))
+        changed_planning = plan_call(changed, session.settings, slurm, policy)
+        other = explain_planning(changed_planning)
+        told = [text for text in _list_warnings(changed_planning) if text not in warnings]
+        warnings += [f"with {words}: {text}" for text in told]
     for text in planning.problems:
         note(f"ignored: {text}")
     if as_json:
         say(json.dumps(_build_json(planning, explanation, other, changes, room=room)))
         return 0
+    if not explains:
+        # They are among the reasons, which are not shown.
+        for text in warnings:
+            note(text)
     width = choose_width()
     sources = _list_sources(planning) if explains else ()
     say(render_plan(explanation, width, explain=explains, sources=sources, waits=waits))
@@ -89,7 +91,6 @@ def run_plan(argv: Sequence[str]) -> int:
         for text in _ask_slurm(planning, session, directory):
             say(text)
     if other is not None:
-        words = ", ".join(f"{name}={value}" for name, value in changes.items())
         say(render_comparison(explanation, other, words, width))
         if explains:
             say(f"With {words}:")
@@ -118,87 +119,6 @@ def split_pack(argv: Sequence[str]) -> tuple[list[str], bool]:
     return [*argv[:at], *argv[at + 1 :]], True
 
 
-def parse_changes(text: str) -> dict[str, str]:
-    """Read `--what-if=degree=4,mode=mig`.
-
-    Raises:
-        UsageProblem: A name is not known, or has no value.
-    """
-    changes: dict[str, str] = {}
-    for part in text.split(",") if text else ():
-        name, separator, value = part.strip().partition("=")
-        if name not in WHAT_IF or not value:
-            what = f"{part.strip()!a} has no value" if not separator or not value else ""
-            raise UsageProblem(
-                f"--what-if: {what or f'there is no {name!a}'}",
-                hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
-            )
-        changes[name] = value
-    return changes
-
-
-def apply_changes(
-    call: Call, changes: dict[str, str], session: Session
-) -> tuple[Call, Policy | None]:
-    """The call with other values, and its policy where the call cannot say it.
-
-    Raises:
-        UsageProblem: A value is wrong.
-    """
-    origin = "--what-if"
-    degree = _parse(changes, "degree", _parse_count)
-    slowdown = _parse(changes, "max-slowdown", _parse_slowdown)
-    gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
-    mode = changes.get("mode")
-    if mode is not None and mode not in [known.value for known in SharingMode]:
-        choices = ", ".join(known.value for known in SharingMode)
-        raise UsageProblem(f"{origin}: mode={mode!a} is none of {choices}")
-    candidates = call.candidates
-    told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
-    asked = {name: value for name, value in told.items() if value is not None}
-    if asked:
-        candidates = tuple(
-            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
-        )
-    is_mig = mode == SharingMode.MIG.value
-    is_alone = mode == SharingMode.EXCLUSIVE.value
-    changed = dataclasses.replace(
-        call,
-        candidates=candidates,
-        degree=None if is_alone else degree or call.degree,
-        pack_size=None if is_alone or degree else call.pack_size,
-        shares=((mode, origin),) if mode and not is_mig else call.shares,
-        goals=((changes["goal"], origin),) if "goal" in changes else call.goals,
-        rules=((changes["policy"], origin),) if "policy" in changes else call.rules,
-    )
-    if not is_mig:
-        return changed, None
-    policy = choose_policy(changed, session.settings)
-    return changed, dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
-
-
-def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
-    if name not in changes:
-        return None
-    try:
-        return parse(changes[name])
-    except ValueError as error:
-        raise UsageProblem(f"--what-if: {name}={changes[name]!a}: {error}") from error
-
-
-def _parse_count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError("a number of at least 1 is needed")
-    return int(text)
-
-
-def _parse_slowdown(text: str) -> float:
-    value = float(text)
-    if not 1.0 <= value <= 100.0:
-        raise ValueError("a number from 1 to 100 is needed")
-    return value
-
-
 def _list_waits(planning: Planning) -> list[WaitEstimate | None]:
     if all(planned.waits is None for planned in planning.parts):
         return []
@@ -212,26 +132,32 @@ def _find_unknown_queue(planning: Planning) -> str | None:
     return next((table.unknown for table in tables if table.unknown), None)
 
 
-def _choose_calibration(planning: Planning) -> Calibration:
-    """That of the first jobs that have been measured."""
+def _list_warnings(planning: Planning) -> list[str]:
+    """What of a plan is dangerous, each once."""
+    return list(dict.fromkeys(text for p in planning.parts for text in p.part.warnings))
+
+
+def _list_calibrations(planning: Planning) -> list[Calibration]:
+    """Those of all jobs of which it is known what they take of a GPU, each once."""
     known = [planned.part.knowledge for planned in planning.parts]
-    return next((k for k in known if k.profiles), known[0]).calibration
+    used = [k.calibration for k in known if any(map(build_load, k.profiles.values()))]
+    return [calibration for i, calibration in enumerate(used) if calibration not in used[:i]]
 
 
 def _list_sources(planning: Planning) -> list[str]:
     unknown = _find_unknown_queue(planning)
     queue = [f"Queue: no estimate: {unknown}"] if unknown else []
-    known = [planned.part.knowledge for planned in planning.parts]
-    used = [_describe(k.calibration) for k in known if k.profiles]
+    used = [_describe(calibration) for calibration in _list_calibrations(planning)]
     if not used:
-        return ["Calibration: none needed, as none of the jobs has been measured yet", *queue]
+        none = "Calibration: none needed, as what the jobs take of a GPU is not known yet"
+        return [none, *queue]
     return [*dict.fromkeys(used), *queue]
 
 
 def _describe(calibration: Calibration) -> str:
     made = f", of {calibration.packs} packs" if calibration.packs else ""
     off = f"predictions are off by {100 * calibration.residual:.0f} % (standard deviation)"
-    return f"Calibration: {calibration.gpu_model}{made}, {calibration.source}; {off}"
+    return f"Calibration: {calibration.gpu_model}{made}; {off}; it is {calibration.source}"
 
 
 def _ask_slurm(planning: Planning, session: Session, directory: str) -> list[str]:
@@ -253,7 +179,6 @@ def _build_json(
     *,
     room: str,
 ) -> dict[str, Any]:
-    calibration = _choose_calibration(planning)
     return {
         "schema": PLAN_SCHEMA,
         **build_plan_json(explanation, _list_waits(planning)),
@@ -265,13 +190,16 @@ def _build_json(
             "degree": planning.policy.degree,
             "degree_is_asked": planning.policy.degree_is_asked,
         },
-        "calibration": {
-            "gpu_model": calibration.gpu_model,
-            "source": calibration.source,
-            "residual": calibration.residual,
-            "packs": calibration.packs,
-            "made_at": calibration.made_at or None,
-        },
+        "calibrations": [
+            {
+                "gpu_model": calibration.gpu_model,
+                "source": calibration.source,
+                "residual": calibration.residual,
+                "packs": calibration.packs,
+                "made_at": calibration.made_at or None,
+            }
+            for calibration in _list_calibrations(planning)
+        ],
         "queue_unknown": _find_unknown_queue(planning),
         "problems": list(planning.problems),
         "what_if": None if other is None else {"changes": changes, **build_plan_json(other)},

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
+from slurm_colloc.cli.answering import answer
+from slurm_colloc.cli.joining import find_room, may_join, tell_joined
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.member import Selection
 from slurm_colloc.model.plan import Plan, SharingMode
-from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.collect import Call, collect_call
-from slurm_colloc.submission.planned import make_plan
-from slurm_colloc.submission.policy import choose_join, choose_share
+from slurm_colloc.submission.policy import choose_share
 from slurm_colloc.submission.submit import Submitted, submit_call
-
-if TYPE_CHECKING:
-    from slurm_colloc.model.job import Job
-    from slurm_colloc.submission.joining import Joined
-    from slurm_colloc.submission.request import Batch
 
 JOIN_WAIT_S = 30.0
 
@@ -58,9 +48,10 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
     local = call.options.flag("local")
     call = prepare_call(call, session, local=local)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
-        return _run_dry(call, session, directory, local=local)
-    may_join = not local and session.settings.state_shared and _may_join(call, session)
-    if may_join:
+        from slurm_colloc.cli.dry_run import run_dry
+
+        return run_dry(call, session, directory, local=local)
+    if may_join(call, session, local=local):
         return _join_or_submit(call, session, directory)
     if session.state.list_open():
         session.refresh()
@@ -68,7 +59,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         from slurm_colloc.submission.local import submit_local
 
         plan, submitted = submit_local(call, session.settings, session.state, os.environ, directory)
-        _answer(call.options, plan, submitted)
+        answer(call.options, plan, submitted)
     else:
         submitted = submit_call(
             call,
@@ -98,18 +89,6 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> Call:
     return call
 
 
-def _may_join(call: Call, session: Session) -> bool:
-    if call.candidates[0].job.only_probe:
-        return False
-    if len(call.candidates) != 1 or call.array is not None:
-        if call.options.flag("join") and call.options.text("join") != "never":
-            raise UsageProblem(
-                "--join is for a single script", hint="the jobs of --array and csub pack share"
-            )
-        return False
-    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty()) != "never"
-
-
 def _join_or_submit(call: Call, session: Session, directory: str) -> int:
     """Join a pack that has room, or submit a new one; one csub of a user at a time.
 
@@ -119,10 +98,10 @@ def _join_or_submit(call: Call, session: Session, directory: str) -> int:
 
     session.state.prepare()
     with hold_lock(session.state.root / "joining.lock", JOIN_WAIT_S):
-        joined, refusals = _find_room(call, session)
+        joined, refusals = find_room(call, session)
         if joined is None:
 
-            def answer(plan: Plan, submitted: Sequence[Submitted]) -> None:
+            def tell(plan: Plan, submitted: Sequence[Submitted]) -> None:
                 if call.options.flag("explain") or call.options.flag("verbose"):
                     for text in refusals:
                         note(f"not joined: {text}")
@@ -134,13 +113,11 @@ def _join_or_submit(call: Call, session: Session, directory: str) -> int:
                 session.state,
                 session.slurm,
                 directory,
-                answer=answer,
+                answer=tell,
                 refusals=refusals,
             )
     if joined is None:
         return _finish(call, session, submitted)
-    from slurm_colloc.cli.joined import tell_joined
-
     tell_joined(call.options, joined)
     if call.options.flag("wait"):
         from slurm_colloc.cli.waiting import wait_for
@@ -149,33 +126,12 @@ def _join_or_submit(call: Call, session: Session, directory: str) -> int:
     return 0
 
 
-def _find_room(
-    call: Call, session: Session, *, only_plan: bool = False
-) -> tuple[Joined | None, tuple[str, ...]]:
-    """Join a pack, or only find it; and why others were not joined."""
-    jobs = session.refresh() if session.state.list_open() else None
-    if not jobs:
-        return None, ()
-    from slurm_colloc.submission.joining import join_open_pack
-
-    return join_open_pack(
-        call,
-        session.settings,
-        session.state,
-        session.slurm,
-        packs=session.open_packs,
-        jobs=jobs,
-        running=choose_join(call, session.settings, on_terminal=True) == "auto",
-        only_plan=only_plan,
-    )
-
-
 def _tell(call: Call, session: Session, plan: Plan, submitted: Sequence[Submitted]) -> None:
     if any(candidate.job.depends for candidate in call.candidates):
         from slurm_colloc.cli.depending import tell_packs
 
         tell_packs(session, call, submitted)
-    _answer(call.options, plan, submitted)
+    answer(call.options, plan, submitted)
     sys.stdout.flush()
 
 
@@ -203,137 +159,3 @@ def _peek(argv: Sequence[str]) -> str | None:
 
             return render_submit_help()
     return None
-
-
-def _answer(options: Options, plan: Plan, submitted: Sequence[Submitted]) -> None:
-    if options.flag("json"):
-        say(json.dumps(build_answer_json(plan, submitted)))
-        return
-    for entry in submitted:
-        if options.flag("parsable"):
-            say(entry.job_id)
-        elif not options.flag("quiet"):
-            say(f"Submitted batch job {entry.job_id} ({describe(entry)})")
-    if options.flag("explain") or options.flag("verbose"):
-        for text in explain(plan, submitted):
-            note(text)
-
-
-def describe(entry: Submitted) -> str:
-    """`members 4711/1-4711/3 in 1 pack, timeslice`."""
-    numbers = sorted(number for pack in entry.members for number in pack)
-    modes = dict.fromkeys(
-        ShareRequest.parse(record.share).describe_mode(record.mode) for record in entry.records
-    )
-    count = len(entry.records)
-    packs = f"in {count} pack{'s' if count > 1 else ''}, {' and '.join(modes)}"
-    if len(numbers) == 1:
-        return f"member {entry.job_id}/{numbers[0]} {packs}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"members {entry.job_id}/{numbers[0]}-{entry.job_id}/{numbers[-1]} {packs}"
-    return f"members {entry.job_id}/{format_task_ids(tuple(numbers))} {packs}"
-
-
-def explain(plan: Plan, submitted: Sequence[Submitted]) -> list[str]:
-    """Why the packs look as they do, a sentence each."""
-    texts = list(plan.reasons)
-    for entry in submitted:
-        for record, numbers in zip(entry.records, entry.members, strict=True):
-            name = f"{entry.job_id}_{record.index}" if record.is_array else entry.job_id
-            members = format_task_ids(tuple(sorted(numbers)))
-            texts += [f"pack {name} (members {members}): {text}" for text in record.reasons]
-    return texts
-
-
-def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, Any]:
-    """The answer with the fields that docs/json.md describes."""
-    return {
-        "schema": 1,
-        "reasons": list(plan.reasons),
-        "submitted": [
-            {
-                "job_id": entry.job_id,
-                "packs": [
-                    {
-                        "slurm_job_id": f"{entry.job_id}_{record.index}"
-                        if record.is_array
-                        else entry.job_id,
-                        "mode": record.mode.value,
-                        "share": record.share,
-                        "degree": record.degree,
-                        "members": [f"{entry.job_id}/{number}" for number in numbers],
-                        "reasons": list(record.reasons),
-                    }
-                    for record, numbers in zip(entry.records, entry.members, strict=True)
-                ],
-            }
-            for entry in submitted
-        ],
-    }
-
-
-def describe_open_room(call: Call, session: Session, *, local: bool) -> str:
-    """The open pack that a call's only job would join, in words; empty where there is none."""
-    if local or not session.settings.state_shared or not _may_join(call, session):
-        return ""
-    joined = _find_room(call, session, only_plan=True)[0]
-    if joined is None:
-        return ""
-    from slurm_colloc.cli.joined import describe_room
-
-    return f"The job would join pack {joined.member.job}: {describe_room(joined)}"
-
-
-def ask_slurm(
-    batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, session: Session, directory: str
-) -> list[str]:
-    """What Slurm says of a batch that is not submitted, and what would be noted with it."""
-    import tempfile
-
-    from slurm_colloc.store.packs import make_submission_id
-    from slurm_colloc.submission.hooks import HookChoice, build_hook_request
-    from slurm_colloc.submission.request import build_options
-    from slurm_colloc.submission.submit import build_batch_environment
-
-    submission, hooks = make_submission_id(), HookChoice.of(session.settings)
-    options = build_options(batch, jobs, packs_at_once, submission, "/dev/null", hooks=hooks)
-    asked = build_hook_request(batch.packs, dict(batch.packs[0].group), submission, hooks)
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "pack.sh")
-        script.write_text("#!/bin/sh\n")
-        said = session.slurm.check(
-            str(script),
-            options,
-            environment=build_batch_environment(os.environ),
-            directory=directory,
-        )
-    return [*asked.notes, f"Slurm: {said}"]
-
-
-def _run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int:
-    """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
-    from slurm_colloc.submission.request import group_into_batches
-
-    room = describe_open_room(call, session, local=local)
-    if room:
-        say(room)
-        return 0
-    plan = make_plan(call, session.settings, None if local else session.slurm)
-    jobs = [candidate.job for candidate in call.candidates]
-    for text in plan.reasons:
-        say(text)
-    for batch in group_into_batches(plan, jobs):
-        for pack in batch.packs:
-            numbers = format_task_ids(
-                tuple(sorted(jobs[member.job_index].number for member in pack.members))
-            )
-            mode = choose_share(call, session.settings).describe_mode(pack.mode)
-            say(f"Pack of members {numbers}: {mode}, degree {pack.degree}")
-            for text in pack.reasons:
-                say(f"  {text}")
-        if local:
-            continue
-        for text in ask_slurm(batch, jobs, plan.packs_at_once, session, directory):
-            say(f"  {text}")
-    sys.stdout.flush()
-    return 0

@@ -49,7 +49,7 @@ class Job:
         gpu_type: GPU type, or None for any.
         gpu_memory_mb: GPU memory it needs in MB, as the user said; None where unknown.
         time_limit_s: `--time` in seconds, counted as if it ran alone; None where nothing was
-            asked.
+            asked, and where it is to be unlimited.
         output: Pattern of its output file.
         error: Pattern of its error file; None where both go to `output`.
         input: Path of its standard input, or None.
@@ -112,3 +112,8 @@ class Job:
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Its user asked for no time limit (`--time=0`, `UNLIMITED`), not for Slurm's default."""
+        return self.time_limit_s is None and any(name == "time" for name, _ in self.shape)

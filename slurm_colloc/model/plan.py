@@ -190,13 +190,23 @@ class MemberPlan:
 
 @dataclass(frozen=True)
 class PackRequest:
-    """What the pack asks Slurm for; None means that Slurm's default stands."""
+    """What the pack asks Slurm for; None means that Slurm's default stands.
+
+    Attributes:
+        gpus: GPUs.
+        gpu_type: Their type; None for any.
+        cpus: CPUs.
+        host_memory_mb: Host memory in MB.
+        time_limit_s: Time limit in seconds.
+        is_unlimited: It asks for no time limit; then time_limit_s is None.
+    """
 
     gpus: int
     gpu_type: str | None
     cpus: int
     host_memory_mb: int | None
     time_limit_s: int | None
+    is_unlimited: bool = False
 
 
 @dataclass(frozen=True)

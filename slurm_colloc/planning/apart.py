@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.model.plan import Plan, Rule
-from slurm_colloc.planning.explanation import PairExplanation
+from slurm_colloc.planning.alike import add_alike
+from slurm_colloc.planning.explanation import PairExplanation, label_jobs
 from slurm_colloc.planning.grouping import compute_reason_to_run_alone
 from slurm_colloc.planning.known import is_known, weigh
 from slurm_colloc.planning.limits import Broken, find_broken
@@ -17,11 +18,15 @@ from slurm_colloc.planning.unknown import compute_refusal
 from slurm_colloc.planning.weighing import Weighing, build_unknown, describe_goal
 
 PAIRS_MOST = 50
-"""Pairs of kinds that are explained; the others are counted."""
+"""Pairs that are shown; the others are counted."""
+_EXPLAINED_MOST = 200
+"""Pairs of kinds that are explained: those that turn out to be alike are shown once."""
 _KINDS_MOST = 400
 
 
-def explain_pairs(plan: Plan, question: Question) -> tuple[tuple[PairExplanation, ...], int]:
+def explain_pairs(
+    plan: Plan, question: Question, labels: Sequence[str] | None = None
+) -> tuple[tuple[PairExplanation, ...], int]:
     """Say what keeps jobs in different packs, a pair of kinds at a time.
 
     First it is looked whether the two may share at all, then whether the second may come on top
@@ -31,9 +36,11 @@ def explain_pairs(plan: Plan, question: Question) -> tuple[tuple[PairExplanation
     Args:
         plan: The plan.
         question: What it answers.
+        labels: What its jobs are called in sentences; None where there are no further jobs that
+            they could be confused with.
 
     Returns:
-        The pairs, and how many more there are than PAIRS_MOST.
+        The pairs, those that are alike once, and how many more there are than PAIRS_MOST.
     """
     if question.policy.rule is Rule.FIRST_FIT:
         # That rule does not look at them.
@@ -45,9 +52,11 @@ def explain_pairs(plan: Plan, question: Question) -> tuple[tuple[PairExplanation
     }
     subjects = [build_subject(question, index) for index in range(len(question.jobs))]
     kinds = _find_kinds(question, subjects)
-    explainer = _Explainer(plan, question, subjects, places)
-    found: list[PairExplanation] = []
-    left_out = 0
+    if labels is None:
+        labels = label_jobs((job.name, job.number) for job in question.jobs)
+    explainer = _Explainer(plan, question, subjects, places, labels)
+    found: dict[object, PairExplanation] = {}
+    explained = left_out = 0
     if len(kinds) > _KINDS_MOST:
         left_out = (len(kinds) * (len(kinds) - 1) - _KINDS_MOST * (_KINDS_MOST - 1)) // 2
         kinds = kinds[:_KINDS_MOST]
@@ -55,11 +64,12 @@ def explain_pairs(plan: Plan, question: Question) -> tuple[tuple[PairExplanation
         apart = _find_apart(first, second, places)
         if apart is None:
             continue
-        if len(found) == PAIRS_MOST:
+        if len(found) == PAIRS_MOST or explained == _EXPLAINED_MOST:
             left_out += 1
             continue
-        found.append(explainer.explain(*apart, _count_apart(first, second, places)))
-    return tuple(found), left_out
+        explained += 1
+        add_alike(found, explainer.explain(*apart, _count_apart(first, second, places)), labels)
+    return tuple(found.values()), left_out
 
 
 def _find_kinds(question: Question, subjects: Sequence[Subject]) -> list[list[int]]:
@@ -109,22 +119,27 @@ class _Explainer:
         question: Question,
         subjects: Sequence[Subject],
         places: Mapping[int, int],
+        labels: Sequence[str],
     ) -> None:
         self._plan = plan
         self._question = question
         self._subjects = subjects
         self._places = places
-        self._names = [job.name for job in question.jobs]
+        self._names = labels
         self._weighings: dict[object, tuple[Weighing, dict[int, int], list[str]]] = {}
 
     def explain(self, i: int, j: int, pairs: int) -> PairExplanation:
         broken, beside = self._find(i, j)
+        jobs = self._question.jobs
         return PairExplanation(
-            first=self._names[i],
-            second=self._names[j],
+            first=jobs[i].name,
+            second=jobs[j].name,
             first_index=i,
             second_index=j,
-            packs=tuple(self._names[index] for index in beside),
+            first_number=jobs[i].number,
+            second_number=jobs[j].number,
+            packs=tuple(jobs[index].name for index in beside),
+            pack_indices=beside,
             pairs=pairs,
             broken=broken,
             text="; ".join(b.text for b in broken),

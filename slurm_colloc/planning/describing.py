@@ -17,7 +17,15 @@ def describe_setting(
     slowdowns: Sequence[float],
     bounds: Sequence[float],
 ) -> str:
-    """A pack's setting and what is predicted of it, in a sentence."""
+    """A pack's setting and what is predicted of it, in a sentence.
+
+    Args:
+        degree: Members at once.
+        mode: The sharing mode.
+        percentages: MPS thread limits; None for no limit.
+        slowdowns: Of the members.
+        bounds: Of those that have one.
+    """
     text = f"{degree} members at once {_describe_limits(mode, percentages)}"
     low, high = min(slowdowns), max(slowdowns)
     spread = f"{high:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
@@ -29,6 +37,8 @@ def describe_setting(
 
 
 def _describe_bounds(bounds: Sequence[float]) -> str:
+    if not bounds:
+        return "no bound"
     low, high = f"{min(bounds):g}", f"{max(bounds):g}"
     return f"bound {low}" if low == high else f"bounds {low} to {high}"
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, UsageProfile
+from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, UsageProfile
+from slurm_colloc.planning import rivals
 from slurm_colloc.planning.apart import explain_pairs
 from slurm_colloc.planning.explanation import MemberExplanation, PackExplanation, PlanExplanation
+from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.grouping import ask
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.needs import Question, build_load, build_subject, has_run_s
+from slurm_colloc.planning.needs import (
+    Question,
+    are_timed,
+    build_load,
+    build_subject,
+    has_run_s,
+)
+from slurm_colloc.planning.pricing import Pricing
+from slurm_colloc.planning.subject import Limits, Setting, Subject
+
+_J_PER_WH = 3600
 
 
 def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
@@ -21,6 +35,7 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
     capacity: Capacity,
     policy: Policy,
     calibration: Calibration | None = None,
+    labels: Sequence[str] | None = None,
 ) -> PlanExplanation:
     """Explain a plan, given all that it was made of.
 
@@ -31,16 +46,25 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
         capacity: What one GPU brings with it.
         policy: How far sharing may go.
         calibration: How jobs slow each other down on that GPU; None where that is unknown.
+        labels: What the jobs are called in sentences; see `explain_pairs`.
     """
     question = ask(jobs, profiles, capacity, policy, calibration)
-    pairs, left_out = explain_pairs(plan, question)
-    return PlanExplanation(
-        tuple(_explain_pack(pack, question) for pack in plan.packs), pairs, left_out, plan.reasons
+    pairs, left_out = explain_pairs(plan, question, labels)
+    # Of no limits: it only tells what energy the work of each job takes.
+    subjects = [build_subject(question, index) for index in range(len(jobs))]
+    pricing = Pricing(subjects, Limits(), calibration)
+    packs = tuple(_explain_pack(pack, question, pricing) for pack in plan.packs)
+    return PlanExplanation(packs, pairs, left_out, plan.reasons)
+
+
+def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:
+    if question.policy.rule is Rule.FIRST_FIT:
+        pack = _predict(pack, question, pricing)
+    subjects = pricing.subjects
+    members = tuple(
+        _explain_member(pack, place, question, subjects[member.job_index])
+        for place, member in enumerate(pack.members)
     )
-
-
-def _explain_pack(pack: PackPlan, question: Question) -> PackExplanation:
-    members = tuple(_explain_member(pack, place, question) for place in range(len(pack.members)))
     running = members[: pack.degree]
     slowdowns = [member.slowdown for member in running]
     known = [slowdown for slowdown in slowdowns if slowdown]
@@ -58,25 +82,82 @@ def _explain_pack(pack: PackPlan, question: Question) -> PackExplanation:
         sm_activity=_sum_floats([member.sm_activity for member in running]),
         dram_activity=_sum_floats([member.dram_activity for member in running]),
         predicted_finish_s=pack.predicted_finish_s,
+        energy_wh=_compute_energy_wh(pack, question, pricing),
         time_limit_s=pack.request.time_limit_s if pack.request else None,
         reasons=pack.reasons,
     )
 
 
-def _explain_member(pack: PackPlan, place: int, question: Question) -> MemberExplanation:
+def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
+    """A pack that was made without looking at loads, with what they tell of it."""
+    subjects = [pricing.subjects[member.job_index] for member in pack.members]
+    if len(subjects) < 2 or pack.degree < len(subjects):
+        # Who of those that wait runs beside whom, nothing tells.
+        return pack
+    setting = Setting(pack.mode, tuple(member.thread_percentage for member in pack.members))
+    slowdowns, finish_s = rivals.predict_pack(subjects, setting, question.calibration)
+    if slowdowns is None:
+        return pack
+    members = tuple(
+        dataclasses.replace(
+            member,
+            predicted_slowdown=slowdown,
+            solo_steps_per_s=question.profiles[member.job_index].steps_per_s,
+        )
+        for member, slowdown in zip(pack.members, slowdowns, strict=True)
+    )
+    return dataclasses.replace(
+        pack,
+        members=members,
+        predicted_finish_s=finish_s if are_timed(question, subjects) else None,
+        known=True,
+    )
+
+
+def _compute_energy_wh(pack: PackPlan, question: Question, pricing: Pricing) -> float | None:
+    """What `--goal=energy` counts of a pack, in watt hours; None where a figure is unknown.
+
+    There what the power of a job is not known of counts as nothing, so that a choice is made.
+    """
+    indices = [member.job_index for member in pack.members]
+    subjects = [pricing.subjects[index] for index in indices]
+    profiles = [question.profiles.get(index, UsageProfile()) for index in indices]
+    if not are_timed(question, subjects) or not all(_has_power(profile) for profile in profiles):
+        return None
+    if any(subject.load is None for subject in subjects):
+        return None
+    finish_s = pack.predicted_finish_s
+    if finish_s is None:
+        if len(subjects) > 1:
+            return None
+        finish_s = subjects[0].run_s
+    work_j = sum(pricing.compute_work_j(pricing.kind_of[index]) for index in indices)
+    energy_j: float | None = pricing.compute_energy_j(finish_s + SETUP_S[pack.mode], work_j)
+    return None if energy_j is None else energy_j / _J_PER_WH
+
+
+def _has_power(profile: UsageProfile) -> bool:
+    """Whether the GPU's power is known while a job is alone on it."""
+    return profile.power_w is not None and math.isfinite(profile.power_w)
+
+
+def _explain_member(
+    pack: PackPlan, place: int, question: Question, subject: Subject
+) -> MemberExplanation:
     planned = pack.members[place]
     job = question.jobs[planned.job_index]
     profile = question.profiles.get(planned.job_index, UsageProfile())
     slowdown, rate = planned.predicted_slowdown, planned.solo_steps_per_s
-    load = build_load(profile)
-    subject = build_subject(question, planned.job_index)
+    load = build_load(profile, question.calibration)
+    # A rule of others knows no bound: what stands in its plan only stretches wall limits.
+    has_bound = question.policy.rule is Rule.CSUB
     return MemberExplanation(
         job_index=planned.job_index,
         number=job.number,
         name=job.name,
         known_by=profile.known_by,
         slowdown=slowdown,
-        max_slowdown=planned.max_slowdown,
+        max_slowdown=planned.max_slowdown if has_bound else None,
         solo_steps_per_s=rate,
         predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
         run_s=subject.run_s if pack.known and has_run_s(profile) else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_colloc.model.plan import KnownBy, SharingMode
@@ -18,7 +20,8 @@ class MemberExplanation:
         name: Its job name.
         known_by: Where what is known of it comes from.
         slowdown: Predicted, against alone on the whole GPU, while all members run.
-        max_slowdown: What is accepted.
+        max_slowdown: What is accepted; None where nobody said, and for a rule of others, which
+            knows no bound.
         solo_steps_per_s: Its rate alone.
         predicted_steps_per_s: The same over its slowdown.
         run_s: Seconds that it is expected to run alone; None where earlier runs do not tell.
@@ -64,6 +67,8 @@ class PackExplanation:
         dram_activity: The same of DRAM.
         predicted_finish_s: Seconds from its start to the end of its last member; None where
             earlier runs do not tell how long one of them takes.
+        energy_wh: Energy of the GPU while the pack holds it, in watt hours; None where that is
+            unknown, or the power of one of them.
         time_limit_s: What is asked of Slurm; None for its default or what the job asked for.
         reasons: A sentence each.
     """
@@ -79,6 +84,7 @@ class PackExplanation:
     sm_activity: float | None
     dram_activity: float | None
     predicted_finish_s: float | None
+    energy_wh: float | None
     time_limit_s: int | None
     reasons: tuple[str, ...]
 
@@ -92,9 +98,13 @@ class PairExplanation:
         second: Name of the other.
         first_index: Its index into the jobs of the call.
         second_index: The same of the other.
+        first_number: Its number within the call.
+        second_number: The same of the other.
         packs: The names in the pack that the second would have joined, where the two alone
             could share; empty where they could not.
-        pairs: For how many pairs of interchangeable jobs this one stands.
+        pack_indices: Those members' indices into the jobs of the call.
+        pairs: For how many pairs this one stands: of interchangeable jobs, or of the same names
+            with the same reason.
         broken: What is in the way: all limits that are broken, at least one.
         text: The same in a sentence.
     """
@@ -103,7 +113,10 @@ class PairExplanation:
     second: str
     first_index: int
     second_index: int
+    first_number: int
+    second_number: int
     packs: tuple[str, ...]
+    pack_indices: tuple[int, ...]
     pairs: int
     broken: tuple[Broken, ...]
     text: str
@@ -124,3 +137,14 @@ class PlanExplanation:
     pairs: tuple[PairExplanation, ...]
     pairs_left_out: int
     reasons: tuple[str, ...]
+
+
+def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """What jobs are called in a sentence: `train.sh`, or `train.sh 3` where several have the name.
+
+    Args:
+        named: Name and number within the call of each job of the call.
+    """
+    jobs = list(named)
+    counts = Counter(name for name, _ in jobs)
+    return tuple(f"{name} {number}" if counts[name] > 1 else name for name, number in jobs)

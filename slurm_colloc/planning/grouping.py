@@ -130,8 +130,11 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
         )
     if policy.degree == 1 and (policy.pack_size or 1) == 1:
         return "the degree is 1"
-    if policy.pack_time_max_s is not None and (job.time_limit_s or 0) > policy.pack_time_max_s:
-        return f"it asks for {job.time_limit_s} s, packs get {policy.pack_time_max_s} s here"
+    if policy.pack_time_max_s is not None:
+        if job.is_unlimited:
+            return f"it asks for no time limit, packs get {policy.pack_time_max_s} s here"
+        if (job.time_limit_s or 0) > policy.pack_time_max_s:
+            return f"it asks for {job.time_limit_s} s, packs get {policy.pack_time_max_s} s here"
     return ""
 
 

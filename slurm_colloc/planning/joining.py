@@ -1,7 +1,7 @@
-"""Whether one more job fits into a pack that is already there; pure.
+"""Whether a job may join a pack that is already there, and fits into one that waits; pure.
 
-A pack that waits is planned anew with the job in it, and asks Slurm for what it then needs. A pack
-that runs has what it has: the job gets a place only where one is free.
+A pack that waits is planned anew with the job in it, and asks Slurm for what it then needs. One
+that runs has what it has: see `planning.free_place`.
 """
 
 from __future__ import annotations
@@ -11,55 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import (
-    Capacity,
-    MemberPlan,
-    PackPlan,
-    PackRequest,
-    Policy,
-    Rule,
-    SharingMode,
-    UsageProfile,
-)
+from slurm_colloc.model.plan import Capacity, PackPlan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.grouping import compute_reason_to_run_alone
-from slurm_colloc.planning.needs import (
-    Need,
-    Question,
-    build_limits,
-    build_subject,
-    choose_bound,
-    choose_gpu_memory_mb,
-    compute_need,
-)
-from slurm_colloc.planning.request import (
-    build_pack,
-    compute_overload,
-    compute_thread_percentage,
-    compute_wall_limit_s,
-)
-from slurm_colloc.planning.subject import Setting, Subject
+from slurm_colloc.planning.needs import Question, build_subject, compute_need
+from slurm_colloc.planning.request import build_pack
+from slurm_colloc.planning.subject import Subject
 from slurm_colloc.planning.unknown import compute_refusal
-
-
-@dataclasses.dataclass(frozen=True)
-class RunningPack:
-    """What a running pack has.
-
-    Attributes:
-        request: What Slurm gave it.
-        degree: Its places.
-        time_left_s: Until its time limit; None for no limit.
-        plans: The plans of its members that have not ended.
-        jobs: The same members' jobs.
-        place_cpus: CPUs of its smallest place.
-    """
-
-    request: PackRequest
-    degree: int
-    time_left_s: int | None
-    plans: tuple[MemberPlan, ...]
-    jobs: tuple[Job, ...]
-    place_cpus: int
 
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
@@ -94,7 +51,6 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
         pack,
         degree=degree,
         pack_size=None if size is None else max(size, degree),
-        slowdown_bound=pack.slowdown_bound,
         probe_s=max(pack.probe_s, call.probe_s),
         degree_is_asked=pack.degree_is_asked or call.degree_is_asked,
         degree_max=min(pack.degree_max, call.degree_max),
@@ -134,10 +90,10 @@ def plan_pending_join(
     """
     jobs = [*present, new]
     question = Question(jobs, profiles or {}, capacity, policy, calibration)
-    subjects = _find_known(question)
+    subjects = find_known(question)
     if subjects:
         return _plan_known_join(question, subjects)
-    mixture = _find_mixture(question)
+    mixture = find_mixture(question)
     if mixture:
         return mixture
     if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
@@ -157,7 +113,7 @@ def plan_pending_join(
     return refusal or build_pack(jobs, needs, capacity, policy, "")
 
 
-def _find_known(question: Question) -> list[Subject]:
+def find_known(question: Question) -> list[Subject]:
     """The jobs, if the loads of all are known; else none."""
     if question.calibration is None or len(question.profiles) < len(question.jobs):
         return []
@@ -167,7 +123,7 @@ def _find_known(question: Question) -> list[Subject]:
     return subjects if all(is_known(subject) for subject in subjects) else []
 
 
-def _find_mixture(question: Question) -> str:
+def find_mixture(question: Question) -> str:
     """Why jobs of known and of unknown load are not put together; empty where they are not both."""
     if question.calibration is None or not question.profiles:
         return ""
@@ -190,154 +146,3 @@ def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPla
         broken = weighing.find_broken(members, [job.name for job in question.jobs])
         return "; ".join(b.text for b in broken)
     return build_known_pack(question, subjects, priced)
-
-
-def plan_running_join(
-    pack: RunningPack,
-    new: Job,
-    capacity: Capacity,
-    policy: Policy,
-    *,
-    profiles: Mapping[int, UsageProfile] | None = None,
-    calibration: Calibration | None = None,
-) -> MemberPlan | str:
-    """Give a job a free place of a running pack, or say which limit is in the way.
-
-    Args:
-        pack: What the pack has.
-        new: The job that is to join.
-        capacity: What one GPU brings with it; its GPU memory counts here.
-        policy: How far sharing may go, of pack and job (see `merge_policies`).
-        profiles: What is known of the jobs' solo use: those present by their place in the pack's
-            `jobs`, the new one after them.
-        calibration: How jobs slow each other down on that GPU.
-    """
-    question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
-    subjects = _find_known(question)
-    mixture = "" if subjects else _find_mixture(question)
-    if mixture:
-        return mixture
-    present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
-    need = compute_need(
-        new,
-        len(present),
-        capacity,
-        policy,
-        profile=question.profiles.get(len(present)),
-        calibration=calibration,
-    )
-    degree = min(pack.degree, policy.degree)
-    if subjects:
-        degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
-        if subjects[-1].host_memory_mb is not None:
-            need = dataclasses.replace(need, host_memory_mb=subjects[-1].host_memory_mb)
-        present = [
-            dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
-            for old, subject in zip(present, subjects[:-1], strict=True)
-        ]
-    refusal = _find_overload(pack, present, need, degree, capacity)
-    if refusal:
-        return refusal
-    percentage = compute_thread_percentage(pack.degree, policy.mode)
-    slowdowns: tuple[float, ...] | None = None
-    plain: tuple[float, ...] | None = None
-    if subjects:
-        setting = _find_setting(pack, policy.mode, percentage)
-        slowdowns, refusal = _predict_join(pack, question, subjects, setting)
-        if refusal:
-            return refusal
-        plain = _predict_by_model(question, subjects, setting)
-    wall_s = compute_wall_limit_s(need, degree, policy, slowdowns[-1] if slowdowns else None)
-    if pack.time_left_s is not None:
-        if wall_s is None:
-            return f"it has no --time, and the pack ends in {pack.time_left_s} s"
-        wanted = wall_s + policy.start_margin_s
-        if wanted > pack.time_left_s:
-            return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
-    member = MemberPlan(
-        need.index,
-        need.cpus,
-        need.host_memory_mb,
-        wall_s,
-        need.gpu_memory_mb,
-        percentage,
-        max_slowdown=new.max_slowdown,
-    )
-    if slowdowns is None:
-        return member
-    return dataclasses.replace(
-        member,
-        predicted_slowdown=slowdowns[-1],
-        solo_steps_per_s=question.profiles[len(present)].steps_per_s,
-        max_slowdown=choose_bound(new, policy),
-        model_slowdown=None if plain is None else plain[-1],
-    )
-
-
-def _find_overload(
-    pack: RunningPack, present: Sequence[Need], need: Need, degree: int, capacity: Capacity
-) -> str:
-    """What of a running pack does not suffice for one more member, with both numbers, or ''."""
-    if len(present) + 1 > degree:
-        return f"all {degree} places are taken"
-    if need.cpus > pack.place_cpus:
-        return f"it needs {need.cpus} CPUs, a place of the pack has {pack.place_cpus}"
-    given = Capacity(
-        cpus_per_gpu=pack.request.cpus,
-        host_memory_mb_per_gpu=pack.request.host_memory_mb,
-        gpu_memory_mb=capacity.gpu_memory_mb,
-    )
-    return compute_overload([*present, need], len(present) + 1, given)
-
-
-def _find_setting(pack: RunningPack, mode: SharingMode, percentage: int | None) -> Setting:
-    """How a running pack shares with one more member.
-
-    The thread limits of those that run cannot be changed any more.
-    """
-    limits = [plan.thread_percentage or percentage for plan in pack.plans]
-    if mode is not SharingMode.MPS:
-        limits = [None] * len(pack.plans)
-    return Setting(mode, (*limits, percentage))
-
-
-def _predict_by_model(
-    question: Question, subjects: Sequence[Subject], setting: Setting
-) -> tuple[float, ...] | None:
-    from slurm_colloc.planning.known import predict_by_model
-
-    return predict_by_model(question, subjects, setting)
-
-
-def _predict_join(
-    pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
-) -> tuple[tuple[float, ...] | None, str]:
-    """The slowdowns with one more member; and whose bound it would break, or ''."""
-    from slurm_colloc.planning.weighing import find_too_slow, predict_setting
-
-    slowdowns = predict_setting(subjects, setting, question.calibration)
-    if slowdowns is None:
-        return None, ""
-    bounds = [plan.max_slowdown for plan in pack.plans]
-    bounded = [
-        subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
-        for subject, bound in zip(subjects, [*bounds, None], strict=True)
-    ]
-    slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)
-    if slow is not None:
-        return None, slow.text
-    return slowdowns, ""
-
-
-def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
-    """What a member of a running pack was given; GPU memory else as it was measured since."""
-    job, profile = question.jobs[index], question.profiles.get(index)
-    gpu_memory_mb = job.gpu_memory_mb or plan.gpu_memory_limit_mb
-    return Need(
-        plan.job_index,
-        plan.cpus,
-        plan.host_memory_mb,
-        gpu_memory_mb or choose_gpu_memory_mb(job, profile, question.calibration),
-        job.time_limit_s,
-        job.max_slowdown,
-    )

@@ -8,13 +8,19 @@ from collections.abc import Sequence
 from slurm_colloc.model.plan import PackPlan, Policy, Rule, SharingMode
 from slurm_colloc.planning import rivals, search
 from slurm_colloc.planning.declining import Declining
-from slurm_colloc.planning.needs import Need, Question, build_limits, build_subject
+from slurm_colloc.planning.needs import (
+    Need,
+    Question,
+    build_limits,
+    build_subject,
+    choose_time_limit_s,
+)
 from slurm_colloc.planning.predicting import build_lone, build_prediction, predict_by_model
 from slurm_colloc.planning.request import SLOWDOWN_MARGIN, build_lone_pack, build_pack
 from slurm_colloc.planning.subject import Priced, Setting, Subject
 from slurm_colloc.planning.unknown import plan_unknown
 from slurm_colloc.planning.waiting import plan_waiting
-from slurm_colloc.planning.weighing import Weighing, predict_setting
+from slurm_colloc.planning.weighing import Weighing
 
 __all__ = [
     "build_known_pack",
@@ -31,6 +37,10 @@ _UNKNOWN_ALONE = "what it takes of a GPU is not known yet, and no other such job
 
 def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     """Pack jobs that may share with each other, as far as their loads are known."""
+    return _keep_array_whole(question, _plan_each(question, indices))
+
+
+def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     rule = question.policy.rule
     if rule is Rule.FIRST_FIT:
         return plan_unknown(dataclasses.replace(question, profiles={}), indices)
@@ -46,6 +56,38 @@ def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     elif unknown:
         packs += plan_unknown(question, unknown)
     return packs
+
+
+def _keep_array_whole(question: Question, packs: list[PackPlan]) -> list[PackPlan]:
+    """Tasks that run alone ask as packs do where others of their array share.
+
+    Else the array would become two Slurm jobs, and `--parsable` would print two ids.
+    """
+
+    def is_task(pack: PackPlan) -> bool:
+        return question.jobs[pack.members[0].job_index].array_task is not None
+
+    if not any(pack.request is not None and is_task(pack) for pack in packs):
+        return packs
+    return [
+        ask_as_pack(question, pack) if pack.request is None and is_task(pack) else pack
+        for pack in packs
+    ]
+
+
+def ask_as_pack(question: Question, lone: PackPlan) -> PackPlan:
+    """A job alone that asks Slurm as a pack of one, with a whole GPU's share of host memory."""
+    (member,) = lone.members
+    needs = build_needs(question, [build_subject(question, member.job_index)])
+    pack = build_pack(question.jobs, needs, question.capacity, question.policy, "")
+    (asked,) = pack.members
+    member = dataclasses.replace(
+        asked,
+        predicted_slowdown=member.predicted_slowdown,
+        solo_steps_per_s=member.solo_steps_per_s,
+        max_slowdown=member.max_slowdown,
+    )
+    return dataclasses.replace(lone, members=(member,), request=pack.request)
 
 
 def is_known(subject: Subject) -> bool:
@@ -139,7 +181,7 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
                 member.cpus,
                 host_memory_mb,
                 member.gpu_memory_mb,
-                job.time_limit_s or question.capacity.time_limit_default_s,
+                choose_time_limit_s(job, question.capacity),
                 job.max_slowdown,
             )
         )
@@ -163,10 +205,7 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
             continue
         chosen = [subjects[i] for i in members]
         setting = Setting(policy.mode, (None,) * len(chosen))
-        slowdowns = predict_setting(chosen, setting, question.calibration)
-        finish_s = None
-        if slowdowns is not None:
-            finish_s = max(s.run_s * d for s, d in zip(chosen, slowdowns, strict=True))
+        slowdowns, finish_s = rivals.predict_pack(chosen, setting, question.calibration)
         prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
         told = f"the rule {policy.rule} put them together"
         prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))

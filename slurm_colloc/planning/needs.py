@@ -82,9 +82,16 @@ def compute_need(
         job.cpus,
         host_memory_mb,
         choose_gpu_memory_mb(job, profile, calibration),
-        job.time_limit_s or capacity.time_limit_default_s,
+        choose_time_limit_s(job, capacity),
         job.max_slowdown,
     )
+
+
+def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
+    """A job's `--time` in seconds, else the partition's DefaultTime; None for no limit."""
+    if job.is_unlimited:
+        return None
+    return job.time_limit_s or capacity.time_limit_default_s
 
 
 def choose_gpu_memory_mb(
@@ -96,8 +103,13 @@ def choose_gpu_memory_mb(
     return compute_gpu_memory_limit_mb(profile, calibration)
 
 
-def build_load(profile: UsageProfile | None) -> Load | None:
-    """What a job takes alone; None where its SM or DRAM activity is unknown or no number."""
+def build_load(profile: UsageProfile | None, calibration: Calibration | None = None) -> Load | None:
+    """What a job takes alone; None where its SM or DRAM activity is unknown or no number.
+
+    Args:
+        profile: Its usage profile.
+        calibration: For the power of the idle GPU, where the profile does not tell it.
+    """
     if profile is None:
         return None
     sm, dram = _share(profile.sm_activity), _share(profile.dram_activity)
@@ -107,7 +119,9 @@ def build_load(profile: UsageProfile | None) -> Load | None:
     engine = _share(profile.engine_activity)
     if engine is None:
         engine = sm**_ENGINE_EXPONENT
-    idle_w, power_w = profile.idle_power_w or 0.0, profile.power_w
+    idle_w, power_w = profile.idle_power_w, profile.power_w
+    if idle_w is None:
+        idle_w = (calibration and calibration.idle_power_w) or 0.0
     cores = profile.cpu_cores
     return Load(
         engine=engine,
@@ -152,7 +166,7 @@ def compute_run_s(job: Job, profile: UsageProfile | None, capacity: Capacity) ->
     As earlier runs took, at most its `--time`; else its `--time`, else the partition's
     DefaultTime, else an hour.
     """
-    limit_s = job.time_limit_s or capacity.time_limit_default_s
+    limit_s = choose_time_limit_s(job, capacity)
     if has_run_s(profile):
         assert profile is not None
         assert profile.run_s is not None
@@ -208,7 +222,7 @@ def build_subject(question: Question, index: int) -> Subject:
         host_memory_mb = max(1, share // max(1, question.policy.degree))
     load, margin = None, 0.0
     if profile is not None and calibration is not None and gpu_memory_mb is not None:
-        load = build_load(profile)
+        load = build_load(profile, calibration)
         margin = compute_margin(profile, calibration)
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from slurm_colloc.model.plan import KnownBy, PackPlan, UsageProfile
+from slurm_colloc.model.plan import KnownBy, PackPlan, Rule, UsageProfile
 from slurm_colloc.planning.describing import describe_setting, describe_sources
 from slurm_colloc.planning.limits import is_borrowed
 from slurm_colloc.planning.needs import Question, are_timed
@@ -38,7 +38,8 @@ def build_prediction(
     reasons: list[str] = []
     if slowdowns is not None:
         count, limits = len(members), setting.percentages
-        bounds = [member.max_slowdown for member in members]
+        heeded = members if question.policy.rule is Rule.CSUB else ()
+        bounds = [member.max_slowdown for member in heeded]
         text = describe_setting(count, setting.mode, limits, slowdowns, bounds)
         reasons = [text, *describe_sources(question, members)]
     return Prediction(

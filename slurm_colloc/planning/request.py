@@ -165,6 +165,8 @@ def build_pack(
     ramp_s = 0
     if start_degree is not None and has_rates and is_watched:
         ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - start_degree))
+    first = jobs[needs[0].index]
+    is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
     time_limit_s, cap_s, time_reason = _compute_time(
         needs, walls, degree, capacity, policy, ramp_s=ramp_s
     )
@@ -194,7 +196,6 @@ def build_pack(
             )
         members.append(member)
     cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
-    first = jobs[needs[0].index]
     reasons = [f"{len(needs)} members, {degree} at once, {cpus} CPUs"]
     if prediction:
         reasons += prediction.reasons
@@ -204,7 +205,9 @@ def build_pack(
         reasons.append("GPU memory was not stated for all members and is not checked")
     elif capacity.gpu_memory_mb is None:
         reasons.append("the GPU's memory is unknown here, the stated needs are not checked")
-    if time_reason:
+    if is_unlimited:
+        reasons.append("no time limit: at least one member asks for none")
+    elif time_reason:
         reasons.append(time_reason)
     return PackPlan(
         members=tuple(members),
@@ -216,6 +219,7 @@ def build_pack(
             cpus=cpus,
             host_memory_mb=host_memory_mb,
             time_limit_s=time_limit_s,
+            is_unlimited=is_unlimited,
         ),
         group=first.group,
         predicted_slowdown=slowdowns,

@@ -11,9 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Rule
+from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.limits import find_broken
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.subject import Limits, Setting, Subject
+from slurm_colloc.planning.weighing import predict_setting
 
 ADDITIVE_SM_MOST = 1.0
 ADDITIVE_DRAM_MOST = 0.8
@@ -138,6 +141,32 @@ def _find_room_mb(
         return None
     free_mb = gpu_memory_mb - sum(size for size in sizes if size is not None)
     return free_mb if free_mb >= new.gpu_memory_mb + CARMA_ROOM_MB else None
+
+
+def predict_pack(
+    subjects: Sequence[Subject], setting: Setting, calibration: Calibration | None
+) -> tuple[tuple[float, ...] | None, float | None]:
+    """What a pack comes to that a rule of others made, by the model that csub's own go by.
+
+    Args:
+        subjects: The members, which all run at once.
+        setting: How they share.
+        calibration: How jobs slow each other down.
+
+    Returns:
+        Each member's slowdown while all run, and seconds until the last ends, those left being
+        rated anew with the limits that they have; None where a load or the model is unknown.
+    """
+    slowdowns = predict_setting(subjects, setting, calibration)
+    if slowdowns is None:
+        return None, None
+
+    def rate(running: tuple[int, ...]) -> Sequence[float]:
+        left = Setting(setting.mode, tuple(setting.percentages[i] for i in running))
+        return predict_setting([subjects[i] for i in running], left, calibration) or ()
+
+    ends = compute_ends_s([s.run_s for s in subjects], [1.0] * len(subjects), rate)
+    return slowdowns, max(ends)
 
 
 def _breaks(subjects: Sequence[Subject], limits: Limits) -> bool:

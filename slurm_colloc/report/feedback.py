@@ -109,7 +109,7 @@ def _predict(
     for place, entry in enumerate(figures):
         member, plan = entry.member, entry.member.view.spec.plan
         profile = member.profile or next(iter(member.relatives), None)
-        load = None if profile is None else build_load(profile.for_planning())
+        load = None if profile is None else build_load(profile.for_planning(), calibration)
         if load is not None:
             load = dataclasses.replace(load, sensitivity=0.0, pressure=0.0)
         subjects.append(Subject(place, plan.cpus, None, None, 1.0, load, 1.0))

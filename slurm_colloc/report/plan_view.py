@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.model.arrays import format_task_ids
+from slurm_colloc.model.arrays import format_task_ids, parse_array
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.waits import WaitEstimate
@@ -15,7 +15,9 @@ from slurm_colloc.planning.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
+    label_jobs,
 )
+from slurm_colloc.report.plan_figures import compute_plan_figures
 from slurm_colloc.report.terminal import (
     Column,
     build_table,
@@ -32,71 +34,12 @@ if TYPE_CHECKING:
 PLAN_SCHEMA = 1
 _BAR_MOST = 40
 _BAR_LEAST = 10
-_BESIDE_BAR = 40
+_BESIDE_BAR = 43
 """Columns of a line beside its bar."""
 _REASONS_MOST = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanFigures:
-    """What a plan comes to; None where it is unknown of a job.
-
-    Attributes:
-        packs: Packs, and so GPUs.
-        gpu_hours: For how long GPUs are held.
-        serial_gpu_hours: The same if every job had a GPU of its own.
-        mean_slowdown: Mean over the jobs.
-        worst_slowdown: The largest.
-        finish_s: When the last job ends if all packs start at once, in seconds.
-    """
-
-    packs: int
-    gpu_hours: float | None
-    serial_gpu_hours: float | None
-    mean_slowdown: float | None
-    worst_slowdown: float | None
-    finish_s: float | None
-
-
-def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
-    """What a plan comes to."""
-    finishes = [_find_finish_s(pack) for pack in explanation.packs]
-    slowdowns = [
-        1.0 if len(pack.members) == 1 else member.slowdown
-        for pack in explanation.packs
-        for member in pack.members
-    ]
-    known = [slowdown for slowdown in slowdowns if slowdown is not None]
-    held_s = _sum_known(finishes)
-    serial_s = _sum_known([run_s for pack in explanation.packs for run_s in _find_run_s(pack)])
-    is_known = bool(known) and len(known) == len(slowdowns)
-    return PlanFigures(
-        packs=len(explanation.packs),
-        gpu_hours=None if held_s is None else held_s / 3600,
-        serial_gpu_hours=None if serial_s is None else serial_s / 3600,
-        mean_slowdown=sum(known) / len(known) if is_known else None,
-        worst_slowdown=max(known) if is_known else None,
-        finish_s=None if held_s is None else max((f for f in finishes if f), default=None),
-    )
-
-
-def _find_finish_s(pack: PackExplanation) -> float | None:
-    """How long a pack holds its GPU; None where no earlier runs tell."""
-    if pack.predicted_finish_s is None and len(pack.members) == 1:
-        return pack.members[0].run_s
-    return pack.predicted_finish_s
-
-
-def _find_run_s(pack: PackExplanation) -> list[float | None]:
-    """How long each member runs alone; None where unknown."""
-    if len(pack.members) == 1:
-        return [_find_finish_s(pack)]
-    return [member.run_s for member in pack.members]
-
-
-def _sum_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if values and len(known) == len(values) else None
+_NUMBERS_WIDE = 16
+_NUMBERS_LINES = 4
+"""Columns and lines of the numbers of members that are alike; the blanks between them go away."""
 
 
 def render_plan(
@@ -117,8 +60,8 @@ def render_plan(
         waits: How long each pack waits in the queue; none where nothing tells.
     """
     parts: list[RenderableType] = [_fold(_tell_head(explanation), width)]
-    for numbers, pack in group_packs(explanation.packs):
-        parts += ["", *_render_pack(numbers, pack, width, explain=explain)]
+    for numbers, packs in group_packs(explanation.packs):
+        parts += ["", *_render_packs(numbers, packs, width, explain=explain)]
         wait = waits[numbers[0] - 1] if waits else None
         if wait is not None:
             parts.append(_fold(_tell_wait(wait), width, "  "))
@@ -156,14 +99,17 @@ def _count(number: int, word: str) -> str:
 
 def group_packs(
     packs: Sequence[PackExplanation],
-) -> list[tuple[tuple[int, ...], PackExplanation]]:
-    """Packs that look alike, with their numbers from 1 on; each by its first."""
+) -> list[tuple[tuple[int, ...], tuple[PackExplanation, ...]]]:
+    """Packs that look alike together, with their numbers from 1 on."""
     found: dict[object, list[int]] = {}
     for number, pack in enumerate(packs, start=1):
         members = tuple(_key(member) for member in pack.members)
         key = (dataclasses.replace(pack, members=(), reasons=()), members)
         found.setdefault(key, []).append(number)
-    return [(tuple(numbers), packs[numbers[0] - 1]) for numbers in found.values()]
+    return [
+        (tuple(numbers), tuple(packs[number - 1] for number in numbers))
+        for numbers in found.values()
+    ]
 
 
 def _key(member: MemberExplanation) -> MemberExplanation:
@@ -171,15 +117,16 @@ def _key(member: MemberExplanation) -> MemberExplanation:
     return dataclasses.replace(member, job_index=0, number=0)
 
 
-def _render_pack(
-    numbers: Sequence[int], pack: PackExplanation, width: int, *, explain: bool
+def _render_packs(
+    numbers: Sequence[int], packs: Sequence[PackExplanation], width: int, *, explain: bool
 ) -> list[RenderableType]:
-    name = f"Pack {numbers[0]}"
+    pack = packs[0]
+    name, each = f"Pack {numbers[0]}", ""
     if len(numbers) > 1:
-        name = f"Packs {format_task_ids(tuple(numbers))}, alike"
-    words = [f"{len(pack.members)} members, {pack.degree} at once, {pack.mode.value}"]
+        name, each = f"Packs {format_task_ids(tuple(numbers))}, alike", " each"
+    words = [f"{len(pack.members)} members{each}, {pack.degree} at once, {pack.mode.value}"]
     if len(pack.members) == 1:
-        words = ["alone"]
+        words = [f"one job{each}, alone" if each else "alone"]
     if pack.start_degree is not None and pack.start_degree < pack.degree:
         words.append(f"begins with {pack.start_degree}")
     if pack.predicted_finish_s is not None:
@@ -191,7 +138,7 @@ def _render_pack(
     parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width)]
     if len(pack.members) > 1:
         parts += [f"  {line}" for line in render_budget(pack, width - 2)]
-    parts += _indent(_render_members(pack, width - 2))
+    parts += _indent(_render_members(packs, width - 2))
     if explain:
         parts += [_fold(text, width, "  because ") for text in pack.reasons]
     return parts
@@ -223,9 +170,10 @@ def draw_bar(share: float, length: int) -> str:
     return "#" * filled + "-" * (length - filled)
 
 
-def _render_members(pack: PackExplanation, width: int) -> str:
+def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
+    """The members of packs that are alike, those that are alike on one line."""
     columns = [
-        Column("MEMBER", is_number=False, gives_way=True),
+        Column("MEMBER", is_number=False),
         Column("NAME", is_number=False, gives_way=True),
         Column("KNOWN\nBY", is_number=False),
         Column("STEPS/S\nALONE"),
@@ -236,15 +184,17 @@ def _render_members(pack: PackExplanation, width: int) -> str:
         Column("GPU_MEM"),
     ]
     groups: dict[MemberExplanation, list[int]] = {}
-    members = pack.members
-    if len(members) == 1:
-        rate = members[0].solo_steps_per_s
-        members = (dataclasses.replace(members[0], slowdown=1.0, predicted_steps_per_s=rate),)
-    for member in members:
-        groups.setdefault(_key(member), []).append(member.number)
-    rows = [
-        (
-            format_task_ids(tuple(sorted(numbers))),
+    for pack in packs:
+        for member in pack.members:
+            shown = member
+            if len(pack.members) == 1:
+                rate = member.solo_steps_per_s
+                shown = dataclasses.replace(member, slowdown=1.0, predicted_steps_per_s=rate)
+            groups.setdefault(_key(shown), []).append(member.number)
+    rows: list[tuple[str, ...]] = []
+    for member, numbers in groups.items():
+        first, *more = _wrap_numbers(numbers)
+        cells = (
             member.name,
             member.known_by.value,
             format_figure(member.solo_steps_per_s),
@@ -254,9 +204,23 @@ def _render_members(pack: PackExplanation, width: int) -> str:
             "all" if member.thread_percentage is None else f"{member.thread_percentage} %",
             format_mb_figure(member.gpu_memory_mb),
         )
-        for member, numbers in groups.items()
-    ]
+        rows.append((first, *cells))
+        rows += [(line, *[""] * len(cells)) for line in more]
     return render([build_table(columns, rows, width)], width)
+
+
+def _wrap_numbers(numbers: Sequence[int]) -> list[str]:
+    """The numbers of members on a few lines, and how many more there are."""
+    import textwrap
+
+    spaced = format_task_ids(numbers).replace(",", ", ")
+    wrapped = textwrap.wrap(spaced, _NUMBERS_WIDE, break_on_hyphens=False, break_long_words=False)
+    lines = [line.replace(" ", "") for line in wrapped]
+    if len(lines) <= _NUMBERS_LINES:
+        return lines
+    shown = "".join(lines[: _NUMBERS_LINES - 1]).rstrip(",")
+    left = len(set(numbers)) - len(parse_array(shown).task_ids)
+    return [*lines[: _NUMBERS_LINES - 1], f"and {left} more"]
 
 
 def _render_reasons(
@@ -264,53 +228,43 @@ def _render_reasons(
 ) -> list[RenderableType]:
     parts: list[RenderableType] = [""]
     parts += [_fold(text, width, "Plan: ") for text in explanation.reasons[:_REASONS_MOST]]
-    parts += [_fold(text, width) for text in sources]
+    parts += [_fold(text, width, hanging=2) for text in sources]
     if explanation.pairs:
         parts.append("Not together:")
-        parts += [_fold(tell_pair(pair), width, "  ") for pair in explanation.pairs]
+        members = [member for pack in explanation.packs for member in pack.members]
+        named = {member.job_index: (member.name, member.number) for member in members}
+        labels = dict(zip(named, label_jobs(named.values()), strict=True))
+        parts += [
+            _fold(tell_pair(pair, named, labels), width, "  ", hanging=2)
+            for pair in explanation.pairs
+        ]
     if explanation.pairs_left_out:
         parts.append(f"  and {_count(explanation.pairs_left_out, 'more pair')} of jobs")
     return parts
 
 
-def tell_pair(pair: PairExplanation) -> str:
-    """Why two jobs are in different packs."""
-    who = f"{pair.first} and {pair.second}"
-    if pair.packs:
-        who += f" (with {', '.join(dict.fromkeys(pair.packs))})"
+def tell_pair(
+    pair: PairExplanation, named: Mapping[int, tuple[str, int]], labels: Mapping[int, str]
+) -> str:
+    """Why two jobs are in different packs.
+
+    Args:
+        pair: The pair.
+        named: Name and number of each job of the call, by its index.
+        labels: What each is called in sentences: several may have one name.
+    """
+    who = f"{labels[pair.first_index]} and {labels[pair.second_index]}"
+    beside: dict[str, list[int]] = {}
+    for index in pair.pack_indices:
+        if index not in (pair.first_index, pair.second_index):
+            name, number = named[index]
+            beside.setdefault(name, []).extend([number] if labels[index] != name else [])
+    if beside:
+        told = [f"{name} {format_task_ids(numbers)}".rstrip() for name, numbers in beside.items()]
+        who += f" (with {', '.join(told)})"
     if pair.pairs > 1:
         who += f", {pair.pairs} such pairs"
     return f"{who}: {pair.text}"
-
-
-def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str, width: int) -> str:
-    """Two plans side by side.
-
-    Args:
-        plan: The plan.
-        other: The one with something changed.
-        words: What was changed.
-        width: Columns of the terminal.
-    """
-    figures, changed = compute_plan_figures(plan), compute_plan_figures(other)
-
-    def write(found: PlanFigures) -> tuple[str, ...]:
-        return (
-            str(found.packs),
-            format_figure(found.gpu_hours),
-            format_figure(found.mean_slowdown),
-            format_figure(found.worst_slowdown),
-            format_span(found.finish_s),
-        )
-
-    names = ("packs", "GPU hours", "mean slowdown", "worst slowdown", "last job ends after")
-    columns = [
-        Column("", is_number=False),
-        Column("THIS PLAN"),
-        Column(f"WITH {words}", gives_way=True),
-    ]
-    rows = list(zip(names, write(figures), write(changed), strict=True))
-    return render([build_table(columns, rows, width)], width)
 
 
 def build_plan_json(
@@ -338,7 +292,7 @@ def _build_pack(pack: PackExplanation) -> dict[str, Any]:
     return value
 
 
-def _fold(text: str, width: int, lead: str = "") -> str:
+def _fold(text: str, width: int, lead: str = "", *, hanging: int = 0) -> str:
     """A sentence on lines of this width, without control characters."""
     import textwrap
 
@@ -347,7 +301,7 @@ def _fold(text: str, width: int, lead: str = "") -> str:
             escape_controls(text),
             max(20, width),
             initial_indent=lead,
-            subsequent_indent=" " * len(lead),
+            subsequent_indent=" " * (len(lead) + hanging),
             break_on_hyphens=False,
         )
     )

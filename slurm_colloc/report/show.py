@@ -128,6 +128,8 @@ def _render_request(request: PackRequest) -> str:
         parts.append(f"{format_mb(request.host_memory_mb)} host memory")
     if request.time_limit_s is not None:
         parts.append(f"time limit {format_elapsed(request.time_limit_s)}")
+    elif request.is_unlimited:
+        parts.append("no time limit")
     return ", ".join(parts)
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.model.member import ExitCode
 from slurm_colloc.runtime.allocation import read_allocation
+from slurm_colloc.runtime.fence import Fenced
 from slurm_colloc.runtime.local import wait_for_local_gpu
 from slurm_colloc.runtime.reopening import reopen
-from slurm_colloc.runtime.runner import Fenced, Runner
+from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store.directory import (

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.inner_steps import InnerSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.member_processes import kill, terminate
 from slurm_colloc.runtime.roster import Member, Roster
-from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.verdict import Asked
-from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.requests import Action, Request, take_requests
 
 KILL_MARGIN_S = 5.0
@@ -28,10 +28,9 @@ class Control:
     Args:
         pack: The pack's directory.
         roster: The members.
-        starter: Signals and ends their processes.
+        inner_steps: The steps that their own scripts have started.
         ledger: Writes their states.
         journal: The pack's log.
-        slurm: Slurm, or None where the pack runs without it.
         kill_wait_s: From TERM to KILL.
     """
 
@@ -40,18 +39,16 @@ class Control:
         *,
         pack: Path,
         roster: Roster,
-        starter: Starter,
+        inner_steps: InnerSteps,
         ledger: Ledger,
         journal: Journal,
-        slurm: SlurmAccess | None,
         kill_wait_s: float,
     ) -> None:
         self._pack = pack
         self._roster = roster
-        self._starter = starter
+        self._inner_steps = inner_steps
         self._ledger = ledger
         self._journal = journal
-        self._slurm = slurm
         self._kill_wait_s = kill_wait_s
 
     def take_requests(self) -> list[Request]:
@@ -76,7 +73,7 @@ class Control:
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
         """Send a signal to a member's script, or to the job steps that it has started."""
         if steps_only:
-            self._starter.signal_inner_steps(member, self._slurm, number)
+            self._inner_steps.signal(member, number)
         elif member.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
@@ -108,8 +105,8 @@ class Control:
 
     def _terminate(self, member: Member) -> None:
         member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
-        self._starter.terminate(member)
-        self._starter.signal_inner_steps(member, self._slurm, signal.SIGTERM)
+        terminate(member)
+        self._inner_steps.signal(member, signal.SIGTERM)
         why = "" if member.asked is None else member.asked.value
         self._journal.write("terminate", member=member.number, reason=why)
 
@@ -130,4 +127,4 @@ class Control:
                 self.end(member, Asked.TIMEOUT)
             if member.end_by is not None and now >= member.end_by:
                 member.end_by = now + KILL_MARGIN_S
-                self._starter.kill(member)
+                kill(member)

@@ -15,7 +15,7 @@ from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.starter import LOG_LIMIT
+from slurm_colloc.runtime.member_processes import LOG_LIMIT
 from slurm_colloc.runtime.verdict import PackFate, judge_pack, read_kill_reason
 from slurm_colloc.slurm.access import SlurmAccess
 

@@ -5,7 +5,6 @@ What MPS needs is loaded only by packs that are to have it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -13,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.preparation import Preparation
 from slurm_colloc.runtime.roster import Member
 from slurm_colloc.runtime.waits import Waits
 from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.setup import Setup, write_setup
+from slurm_colloc.store.setup import Setup
 from slurm_colloc.store.states import GpuUse
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ class Sharing:
         self._announce = announce
         self._identifies = identifies
         self._request = ShareRequest.parse(record.share)
+        setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
+        self._preparation = Preparation(pack, setup, journal)
         self._search: Errand[GpuFinding] | None = None
         self._look: Errand[tuple[int, ...]] | None = None
         self._daemon: Daemon | None = None
@@ -79,9 +80,11 @@ class Sharing:
         """The mode that holds; None while it is being prepared."""
         self.refusal = ""
         """Why nothing may start: another mode than the one asked for is not allowed."""
-        self.setup = Setup(
-            attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus
-        )
+
+    @property
+    def setup(self) -> Setup:
+        """What is prepared, as far as it is known."""
+        return self._preparation.setup
 
     # -- preparing ----------------------------------------------------------------------------
 
@@ -148,19 +151,11 @@ class Sharing:
         from slurm_colloc.runtime.prepared import find_prepared
 
         gpu = finding.gpu
-        notes = finding.notes
         prepared = find_prepared(
             {} if self._record.local else self._allocation.environment, finding.uuids
         )
         self._takes_one_process = gpu is not None and gpu.compute_mode == _ONE_PROCESS
-        self.setup = dataclasses.replace(
-            self.setup,
-            gpus=finding.uuids or prepared.gpus or self.setup.gpus,
-            gpu_memory_mb=gpu.gpu_memory_total_mb if gpu else None,
-            gpu_name=gpu.name if gpu else None,
-            client_cap=finding.client_cap,
-            notes=notes,
-        )
+        self._preparation.note_gpu(finding, prepared.gpus)
         if self._record.mode is not SharingMode.MPS:
             self._settle(self._record.mode, "as planned")
             return
@@ -174,10 +169,7 @@ class Sharing:
             return
         from slurm_colloc.runtime.daemon import Daemon
 
-        if prepared.notes:
-            self.setup = dataclasses.replace(
-                self.setup, notes=_join(self.setup.notes, prepared.notes)
-            )
+        self._preparation.add_notes(*prepared.notes)
         self._daemon = Daemon(
             self._pack,
             self.setup.gpus,
@@ -193,7 +185,7 @@ class Sharing:
 
     def _settle(self, mode: SharingMode, reason: str) -> None:
         self.mode = mode
-        self._write(mode=mode.value, reason=reason)
+        self._preparation.write(mode=mode.value, reason=reason)
         self._journal.write("sharing", mode=mode.value, reason=reason)
 
     def _fall_back(self, reason: str) -> None:
@@ -202,21 +194,17 @@ class Sharing:
         if self._request.strict:
             self.refusal = f"{self._request} was asked for, and {reason}"
             self.mode = None
-            self._write(mode="", reason=reason)
+            self._preparation.write(mode="", reason=reason)
             self._journal.write("no_sharing", asked=str(self._request), reason=reason)
             return
         if self._takes_one_process:
-            note = f"the GPU is in compute mode {_ONE_PROCESS}: without MPS one member at a time"
-            self.setup = dataclasses.replace(self.setup, notes=(*self.setup.notes, note))
+            self._preparation.add_notes(
+                f"the GPU is in compute mode {_ONE_PROCESS}: without MPS one member at a time"
+            )
         self._settle(SharingMode.TIMESLICE, reason)
         if self._request.mode is SharingMode.MPS:
             sys.stderr.write(f"csub: members share the GPU by time slices: {reason}\n")
             sys.stderr.flush()
-
-    def _write(self, **changes: object) -> None:
-        self.setup = dataclasses.replace(self.setup, **changes)  # type: ignore[arg-type]
-        with contextlib.suppress(StateError):
-            write_setup(self._pack, self.setup)
 
     # -- what becomes of the daemon -----------------------------------------------------------
 
@@ -228,23 +216,17 @@ class Sharing:
         by = "runner" if self._daemon is None else self._daemon.by
         if self._announce is not None and by == "runner":
             self._announce(os.path.dirname(pipe_directory))
-        self.setup = dataclasses.replace(
-            self.setup,
-            by=by,
-            control_ms=control_ms,
-            stop_ms=None,
-            restarts=restarts,
-            notes=_join(self.setup.notes, notes),
-        )
+        self._preparation.note_control(by, control_ms, restarts)
+        self._preparation.add_notes(*notes)
 
     def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
         """Its server is ACTIVE: members can be started."""
         self.mode = SharingMode.MPS
-        self._write(
+        self._preparation.add_notes(*notes)
+        self._preparation.write(
             mode=SharingMode.MPS.value,
             reason="the node has MPS, and its GPU takes it",
             active_ms=active_ms,
-            notes=_join(self.setup.notes, notes),
         )
         self._journal.write(
             "sharing", mode=SharingMode.MPS.value, ms=self.setup.control_ms, active_ms=active_ms
@@ -252,8 +234,7 @@ class Sharing:
 
     def note_unprepared(self, reason: str) -> None:
         """The node's own daemon cannot be used; the pack gets one of its own."""
-        note = f"the node's own MPS daemon is not used: {reason}"
-        self.setup = dataclasses.replace(self.setup, notes=_join(self.setup.notes, (note,)))
+        self._preparation.add_notes(f"the node's own MPS daemon is not used: {reason}")
 
     def note_lost(self) -> None:
         """It is gone, and is being started again: nothing can start meanwhile."""
@@ -266,22 +247,7 @@ class Sharing:
 
     def note_stopped(self, report: StopReport) -> None:
         """It has been ended."""
-        self._journal.write(
-            "mps_stopped",
-            ms=report.elapsed_ms,
-            forced=report.forced,
-            unkillable=report.unkillable,
-            left=report.left,
-            gpu_processes=report.gpu_processes,
-            notes=report.notes,
-        )
-        notes = []
-        if report.unkillable:
-            notes.append(f"processes that cannot be killed: {_list(report.unkillable)}")
-        notes += [f"left behind: {text}" for text in report.left]
-        if report.gpu_processes:
-            notes.append(f"still on the GPU: processes {_list(report.gpu_processes)}")
-        self._write(stop_ms=report.elapsed_ms, notes=_join(self.setup.notes, notes))
+        self._preparation.note_stopped(report)
 
     # -- members ------------------------------------------------------------------------------
 
@@ -334,11 +300,3 @@ class Sharing:
         self._search = self._look = None
         if self._daemon is not None:
             self._daemon.close()
-
-
-def _join(notes: tuple[str, ...], more: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*notes, *more)))
-
-
-def _list(pids: tuple[int, ...]) -> str:
-    return ", ".join(map(str, pids))

@@ -1,4 +1,4 @@
-"""Starting, signalling and reading members: the runner's hands."""
+"""Starting members: what each finds in its environment, where it writes, and what runs it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import contextlib
 import getpass
 import json
 import os
-import shutil
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.output import PatternValues, choose_output_paths
 from slurm_colloc.runtime import environment as environments
@@ -25,7 +21,6 @@ from slurm_colloc.runtime.launch import build_launch, build_srun_argv, build_wra
 from slurm_colloc.runtime.launcher import start_process
 from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.shims import write_shims
-from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.directory import parse_environment_block
 from slurm_colloc.store.files import write_atomic
 from slurm_colloc.store.holds import is_held
@@ -35,8 +30,6 @@ from slurm_colloc.store.states import GpuUse
 
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
-
-LOG_LIMIT = 65536
 
 PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
 Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
@@ -57,6 +50,7 @@ class Starter:
             the batch script would, with the batch script's output.
         journal: The pack's log.
         place_on_gpu: How a member is put on the GPU, and the environment that does it.
+        watch: The environment by which a member's progress is followed.
     """
 
     def __init__(
@@ -220,92 +214,6 @@ class Starter:
         sys.stderr.flush()
         return True
 
-    def terminate(self, member: Member) -> None:
-        """Ask the member's wrapper to end it: TERM now, KILL after KillWait."""
-        if member.wrapper_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.wrapper_pid, signal.SIGTERM)
-        elif member.process is not None:
-            member.process.kill()
-
-    def kill(self, member: Member) -> None:
-        """End a member at once, wrapper and all."""
-        for pid in (member.pid, member.wrapper_pid):
-            if pid is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        if member.process is not None:
-            member.process.kill()
-
-    def outlives_its_srun(self, member: Member) -> bool:
-        """True where only the srun of a step was killed: its wrapper still runs on this node."""
-        if member.launcher != "srun" or member.wrapper_pid is None:
-            return False
-        if os.path.exists(f"{member.prefix}.exit"):
-            return False
-        try:
-            with open(f"/proc/{member.wrapper_pid}/cmdline", "rb") as file:
-                return os.fsencode(f"{member.prefix}.launch") in file.read().split(b"\0")
-        except OSError:
-            return False
-
-    def ends_before_its_srun(self, member: Member) -> bool:
-        """True where the wrapper of a step has written how it ended, whatever its srun does."""
-        return member.launcher == "srun" and os.path.exists(f"{member.prefix}.exit")
-
-    def read_started(self, member: Member) -> dict[str, Any] | None:
-        """What the wrapper wrote when it was up; None before that."""
-        return _read(f"{member.prefix}.started")
-
-    def read_exit(self, member: Member) -> dict[str, Any] | None:
-        """What the wrapper wrote at the end; None if it could not."""
-        return _read(f"{member.prefix}.exit")
-
-    def read_log(self, member: Member) -> str:
-        """The end of what srun wrote."""
-        if self._lone:
-            return ""
-        try:
-            with open(f"{member.prefix}.log", "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - LOG_LIMIT))
-                return file.read().decode("utf-8", "replace")
-        except OSError:
-            return ""
-
-    def clean(self, member: Member) -> None:
-        """Remove what the wrapper could not remove itself."""
-        with contextlib.suppress(OSError):
-            os.unlink(f"{member.prefix}.launch")
-        if member.tmpdir:
-            shutil.rmtree(member.tmpdir, ignore_errors=True)
-
-    def _inner_steps(self, member: Member, slurm: SlurmAccess | None) -> list[str]:
-        if slurm is None or not os.path.exists(f"{member.prefix}.steps"):
-            return []
-        prefix = f"{MemberId(self._allocation.shown_job_id, member.number)}:"
-        with contextlib.suppress(SlurmError):
-            return [
-                step
-                for step, name in slurm.list_steps(self._allocation.job_id)
-                if name.startswith(prefix)
-            ]
-        return []
-
-    def signal_inner_steps(self, member: Member, slurm: SlurmAccess | None, number: int) -> None:
-        """Signal the steps that the member's own script has started."""
-        steps = self._inner_steps(member, slurm)
-        if steps and slurm is not None:
-            with contextlib.suppress(SlurmError):
-                slurm.signal_steps(steps, number)
-
-    def end_inner_steps(self, member: Member, slurm: SlurmAccess | None) -> None:
-        """End the steps that the member's own script has left running."""
-        steps = self._inner_steps(member, slurm)
-        if steps and slurm is not None:
-            with contextlib.suppress(SlurmError):
-                slurm.end_steps(steps)
-
 
 def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, int], ...]:
     """A member's output files, each with its size now; what is behind that is the member's."""
@@ -316,11 +224,3 @@ def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, in
             with contextlib.suppress(OSError):
                 found[path] = 0 if truncates else os.stat(path).st_size
     return tuple(found.items())
-
-
-def _read(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            return dict(json.load(file))
-    except FileNotFoundError:
-        return None

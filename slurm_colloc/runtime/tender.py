@@ -12,12 +12,20 @@ from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.fate import ASK_INTERVAL_S, FateWatch
+from slurm_colloc.runtime.inner_steps import InnerSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
+from slurm_colloc.runtime.member_processes import (
+    clean,
+    ends_before_its_srun,
+    outlives_its_srun,
+    read_exit,
+    read_log,
+    read_started,
+)
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.verdict import Asked, Verdict, judge_end, read_kill_reason
-from slurm_colloc.slurm.access import SlurmAccess
 
 SRUN_GRACE_S = 10.0
 """How long an srun may still run once the wrapper has written how its member ended. On 26.05 it
@@ -30,11 +38,11 @@ class Tender:
     Args:
         allocation: The allocation.
         roster: The members.
-        starter: Reads what their wrappers wrote.
+        starter: Does without job steps where they do not work.
+        inner_steps: The steps that members' own scripts have started.
         ledger: Writes their states.
         fate: Is told of what the runner did not do itself.
         journal: The pack's log.
-        slurm: Slurm, or None where the pack runs without it.
         assessor: Says why a member ended.
         clients: Follows those that run under MPS.
         keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
@@ -46,10 +54,10 @@ class Tender:
         allocation: Allocation,
         roster: Roster,
         starter: Starter,
+        inner_steps: InnerSteps,
         ledger: Ledger,
         fate: FateWatch,
         journal: Journal,
-        slurm: SlurmAccess | None,
         keeps_time: bool,
         assessor: Assessor,
         clients: Clients,
@@ -59,10 +67,10 @@ class Tender:
         self._allocation = allocation
         self._roster = roster
         self._starter = starter
+        self._inner_steps = inner_steps
         self._ledger = ledger
         self._fate = fate
         self._journal = journal
-        self._slurm = slurm
         self._keeps_time = keeps_time
         self.undecided: dict[int, Verdict] = {}
 
@@ -72,7 +80,7 @@ class Tender:
         for member in self._roster.running():
             if not member.is_starting:
                 continue
-            started = self._starter.read_started(member)
+            started = read_started(member)
             if started is None:
                 continue
             self._note_start(member, started, now)
@@ -130,10 +138,10 @@ class Tender:
                 # The record of the end says all; subprocess itself collects the srun later.
                 status = 0
             if member.is_starting:
-                started = self._starter.read_started(member)
+                started = read_started(member)
                 if started is not None:
                     self._note_start(member, started, time.monotonic())
-            if self._starter.outlives_its_srun(member):
+            if outlives_its_srun(member):
                 if not member.is_orphan:
                     member.is_orphan = True
                     self._journal.write("srun_lost", member=member.number, status=status)
@@ -142,7 +150,7 @@ class Tender:
 
     def _has_left_its_srun(self, member: Member) -> bool:
         """True where the wrapper has long written its end, and srun still waits for something."""
-        if not self._starter.ends_before_its_srun(member):
+        if not ends_before_its_srun(member):
             return False
         now = time.monotonic()
         if member.ended_at is None:
@@ -150,15 +158,15 @@ class Tender:
         return now >= member.ended_at + SRUN_GRACE_S
 
     def _judge(self, member: Member, status: int) -> None:
-        log = self._starter.read_log(member)
+        log = read_log(member)
         verdict = judge_end(
-            self._starter.read_exit(member),
+            read_exit(member),
             started=member.pid is not None,
             srun_status=status,
             log=log,
             asked=member.asked,
         )
-        self._starter.end_inner_steps(member, self._slurm)
+        self._inner_steps.end(member)
         # A step that does not come up may be the job's end, which Slurm is asked about first.
         unstarted = verdict.never_started and verdict.state is MemberState.FAILED
         unstarted = unstarted and member.launcher == "srun" and member.asked is None
@@ -215,7 +223,7 @@ class Tender:
         if not vacate_only:
             member.asked = None
         self._roster.vacate(member.number)
-        self._starter.clean(member)
+        clean(member)
 
     def resume(self) -> None:
         """The signal was meant for the members alone: what ended counts as it ended."""

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Plan
+from slurm_colloc.planning.alike import merge_alike
 from slurm_colloc.planning.apart import PAIRS_MOST, explain_pairs
 from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PackExplanation, PairExplanation, PlanExplanation
+from slurm_colloc.planning.explanation import (
+    PackExplanation,
+    PairExplanation,
+    PlanExplanation,
+    label_jobs,
+)
 from slurm_colloc.planning.grouping import compute_reason_to_run_alone
 from slurm_colloc.planning.needs import Question
 from slurm_colloc.planning.request import build_lone_pack
@@ -19,13 +25,14 @@ from slurm_colloc.submission.planned import PlannedPart, Planning
 
 def explain_planning(planning: Planning) -> PlanExplanation:
     """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
-    own = [_explain_part(planned) for planned in planning.parts]
+    labels = label_jobs((job.name, job.number) for job in planning.jobs)
+    own = [_explain_part(planned, labels) for planned in planning.parts]
     packs = [pack for explanation in own for pack in explanation.packs]
     pairs = [pair for explanation in own for pair in explanation.pairs]
     left_out = sum(explanation.pairs_left_out for explanation in own)
     for first, second in itertools.combinations(planning.parts, 2):
-        found, more = _explain_across(first, second, planning, most=PAIRS_MOST - len(pairs))
-        pairs += found
+        found, more = _explain_across(first, second, planning, labels, most=PAIRS_MOST - len(pairs))
+        pairs = list(merge_alike((*pairs, *found), labels))
         left_out += more
     return PlanExplanation(
         tuple(sorted(packs, key=_find_first)),
@@ -36,7 +43,12 @@ def explain_planning(planning: Planning) -> PlanExplanation:
 
 
 def _explain_across(
-    first: PlannedPart, second: PlannedPart, planning: Planning, *, most: int
+    first: PlannedPart,
+    second: PlannedPart,
+    planning: Planning,
+    labels: Sequence[str],
+    *,
+    most: int,
 ) -> tuple[list[PairExplanation], int]:
     """What keeps jobs of two parts apart, a pair of kinds at a time, and how many more there are.
 
@@ -52,7 +64,7 @@ def _explain_across(
         jobs = (one, other)
         lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
         question = Question(jobs, {}, Capacity(), planning.policy)
-        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question)
+        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
         count = len(mine) * len(theirs)
         found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
     return found, len(kinds[0]) * len(kinds[1]) - len(found)
@@ -75,7 +87,7 @@ def _find_first(pack: PackExplanation) -> int:
     return min(member.job_index for member in pack.members)
 
 
-def _explain_part(planned: PlannedPart) -> PlanExplanation:
+def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanation:
     """A part's explanation, with its jobs counted among all of the call."""
     part = planned.part
     found = build_explanation(
@@ -85,6 +97,7 @@ def _explain_part(planned: PlannedPart) -> PlanExplanation:
         part.capacity,
         planned.policy,
         part.knowledge.calibration,
+        [labels[index] for index in part.indices],
     )
     return dataclasses.replace(
         found,
@@ -102,5 +115,8 @@ def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplana
 
 def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
     return dataclasses.replace(
-        pair, first_index=indices[pair.first_index], second_index=indices[pair.second_index]
+        pair,
+        first_index=indices[pair.first_index],
+        second_index=indices[pair.second_index],
+        pack_indices=tuple(indices[index] for index in pair.pack_indices),
     )

@@ -90,7 +90,7 @@ def build_changes(request: PackRequest, name: str) -> dict[str, str]:
     }
     if request.host_memory_mb is not None:
         changes["MinMemoryNode"] = str(request.host_memory_mb)
-    if request.time_limit_s is not None:
+    if request.is_unlimited or request.time_limit_s is not None:
         changes["TimeLimit"] = format_time_limit(request.time_limit_s)
     return changes
 

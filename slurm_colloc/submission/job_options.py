@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ from slurm_colloc.slurm.options import Concern, Options
 
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", int, float)
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
+_SLOWDOWN_MOST = 100
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _ONE = {
     "nodes": ("1", "1-1"),
@@ -165,14 +168,22 @@ def read_count(options: Options, name: str) -> int | None:
 
 def read_slowdown(options: Options) -> float | None:
     """`--max-slowdown`; None where it is not given."""
+    return read_option(options, "max-slowdown", parse_slowdown)
 
-    def parse(text: str) -> float:
-        value = float(text)
-        if not 1.0 <= value <= 100.0:
-            raise ValueError("a number from 1 to 100 is needed")
-        return value
 
-    return read_option(options, "max-slowdown", parse)
+def parse_slowdown(text: str) -> float:
+    """How many times slower than alone a job may get.
+
+    Raises:
+        ValueError: It is no number from 1 to 100.
+    """
+    is_number = _DECIMAL.fullmatch(text) is not None
+    if not is_number or not 1.0 <= float(text) <= _SLOWDOWN_MOST:
+        raise ValueError(
+            f"a number from 1 to {_SLOWDOWN_MOST} is needed, such as 1.5 for at most "
+            "1.5 times slower than alone"
+        )
+    return float(text)
 
 
 def choose_least(values: Sequence[_Number | None]) -> _Number | None:

@@ -18,9 +18,7 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
 from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.plan import MemberPlan, PackPlan
-from slurm_colloc.planning.joining import (
-    compute_reason_not_to_join,
-)
+from slurm_colloc.planning.joining import compute_reason_not_to_join
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.commands import HeldInterrupts, hold_interrupts
@@ -45,17 +43,11 @@ from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.destination import Destinations
 from slurm_colloc.submission.growth import Growth
 from slurm_colloc.submission.hooks import HookChoice, extend_comment
-from slurm_colloc.submission.joinable import (
-    Chosen,
-    Joiner,
-    Present,
-    Prospect,
-    is_own_kind,
-    list_candidates,
-)
+from slurm_colloc.submission.joinable import is_own_kind, list_candidates
 from slurm_colloc.submission.knowledge import gather_knowledge
 from slurm_colloc.submission.new_packs import encode_environment
 from slurm_colloc.submission.policy import choose_policy
+from slurm_colloc.submission.prospect import Chosen, Joiner, Present, Prospect
 from slurm_colloc.submission.sweep import OpenPack
 
 LOCK_WAIT_S = 5.0

@@ -7,11 +7,11 @@ and how long requests wait is read for each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity
+from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.destination import Destination, Destinations, match_gpu_type
@@ -30,6 +30,7 @@ class Part:
         asks_for: The GPU type that their user did not name, but packs of several ask for; None
             for none.
         reasons: What the user should know of it, a sentence each.
+        warnings: Those of the reasons that tell of a danger.
     """
 
     indices: tuple[int, ...]
@@ -38,6 +39,7 @@ class Part:
     knowledge: Knowledge
     asks_for: str | None = None
     reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def divide_call(
@@ -72,19 +74,45 @@ def divide_call(
         sharing = next((c.job for c in chosen if c.job.came_together and c.job.gpus == 1), None)
         if sharing is None:
             jobs = tuple(c.job for c in chosen)
-            parts.append(Part(tuple(indices), jobs, Capacity(), knowledge))
+            parts.append(
+                _warn(Part(tuple(indices), jobs, Capacity(), knowledge), knowledge.profiles)
+            )
             continue
         destination = destinations.read(sharing)
-        _refuse_too_large(chosen, destination)
-        parts += _settle_gpu_type(
+        _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
+        own = _settle_gpu_type(
             indices, chosen, knowledge, destination, destinations, keeps_whole=keeps_whole
         )
+        by_index = {indices[place]: profile for place, profile in knowledge.profiles.items()}
+        for part in own:
+            # By what was measured of them, also where it does not hold for the GPU there.
+            measured = {
+                place: by_index[index]
+                for place, index in enumerate(part.indices)
+                if index in by_index
+            }
+            parts.append(_warn(part, measured))
     return parts
 
 
-def _refuse_too_large(candidates: Sequence[Candidate], destination: Destination) -> None:
-    most_mb = destination.gpu_memory_most_mb
-    for job in (candidate.job for candidate in candidates):
+def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
+    """A part with a warning for each job whose user states less GPU memory than it has taken."""
+    warnings = []
+    for place, profile in profiles.items():
+        job, peak_mb = part.jobs[place], profile.gpu_memory_peak_mb
+        if profile.known_by is not KnownBy.EXACT or not job.gpu_memory_mb or not peak_mb:
+            continue
+        if job.gpu_memory_mb < peak_mb:
+            warnings.append(
+                f"{job.name}: --gpu-mem={job.gpu_memory_mb}M counts, but its earlier runs took up "
+                f"to {peak_mb} MB: it may run out of GPU memory"
+            )
+    told = tuple(dict.fromkeys(warnings))
+    return dataclasses.replace(part, reasons=(*part.reasons, *told), warnings=told)
+
+
+def _refuse_too_large(jobs: Sequence[Job], most_mb: int | None) -> None:
+    for job in jobs:
         if most_mb and job.gpu_memory_mb and job.gpu_memory_mb > most_mb:
             raise NoPackPossible(
                 f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
@@ -117,6 +145,8 @@ def _settle_gpu_type(
     if match.is_other:
         knowledge = knowledge.as_of_another_gpu(match.reason)
     if match.gpu_type is None:
+        # All GPUs there are of the model that was watched, or else its memory is not in there.
+        _refuse_too_large(jobs, destination.gpu_memory_most_mb or knowledge.gpu_memory_mb)
         yield _build(indices, jobs, destination, knowledge)
         return
     typed = [dataclasses.replace(jobs[place], gpu_type=match.gpu_type) for place in measured]

@@ -147,15 +147,25 @@ def _plan(part: Part, policy: Policy) -> Plan:
     chosen = plan(part.jobs, knowledge.profiles, part.capacity, policy, knowledge.calibration)
     packs = (_complete_lone(pack, knowledge) for pack in chosen.packs)
     if part.asks_for is not None:
-        packs = (_settle_asked_type(pack, part.asks_for) for pack in packs)
+        packs = (
+            _settle_asked_type(
+                pack,
+                part.asks_for,
+                in_array=part.jobs[pack.members[0].job_index].array_task is not None,
+            )
+            for pack in packs
+        )
     return dataclasses.replace(chosen, packs=tuple(packs))
 
 
-def _settle_asked_type(pack: PackPlan, gpu_type: str) -> PackPlan:
-    """A pack of several asks for the GPUs of its profiles, and says so; a job alone for any."""
+def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> PackPlan:
+    """A pack of several asks for the GPUs of its profiles, and says so; a job alone for any.
+
+    A task alone asks as the packs of its array do, so that the array stays one Slurm job.
+    """
     if pack.request is None:
         return pack
-    if len(pack.members) == 1:
+    if len(pack.members) == 1 and not in_array:
         return dataclasses.replace(pack, request=dataclasses.replace(pack.request, gpu_type=None))
     return dataclasses.replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
 

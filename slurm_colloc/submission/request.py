@@ -150,7 +150,7 @@ def build_request_options(request: PackRequest) -> list[str]:
     ]
     if request.host_memory_mb is not None:
         options.append(f"--mem={request.host_memory_mb}M")
-    if request.time_limit_s is not None:
+    if request.is_unlimited or request.time_limit_s is not None:
         options.append(f"--time={format_time_limit(request.time_limit_s)}")
     return options
 
@@ -159,13 +159,15 @@ def merge_requests(packs: Sequence[PackPlan]) -> PackRequest:
     """Elements of an array ask for the same: the largest of each."""
     requests = [pack.request for pack in packs if pack.request is not None]
     memories = [request.host_memory_mb for request in requests]
-    times = [request.time_limit_s for request in requests]
+    is_unlimited = any(request.is_unlimited for request in requests)
+    times = [None if is_unlimited else request.time_limit_s for request in requests]
     return PackRequest(
         gpus=requests[0].gpus,
         gpu_type=requests[0].gpu_type,
         cpus=max(request.cpus for request in requests),
         host_memory_mb=None if None in memories else max(m for m in memories if m is not None),
         time_limit_s=None if None in times else max(t for t in times if t is not None),
+        is_unlimited=is_unlimited,
     )
 
 

@@ -152,7 +152,7 @@ def _check_share(row: Row, name: str, options: Options, degree: int) -> Finding 
 def _find_unstated(job: Job, capacity: Capacity) -> list[Finding]:
     """What was not said, and what holds instead."""
     findings = []
-    if job.time_limit_s is None:
+    if job.time_limit_s is None and not job.is_unlimited:
         default = capacity.time_limit_default_s
         means = f"the partition's {default} s" if default else "the partition's default"
         findings.append(

@@ -21,14 +21,14 @@ ALONE = ("--gres=gpu:1", "--degree=4", "x.sh")
 _DECIDE = (
     "import os, sys, time\n"
     "import slurm_colloc.submission.joining\n"
-    "from slurm_colloc.cli import submitting\n"
+    "from slurm_colloc.cli.joining import find_room\n"
     "from slurm_colloc.cli.session import Session\n"
     "from slurm_colloc.settings import read_given_environment\n"
     "from slurm_colloc.submission.collect import collect_call\n"
     "call = collect_call(sys.argv[1:], read_given_environment(), os.getcwd(), pack=False)\n"
     "session = Session.open()\n"
     "begun = time.perf_counter()\n"
-    "joined, _ = submitting._find_room(call, session, only_plan=True)\n"
+    "joined, _ = find_room(call, session, only_plan=True)\n"
     "print((time.perf_counter() - begun) * 1000, joined is not None)\n"
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.calibration.design import Cell, Group, Member
+from slurm_colloc.calibration.cells import Cell, Group, Member
 
 PATIENCE_S = 60.0
 

@@ -159,7 +159,7 @@ _PROGRAM = """
 import sys, time
 from pathlib import Path
 from slurm_colloc.calibration.bench import Bench
-from slurm_colloc.calibration.design import Group, make_cell
+from slurm_colloc.calibration.cells import Group, make_cell
 cells = (make_cell("pair", ("loader", "mlp")),)
 bench = Bench(None, (), Path(sys.argv[1]), scale="tiny", say=print)
 bench.open(Group("some", "timeslice", cells))

@@ -8,22 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.calibration.design import (
-    ALONE,
-    MOST_WORKERS,
-    MPS,
-    TIMESLICE,
-    Cell,
-    Group,
-    Member,
-    Room,
-    choose_design,
-    choose_names,
-    compute_gpu_memory_mb,
-    estimate_minutes,
-    shorten,
-)
-from slurm_colloc.calibration.measuring import list_needs
+from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, Group, Member, shorten
+from slurm_colloc.calibration.design import choose_design, estimate_minutes
+from slurm_colloc.calibration.place import list_needs
+from slurm_colloc.calibration.room import MOST_WORKERS, Room, choose_names, compute_gpu_memory_mb
 
 NEEDS = list_needs()
 few = settings(max_examples=20)

@@ -23,13 +23,13 @@ from slurm_colloc.calibration.fitting import (
     fit_mode,
     predict_columns,
 )
-from slurm_colloc.calibration.measuring import check_packages
 from slurm_colloc.calibration.packs import (
     MeasuredPack,
     Measurements,
     build_measurements,
     read_rows,
 )
+from slurm_colloc.calibration.place import check_packages
 from slurm_colloc.calibration.telling import render_fit
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.calibration import Load, ModeModel

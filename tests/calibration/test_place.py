@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.design import MPS, TIMESLICE
-from slurm_colloc.calibration.measuring import CPU, check_table, choose_place
+from slurm_colloc.calibration.cells import MPS, TIMESLICE
+from slurm_colloc.calibration.measuring import check_table
+from slurm_colloc.calibration.place import CPU, choose_place
 from slurm_colloc.errors import CollocError, NodeError, UsageProblem
 from slurm_colloc.host.nvml_answer import Gpu, GpuProcess, NvmlAnswer
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.planning import parse_changes, split_pack
+from slurm_colloc.cli.planning import split_pack
+from slurm_colloc.cli.what_if import parse_changes
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.profile import Completion, Observation
@@ -80,7 +81,14 @@ class LoginNode:
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
-    def learn(self, script: str, *, steps: float = 5400.0, **seen: Any) -> None:
+    def learn(
+        self,
+        script: str,
+        *,
+        steps: float = 5400.0,
+        gpu_model: str = "NVIDIA H200",
+        **seen: Any,
+    ) -> None:
         """Somebody has run a script alone to its end."""
         call = collect_call([script], self.environment, str(self.home), pack=False)
         candidate = call.candidates[0]
@@ -88,7 +96,7 @@ class LoginNode:
             signature=compute_signature(candidate.script, candidate.job),
             family=compute_family(candidate.script, candidate.job),
             name=script,
-            gpu_model="NVIDIA H200",
+            gpu_model=gpu_model,
             gpu_uuid="GPU-1",
             source=f"{script}/1.1.1",
             at=time.time(),
@@ -98,7 +106,7 @@ class LoginNode:
             **seen,
         )
         assert add_observations(self.state, [observation]) == []
-        done = Completion(observation.signature, "NVIDIA H200", f"{script}/1", steps)
+        done = Completion(observation.signature, gpu_model, f"{script}/1", steps)
         assert add_completions(self.state, [done]) == []
 
     def learn_small(self) -> None:
@@ -147,7 +155,7 @@ def test_json_has_each_member_with_its_prediction(node: LoginNode) -> None:
         assert member["run_s"] == 540
     assert found["figures"]["gpu_hours"] < found["figures"]["serial_gpu_hours"] == 0.9
     assert found["what_if"] is None
-    assert found["calibration"]["source"].startswith("the user's")
+    assert [c["source"][:10] for c in found["calibrations"]] == ["the user's"]
     assert found["policy"]["goal"] == "throughput"
 
 
@@ -240,7 +248,8 @@ def test_a_calibration_that_is_wrong_is_named_and_ours_counts(node: LoginNode) -
     done = node.csub("plan", "--array=1-4", SMALL)
     assert done.returncode == 0
     assert "nvidia-h200.json: modes: must be an object" in done.stderr
-    assert node.plan("--array=1-4", SMALL)["calibration"]["source"] == "shipped with csub"
+    (calibration,) = node.plan("--array=1-4", SMALL)["calibrations"]
+    assert calibration["source"] == "shipped with csub"
 
 
 def test_help_needs_no_script(node: LoginNode) -> None:

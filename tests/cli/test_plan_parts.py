@@ -254,3 +254,28 @@ def test_a_qos_that_nobody_tells_is_named_once(node: LoginNode) -> None:
         path.unlink()
     reasons = node.plan("pack", "a.sh", "a.sh", "c.sh", "c.sh")["reasons"]
     assert not any("QoS is not known" in reason for reason in reasons)
+
+
+def test_jobs_of_one_name_in_several_parts_are_told_apart(node: LoginNode) -> None:
+    show_nodes(node, BIG_NODES, SMALL_NODES)
+    for folder, partition, gpu_type in (("x", "big", "h200"), ("y", "small", "a30")):
+        (node.home / folder).mkdir()
+        write_script(node, f"{folder}/train.sh", partition, gpu_type)
+    call = ("pack", "x/train.sh", "y/train.sh", "y/train.sh")
+    pairs = {pair["first_number"]: pair for pair in node.plan(*call)["not_together"]}
+    assert {pair["first"] for pair in pairs.values()} == {"train.sh"}
+    assert [pairs[number]["pairs"] for number in (1, 2)] == [2, 1]
+    assert pairs[2]["second_number"] == 3
+    told = " ".join(node.csub("plan", "--explain", *call, columns=80).stdout.split())
+    assert "train.sh 1 and train.sh 2, 2 such pairs: partition, account" in told
+    assert "train.sh 2 and train.sh 3: 2 at once need 8 CPUs, the GPU's share is 4" in told
+
+
+def test_three_parts_tell_a_reason_once(node: LoginNode) -> None:
+    names = ("p", "q", "r")
+    show_nodes(node, *(BIG_NODES.replace("big", name) for name in names))
+    for name in names:
+        (node.home / name).mkdir()
+        write_script(node, f"{name}/train.sh", name, "h200")
+    (pair,) = node.plan("pack", *(f"{name}/train.sh" for name in names))["not_together"]
+    assert (pair["pairs"], pair["broken"][0]["constraint"]) == (3, "group")

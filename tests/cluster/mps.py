@@ -34,9 +34,9 @@ _LAUNCHER = """\
 #!{python}
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
-from slurm_colloc.runtime import __main__ as entry, runner
+from slurm_colloc.runtime import __main__ as entry, crew
 from slurm_colloc.runtime.waits import Waits
-runner.Sharing = functools.partial(runner.Sharing, waits=Waits(**{waits!r}))
+crew.Sharing = functools.partial(crew.Sharing, waits=Waits(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.store.directory import read_moved
+
 from .conftest import CsubUser, wait_until
 from .mps import explained, journal, pack_directory, write_settings
 
@@ -294,8 +296,10 @@ def test_who_would_be_ended_half_way_is_submitted_again(mps_user: CsubUser) -> N
     assert journal(user, job_id, "handed_back")[0]["members"] == [2, 3]
     new = user.members(job_id)[2]
     assert new["state"] == "REQUEUED"
-    (path,) = (entry.name for entry in (user.state / "open").iterdir())
-    new_id = (user.state / "packs" / path / "slurm_job_id").read_text().strip()
+    # It may have ended already, and is then no open pack any more.
+    moved_to = read_moved(pack, 2)
+    assert moved_to is not None
+    new_id = (user.state / "packs" / moved_to / "slurm_job_id").read_text().strip()
     rows = user.finish(new_id)
     assert {number: row["state"] for number, row in rows.items()} == {
         2: "COMPLETED",

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.profile import Observation, ProfileRecord
+from slurm_colloc.store.faults import compute_signature
+from slurm_colloc.store.profile_format import build_profile_mapping
+from slurm_colloc.store.profiles import compute_family
+
 from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
@@ -77,3 +83,38 @@ def test_a_slurm_that_lowers_nothing_still_runs_the_packs(user: CsubUser) -> Non
     assert "did not lower" in user.csub("show", job_id).stdout
     user.run(["scontrol", "release", job_id])
     assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
+
+
+def test_an_array_without_a_limit_asks_for_none_as_with_sbatch(user: CsubUser) -> None:
+    user.script("train.sh", "true")
+    words = ("--gres=gpu:1", "--array=1-3", "--hold", "--time=0")
+    by_sbatch = user.run(["sbatch", "--parsable", *words, "train.sh"]).stdout.strip()
+    job_id = user.submit("--degree=2", *words, "train.sh")
+    assert set(list_limits(user, job_id).values()) == set(list_limits(user, by_sbatch).values())
+    assert "no time limit" in user.csub("show", job_id).stdout
+    for each in (by_sbatch, job_id):
+        user.run(["scancel", each])
+
+
+def test_an_array_of_which_one_task_is_left_alone_is_one_slurm_job(user: CsubUser) -> None:
+    content = user.script("train.sh", "sleep 1", directives=LONG).read_bytes()
+    job = Job(1, "train.sh", "train.sh", (), "/")
+    seen = Observation(
+        compute_signature(content, job), compute_family(content, job), "train.sh", "NVIDIA H200",
+        "GPU-1", "train.sh/1", 1e9, 60.0, gpu_memory_peak_mb=9000, sm_active=0.1,
+        dram_active=0.05, steps_per_s=10.0,
+    )  # fmt: skip
+    record = json.dumps([build_profile_mapping(ProfileRecord.start(seen))])
+    user.run(["sh", "-c", f"echo '{record}' >profiles.json"])
+    user.csub("profile", "import", "profiles.json")
+    words = ("--gres=gpu:1", "--array=1-5", "--degree=2", "train.sh")
+    planned = json.loads(user.csub("plan", "--json", *words).stdout)
+    assert sorted(len(pack["members"]) for pack in planned["packs"]) == [1, 2, 2]
+    assert all(pack["known"] for pack in planned["packs"])
+    job_id = user.submit(*words)
+    assert job_id.isdigit(), "one answer for all"
+    assert len(read_packs(user)) == 3
+    rows = user.finish(job_id)
+    assert {number: row["state"] for number, row in rows.items()} == dict.fromkeys(
+        range(1, 6), "COMPLETED"
+    )

@@ -6,19 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_colloc.calibration.design import (
-    ALONE,
-    MOST_WORKERS,
-    MPS,
-    SAME,
-    TIMESLICE,
-    Cell,
-    Group,
-    Member,
-    Need,
-    Room,
-    compute_gpu_memory_mb,
-)
+from slurm_colloc.calibration.cells import ALONE, MPS, SAME, TIMESLICE, Cell, Group, Member
+from slurm_colloc.calibration.room import MOST_WORKERS, Need, Room, compute_gpu_memory_mb
 
 
 class Usual(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from slurm_colloc.calibration.bench import Bench
-from slurm_colloc.calibration.design import Group
+from slurm_colloc.calibration.cells import Group
 from slurm_colloc.calibration.packs import IDLE, read_number, read_rows
 from slurm_colloc.errors import CollocError, UsageProblem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from slurm_colloc.calibration.design import Group
+from slurm_colloc.calibration.cells import Group
 
 from .grid_design import Ask, Sharing, estimate_s, make_group
 

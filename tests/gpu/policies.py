@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.calibration.measuring import CPU
+from slurm_colloc.calibration.place import CPU
 from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, Load

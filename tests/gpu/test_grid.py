@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.calibration.design import MOST_WORKERS, MPS, TIMESLICE, Need, Room
+from slurm_colloc.calibration.cells import MPS, TIMESLICE
 from slurm_colloc.calibration.packs import build_measurements, read_rows
+from slurm_colloc.calibration.room import MOST_WORKERS, Need, Room
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.store.calibrations import (

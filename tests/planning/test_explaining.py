@@ -8,16 +8,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import (
+    Capacity,
+    Goal,
+    KnownBy,
+    Policy,
+    Rule,
+    SharingMode,
+    UsageProfile,
+)
 from slurm_colloc.planning.apart import PAIRS_MOST
+from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
 from slurm_colloc.planning.grouping import ask, plan
 from slurm_colloc.planning.limits import Broken
 from slurm_colloc.planning.needs import build_limits, build_subject
 from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.subject import Limits, Subject
-from slurm_colloc.planning.weighing import Weighing
+from slurm_colloc.planning.subject import Limits, Setting, Subject
+from slurm_colloc.planning.weighing import Weighing, predict_setting
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,
@@ -220,3 +229,150 @@ def test_of_very_many_kinds_a_few_pairs_are_shown_and_the_others_counted() -> No
     explanation = explain(*kinds)
     assert len(explanation.pairs) == PAIRS_MOST
     assert explanation.pairs_left_out == 16 * 15 // 2 - PAIRS_MOST
+
+
+def test_pairs_of_the_same_names_with_the_same_reason_are_told_once() -> None:
+    # Of three lengths, and so three kinds.
+    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=80_000)
+    kinds = [("big", dataclasses.replace(heavy, run_s=600.0 + n)) for n in range(3)]
+    (pair,) = explain(*kinds).pairs
+    assert pair.pairs == 3
+    assert (pair.first, pair.second) == ("big", "big")
+    assert (pair.first_number, pair.second_number) == (1, 2)
+    kinds[2] = ("big", dataclasses.replace(kinds[2][1], gpu_memory_peak_mb=90_000))
+    assert sorted(pair.pairs for pair in explain(*kinds).pairs) == [1, 2], "not the same number"
+
+
+def test_alike_pairs_make_room_for_others() -> None:
+    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=80_000)
+    kinds = [("big", dataclasses.replace(heavy, run_s=600.0 + n)) for n in range(15)]
+    explanation = explain(*kinds, ("other", dataclasses.replace(heavy, run_s=590.0)))
+    assert {(p.first, p.second): p.pairs for p in explanation.pairs} == {
+        ("big", "big"): 105,
+        ("big", "other"): 15,
+    }
+    assert explanation.pairs_left_out == 0
+
+
+def test_jobs_of_one_name_are_told_apart_in_reasons() -> None:
+    (pair,) = explain(("big", SATURATING), ("big", SATURATING)).pairs
+    assert "big 2 would be slowed down" in pair.text
+    (pair,) = explain(("big", SATURATING), ("large", SATURATING)).pairs
+    assert "large would be slowed down" in pair.text
+
+
+@pytest.mark.parametrize("rule", [Rule.CARMA, Rule.ADDITIVE, Rule.EXCLUSIVE, Rule.FIRST_FIT])
+def test_rules_of_others_show_no_bound(rule: Rule) -> None:
+    kinds = [("large", LARGE)] * 2
+    policy = dataclasses.replace(POLICY, rule=rule)
+    members = [m for pack in explain(*kinds, policy=policy).packs for m in pack.members]
+    assert {member.max_slowdown for member in members} == {None}
+    own = [m for pack in explain(*kinds).packs for m in pack.members]
+    assert {member.max_slowdown for member in own} == {1.5}
+
+
+def test_a_pack_of_another_rule_keeps_its_stretched_wall_limits() -> None:
+    policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
+    (pack,) = explain(*[("large", LARGE)] * 3, policy=policy).packs
+    for member in pack.members:
+        assert member.slowdown is not None
+        assert member.slowdown > 1.5
+        assert member.wall_limit_s is not None
+        assert member.wall_limit_s >= 1200 * 1.2 * member.slowdown - 1
+
+
+def test_energy_is_what_the_goal_energy_counts() -> None:
+    policy = dataclasses.replace(POLICY, goal=Goal.ENERGY)
+    kinds = [("small", SMALL), ("large", LARGE), ("small", SMALL)]
+    jobs, known = build_call(*kinds)
+    (pack,) = explain(*kinds, policy=policy).packs
+    question = ask(jobs, known, ROOMY, policy, CALIBRATION)
+    subjects = [build_subject(question, index) for index in range(3)]
+    limits = build_limits(question, subjects)
+    pricing = Pricing(subjects, limits, CALIBRATION, goal=Goal.ENERGY, modes=MODES)
+    priced = pricing.price(range(3))
+    assert priced is not None
+    assert priced.energy_j is not None
+    assert pack.energy_wh == pytest.approx(priced.energy_j / 3600)
+    # Idle power while it is held, and what the work takes above that.
+    assert pack.predicted_finish_s is not None
+    work_j = 600 * (85 + 275 + 85)
+    held_s = pack.predicted_finish_s + 2
+    assert pack.energy_wh == pytest.approx((75 * held_s + work_j) / 3600)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_energy_of_jobs_alone_is_their_mean_power(rule: Rule) -> None:
+    policy = dataclasses.replace(POLICY, rule=rule, degree=1, degree_max=1)
+    packs = explain(("small", SMALL), ("large", LARGE), policy=policy).packs
+    energies = [pack.energy_wh for pack in packs]
+    assert energies == [pytest.approx(160 * 600 / 3600), pytest.approx(350 * 600 / 3600)]
+
+
+@pytest.mark.parametrize("name", ["power_w", "run_s", "sm_activity"])
+def test_energy_is_unknown_where_a_figure_is(name: str) -> None:
+    lacking = dataclasses.replace(SMALL, **{name: None})  # type: ignore[arg-type]
+    for degree in (1, 4):
+        policy = dataclasses.replace(POLICY, degree=degree, degree_max=degree)
+        packs = explain(("a", lacking), ("b", lacking), policy=policy).packs
+        assert {pack.energy_wh for pack in packs} == {None}
+
+
+def test_the_idle_gpu_s_power_is_the_calibration_s_where_the_profile_has_none() -> None:
+    lacking = dataclasses.replace(SMALL, idle_power_w=None)
+    (told,) = explain(("a", SMALL), ("b", SMALL)).packs
+    (untold,) = explain(("a", lacking), ("b", lacking)).packs
+    assert told.energy_wh is not None
+    assert untold.energy_wh == pytest.approx(told.energy_wh)
+
+
+def test_energy_is_unknown_where_the_idle_power_of_the_gpu_is() -> None:
+    jobs, known = build_call(("a", SMALL), ("b", SMALL))
+    calibration = dataclasses.replace(CALIBRATION, idle_power_w=None)
+    made = plan(jobs, known, ROOMY, POLICY, calibration)
+    (pack,) = build_explanation(made, jobs, known, ROOMY, POLICY, calibration).packs
+    assert pack.energy_wh is None
+
+
+def test_first_fit_is_predicted_where_loads_are_known() -> None:
+    policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
+    kinds = [("small", SMALL), ("large", LARGE), ("small", SMALL)]
+    (pack,) = explain(*kinds, policy=policy).packs
+    jobs, known = build_call(*kinds)
+    question = ask(jobs, known, ROOMY, policy, CALIBRATION)
+    subjects = [build_subject(question, index) for index in range(3)]
+    # Twice the equal share.
+    expected = predict_setting(subjects, Setting(SharingMode.MPS, (66,) * 3), CALIBRATION)
+    assert tuple(member.slowdown for member in pack.members) == expected
+    assert pack.known
+    assert pack.predicted_finish_s is not None
+    assert pack.energy_wh is not None
+    assert [member.run_s for member in pack.members] == [600.0] * 3
+    lacking = [("new", None), *kinds[1:]]
+    (pack,) = explain(*lacking, policy=policy).packs
+    assert {member.slowdown for member in pack.members} == {None}
+    assert pack.predicted_finish_s is None
+
+
+def test_first_fit_says_nothing_of_packs_in_which_members_wait() -> None:
+    policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT, degree=2, pack_size=4)
+    (pack,) = explain(*[("small", SMALL)] * 4, policy=policy).packs
+    assert pack.degree == 2
+    assert {member.slowdown for member in pack.members} == {None}
+
+
+def test_packs_of_other_rules_speed_up_as_members_end() -> None:
+    policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
+    short = dataclasses.replace(LARGE, run_s=60.0)
+    (pack,) = explain(("long", LARGE), ("short", short), ("short", short), policy=policy).packs
+    long = next(member for member in pack.members if member.name == "long")
+    assert long.slowdown is not None
+    assert pack.predicted_finish_s is not None
+    assert 600 < pack.predicted_finish_s < 0.8 * 600 * long.slowdown
+    others = [m.slowdown for m in pack.members if m.slowdown is not None and m is not long]
+    ends = compute_ends_s(
+        [600.0, 60.0, 60.0],
+        [1.0] * 3,
+        lambda running: [long.slowdown or 0, *others] if len(running) == 3 else [1.0],
+    )
+    assert pack.predicted_finish_s == pytest.approx(max(ends))

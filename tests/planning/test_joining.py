@@ -17,13 +17,12 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.planning.free_place import RunningPack, plan_running_join
 from slurm_colloc.planning.joining import (
-    RunningPack,
     compute_contradiction,
     compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
-    plan_running_join,
 )
 from tests.planning.known_jobs import (
     CALIBRATION,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.job import Job
+from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.plan import (
     Capacity,
     KnownBy,
@@ -24,6 +24,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.grouping import plan
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
+from slurm_colloc.submission.request import build_request_options, group_into_batches
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,
@@ -409,3 +410,38 @@ def test_a_rule_that_knows_no_bound_gives_its_members_the_time_that_they_will_ne
     assert pack.predicted_slowdown[0] > 1.0
     for member, slowdown in zip(pack.members, pack.predicted_slowdown, strict=True):
         assert member.wall_limit_s == round(1200 * 1.2 * slowdown)
+
+
+def test_a_task_left_alone_asks_as_the_packs_of_its_array_do() -> None:
+    jobs = [build_job(task, array_task=ArrayTask(task, 5, 1, 5, 1)) for task in range(1, 6)]
+    policy = dataclasses.replace(POLICY, degree=2, degree_is_asked=True)
+    made = plan(jobs, dict.fromkeys(range(5), SMALL), ROOMY, policy, CALIBRATION)
+    lone, *others = sorted(made.packs, key=lambda pack: len(pack.members))
+    assert [len(pack.members) for pack in (lone, *others)] == [1, 2, 2]
+    assert lone.request is not None
+    assert lone.mode is SharingMode.EXCLUSIVE
+    assert (lone.request.cpus, lone.request.time_limit_s) == (2, 1200 + policy.start_margin_s)
+    # Nobody is ended for what was left free.
+    (member,) = lone.members
+    assert member.host_memory_mb == ROOMY.host_memory_mb_per_gpu
+    assert (member.predicted_slowdown, member.wall_limit_s) == (1.0, 1200)
+    assert len(group_into_batches(made, jobs)) == 1
+    alone = [dataclasses.replace(job, array_task=None) for job in jobs]
+    made = plan(alone, dict.fromkeys(range(5), SMALL), ROOMY, policy, CALIBRATION)
+    assert [pack.request for pack in made.packs if len(pack.members) == 1] == [None]
+
+
+def test_a_job_without_a_time_limit_lets_its_pack_ask_for_none() -> None:
+    jobs = [build_job(1), build_job(2, time_limit_s=None, shape=(("time", "0"),))]
+    made = plan(jobs, {0: SMALL, 1: SMALL}, ROOMY, POLICY, CALIBRATION)
+    (pack,) = made.packs
+    assert pack.request is not None
+    assert (pack.request.time_limit_s, pack.request.is_unlimited) == (None, True)
+    assert "--time=UNLIMITED" in build_request_options(pack.request)
+    walls = {member.job_index: member.wall_limit_s for member in pack.members}
+    assert walls[1] is None
+    assert walls[0] is not None
+    capped = dataclasses.replace(POLICY, pack_time_max_s=86_400)
+    made = plan([*jobs, build_job(3)], {}, ROOMY, capped, CALIBRATION)
+    (lone,) = [pack for pack in made.packs if pack.members[0].job_index == 1]
+    assert "asks for no time limit" in lone.reasons[0]

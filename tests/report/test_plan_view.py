@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
-from slurm_colloc.model.plan import UsageProfile
+from slurm_colloc.model.plan import Policy, Rule, UsageProfile
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.grouping import plan
+from slurm_colloc.report.plan_figures import render_comparison
 from slurm_colloc.report.plan_view import build_plan_json, render_plan
-from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_call
+from tests.planning.known_jobs import (
+    CALIBRATION,
+    LARGE,
+    POLICY,
+    ROOMY,
+    SATURATING,
+    SMALL,
+    build_call,
+)
 
 UNTIMED = dataclasses.replace(SMALL, run_s=None)
 
@@ -52,3 +62,90 @@ def test_a_guessed_length_is_shown_nowhere() -> None:
         assert value["packs"][0]["predicted_finish_s"] is None
         lengths = [member["run_s"] for member in value["packs"][0]["members"]]
         assert sorted(lengths, key=str) == sorted((p.run_s for p in profiles), key=str)
+
+
+def explain_by(policy: Policy, *kinds: tuple[str, UsageProfile | None]) -> PlanExplanation:
+    jobs, known = build_call(*kinds)
+    made = plan(jobs, known, ROOMY, policy, CALIBRATION)
+    return build_explanation(made, jobs, known, ROOMY, policy, CALIBRATION)
+
+
+def find_rows(text: str, name: str) -> list[str]:
+    return [line.split(name)[0].strip() for line in text.splitlines() if f" {name} " in line]
+
+
+def test_packs_that_are_alike_show_the_members_of_all() -> None:
+    policy = dataclasses.replace(POLICY, degree=2, degree_is_asked=True)
+    text = render_plan(explain_by(policy, *[("small", SMALL)] * 6), 80)
+    assert "Packs 1-3, alike: 2 members each, 2 at once" in text
+    assert find_rows(text, "small") == ["1-6"]
+    alone = dataclasses.replace(POLICY, degree=1, degree_max=1)
+    text = render_plan(explain_by(alone, *[("small", SMALL), ("large", LARGE)] * 2), 80)
+    assert "Packs 1,3, alike: one job each, alone" in text
+    assert find_rows(text, "small") == ["1,3"]
+    assert find_rows(text, "large") == ["2,4"]
+
+
+def test_many_numbers_of_members_go_on_and_the_last_are_counted() -> None:
+    alone = dataclasses.replace(POLICY, degree=1, degree_max=1)
+    for most, cells in (
+        (7, ["1,4,9,16,25,", "36,49"]),
+        (16, ["1,4,9,16,25,", "36,49,64,81,", "100,121,144,", "and 4 more"]),
+    ):
+        squares = [n * n for n in range(1, most + 1)]
+        kinds = [
+            ("small", SMALL) if number in squares else ("large", LARGE)
+            for number in range(1, squares[-1] + 1)
+        ]
+        text = render_plan(explain_by(alone, *kinds), 80)
+        shown = text.partition("GPU_MEM\n")[2].partition("\n\n")[0].splitlines()
+        assert [re.split(" {2,}| small", line.strip())[0] for line in shown] == cells
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_column_at_most_is_empty_under_rules_of_others() -> None:
+    kinds = [("large", LARGE)] * 2
+    own = render_plan(explain_by(POLICY, *kinds), 80)
+    assert " 1.5 " in next(line for line in own.splitlines() if "large" in line)
+    carma = explain_by(dataclasses.replace(POLICY, rule=Rule.CARMA), *kinds)
+    (row,) = [line for line in render_plan(carma, 80).splitlines() if " large " in line]
+    assert row.split()[2:] == ["exact", *row.split()[3:6], "100", "%", "12.3", "GB"]
+    members = build_plan_json(carma)["packs"][0]["members"]
+    assert {member["max_slowdown"] for member in members} == {None}
+
+
+def test_pairs_of_one_name_are_told_by_their_numbers() -> None:
+    policy = dataclasses.replace(POLICY, degree=3, degree_is_asked=True)
+    found = explain_by(policy, *[("small", SMALL)] * 6)
+    text = " ".join(render_plan(found, 80, explain=True).split())
+    assert "small 1 and small 4 (with small 2-3), 9 such pairs: 4 would run at once" in text
+    (value,) = build_plan_json(found)["not_together"]
+    assert (value["first"], value["first_number"], value["second_number"]) == ("small", 1, 4)
+    assert value["pack_indices"] == (0, 1, 2)
+    found = explain_by(POLICY, ("one", SATURATING), ("two", SATURATING))
+    assert "  one and two: two would be" in render_plan(found, 80, explain=True)
+
+
+def test_a_bar_and_its_figures_stay_on_one_line() -> None:
+    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    text = render_plan(explain_by(POLICY, ("a", heavy), ("b", heavy)), 80)
+    (line,) = [line for line in text.splitlines() if "GPU memory" in line]
+    assert line.endswith("125.0 GB of 133.4 GB")
+    assert len(line) <= 80
+
+
+def test_the_comparison_shows_energy() -> None:
+    found = explain_by(POLICY, ("a", SMALL), ("b", SMALL))
+    alone = explain_by(dataclasses.replace(POLICY, rule=Rule.EXCLUSIVE), ("a", SMALL), ("b", SMALL))
+    text = render_comparison(found, alone, "policy=exclusive", 80)
+    (row,) = [line for line in text.splitlines() if line.startswith("GPU energy (Wh)")]
+    packed, apart = map(float, row.split()[-2:])
+    assert apart == 53.3, "160 W for 1200 s"
+    assert packed < apart
+    assert build_plan_json(alone)["figures"]["energy_wh"] == 160 * 1200 / 3600
+    dark = dataclasses.replace(SMALL, power_w=None)
+    unknown = explain_by(POLICY, ("a", SMALL), ("b", dark))
+    text = render_comparison(found, unknown, "nothing", 80)
+    (row,) = [line for line in text.splitlines() if line.startswith("GPU energy (Wh)")]
+    assert row.split()[-1] == "unknown"
+    assert build_plan_json(unknown)["figures"]["energy_wh"] is None

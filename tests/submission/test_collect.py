@@ -154,7 +154,7 @@ def test_what_must_be_equal_in_a_pack_is_the_group(tmp_path: Path) -> None:
         (["--pack-size=²", "a.sh"], "--pack-size=²: a number of at least 1 is needed"),
         (["--max-slowdown=0.5", "a.sh"], "--max-slowdown=0.5: a number from 1 to 100 is needed"),
         (["--max-slowdown=nan", "a.sh"], "--max-slowdown=nan: a number from 1 to 100 is needed"),
-        (["--max-slowdown=x", "a.sh"], "--max-slowdown=x: could not convert string to float"),
+        (["--max-slowdown=x", "a.sh"], "--max-slowdown=x: a number from 1 to 100 is needed"),
         (["--signal=NOISE", "a.sh"], "--signal=NOISE: there is no signal 'NOISE'"),
         (["--open-mode=both", "a.sh"], "--open-mode=both is neither append nor truncate"),
         (["--export-file=/none", "a.sh"], "--export-file=/none: No such file or directory"),

@@ -1,0 +1,115 @@
+"""What a calibration measures: trainings that run at once, and what is started together; pure.
+
+A cell is one measurement: some trainings, running at once for a short time. A group is what is
+started together: processes that serve many cells. Under MPS processes with different thread limits
+stand side by side, and those that a cell has no use for are idle and disturb nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+TIMESLICE = "timeslice"
+MPS = "mps"
+
+ALONE = "alone"
+SAME = "same"
+
+# Seconds of settling, and of the window.
+ALONE_TIMES_S = (0.4, 1.0)
+SHARED_TIMES_S = (0.5, 1.5)
+# Between two cells; what starting and ending a group takes, for each worker and in all; and
+# loading torch, for the first time.
+CELL_OVERHEAD_S = 0.12
+WORKER_START_S = 0.55
+GROUP_START_S = 6.0
+FIRST_START_S = 25.0
+
+
+class Member(NamedTuple):
+    """One training of a cell.
+
+    Attributes:
+        workload: Its name.
+        limit: Thread limit under MPS, in percent; None for none.
+    """
+
+    workload: str
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Some trainings at once.
+
+    Attributes:
+        label: `alone`, `pair`, `triple`, `pack4` and so on, or `same` for copies of one training.
+        members: Its trainings; one that stands there twice runs twice.
+        settle_s: How long all run before the window begins.
+        window_s: How long the window is.
+    """
+
+    label: str
+    members: tuple[Member, ...]
+    settle_s: float = SHARED_TIMES_S[0]
+    window_s: float = SHARED_TIMES_S[1]
+
+    def estimate_s(self) -> float:
+        """How long it takes."""
+        return self.settle_s + self.window_s + CELL_OVERHEAD_S
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that the same processes serve.
+
+    Attributes:
+        name: What rows call it.
+        mode: `timeslice` or `mps`.
+        cells: In the order in which they are measured.
+    """
+
+    name: str
+    mode: str
+    cells: tuple[Cell, ...]
+
+    def count_copies(self) -> dict[Member, int]:
+        """How many processes of each kind are needed, in the order of the cells."""
+        return add_copies({}, self.cells)
+
+    def estimate_start_s(self) -> float:
+        """How long starting and ending it takes."""
+        return GROUP_START_S + WORKER_START_S * sum(self.count_copies().values())
+
+    def estimate_s(self) -> float:
+        """How long it takes, start and end included."""
+        return self.estimate_start_s() + sum(cell.estimate_s() for cell in self.cells)
+
+
+def make_cell(label: str, names: Iterable[str], limit: int | None = None) -> Cell:
+    """A cell whose members all have one limit."""
+    times = ALONE_TIMES_S if label == ALONE else SHARED_TIMES_S
+    return Cell(label, tuple(Member(name, limit) for name in names), *times)
+
+
+def add_copies(copies: Mapping[Member, int], cells: Iterable[Cell]) -> dict[Member, int]:
+    """The processes that there are, and those that cells still lack."""
+    grown = dict(copies)
+    for cell in cells:
+        for member, count in Counter(cell.members).items():
+            grown[member] = max(grown.get(member, 0), count)
+    return grown
+
+
+def shorten(groups: Iterable[Group], settle_s: float, window_s: float) -> tuple[Group, ...]:
+    """The same cells with other times, for trainings that need none to settle."""
+    return tuple(
+        replace(
+            group,
+            cells=tuple(replace(c, settle_s=settle_s, window_s=window_s) for c in group.cells),
+        )
+        for group in groups
+    )

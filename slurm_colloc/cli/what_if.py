@@ -1,0 +1,105 @@
+"""What `csub plan --what-if=CHANGES` changes of a call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from slurm_colloc.cli.session import Session
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.model.quantities import parse_gpu_memory_mb
+from slurm_colloc.submission.collect import Call
+from slurm_colloc.submission.job_options import parse_slowdown
+from slurm_colloc.submission.policy import choose_policy
+
+WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Read `--what-if=degree=4,mode=mig`.
+
+    Raises:
+        UsageProblem: A name is not known, has no value or comes twice, or two contradict.
+    """
+    changes: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in WHAT_IF or not value:
+            what = f"there is no {name!a}" if value else f"{part.strip()!a} has no value"
+            raise UsageProblem(
+                f"--what-if: {what if text.strip() else 'it names no change'}",
+                hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
+            )
+        if name in changes:
+            raise UsageProblem(
+                f"--what-if: {name} is given twice, as {changes[name]!a} and {value!a}",
+                hint="give it once: one plan is shown beside the one that would be made",
+            )
+        changes[name] = value
+    if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":
+        raise UsageProblem(
+            "--what-if: mode=exclusive gives each job a GPU of its own, so degree="
+            f"{changes['degree']!a} contradicts it",
+            hint="leave one of them out",
+        )
+    return changes
+
+
+def apply_changes(
+    call: Call, changes: dict[str, str], session: Session
+) -> tuple[Call, Policy | None]:
+    """The call with other values, and its policy where the call cannot say it.
+
+    Raises:
+        UsageProblem: A value is wrong.
+    """
+    origin = "--what-if"
+    degree = _parse(changes, "degree", _parse_count)
+    slowdown = _parse(changes, "max-slowdown", parse_slowdown)
+    gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
+    mode = changes.get("mode")
+    if mode is not None and mode not in [known.value for known in SharingMode]:
+        choices = ", ".join(known.value for known in SharingMode)
+        raise UsageProblem(f"{origin}: mode={mode!a} is none of {choices}")
+    candidates = call.candidates
+    told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
+    asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if gpu_memory_mb is not None:
+        # As --gpu-mem says of a job.
+        asked["came_together"] = True
+    if asked:
+        candidates = tuple(
+            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
+        )
+    is_mig = mode == SharingMode.MIG.value
+    is_alone = mode == SharingMode.EXCLUSIVE.value
+    changed = dataclasses.replace(
+        call,
+        candidates=candidates,
+        degree=None if is_alone else degree or call.degree,
+        pack_size=None if is_alone or degree else call.pack_size,
+        shares=((mode, origin),) if mode and not is_mig else call.shares,
+        goals=((changes["goal"], origin),) if "goal" in changes else call.goals,
+        rules=((changes["policy"], origin),) if "policy" in changes else call.rules,
+    )
+    if not is_mig:
+        return changed, None
+    policy = choose_policy(changed, session.settings)
+    return changed, dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
+
+
+def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
+    if name not in changes:
+        return None
+    try:
+        return parse(changes[name])
+    except ValueError as error:
+        raise UsageProblem(f"--what-if: {name}={changes[name]!a}: {error}") from error
+
+
+def _parse_count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("a number of at least 1 is needed")
+    return int(text)

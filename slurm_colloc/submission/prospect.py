@@ -1,0 +1,258 @@
+"""How a job would stand in an open pack, or why it cannot join it; changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
+from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy
+from slurm_colloc.model.quantities import parse_time_limit_s
+from slurm_colloc.model.ramp_decision import RampState
+from slurm_colloc.planning.free_place import RunningPack, plan_running_join
+from slurm_colloc.planning.joining import (
+    compute_contradiction,
+    merge_policies,
+    plan_pending_join,
+    settle_bound,
+)
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.store import inbox
+from slurm_colloc.store.directory import list_claimed, list_members, read_ended, read_spec
+from slurm_colloc.store.holds import is_held
+from slurm_colloc.store.packs import State
+from slurm_colloc.store.ramp import read_ramp
+from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.states import read_attempt, read_state
+from slurm_colloc.submission.collect import Candidate
+from slurm_colloc.submission.destination import Destinations, describe_asked_type
+from slurm_colloc.submission.joinable import is_own_kind
+from slurm_colloc.submission.output_files import list_output_files
+from slurm_colloc.submission.pack_gpu import PackGpu, find_pack_gpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Joiner:
+    """The job that wants to join, and what it is measured by."""
+
+    candidate: Candidate
+    policy: Policy
+    destinations: Destinations
+    settings: Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Present:
+    """A member that has not ended."""
+
+    number: int
+    spec: MemberSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A pack that has room, and how the job would stand in it."""
+
+    record: PackRecord
+    present: tuple[Present, ...]
+    planned: PackPlan | MemberPlan
+    attempt: int
+    places: int
+    reason: str
+
+    @property
+    def own_plan(self) -> MemberPlan:
+        """The plan of the job itself."""
+        return self.planned if isinstance(self.planned, MemberPlan) else self.planned.members[-1]
+
+
+class Prospect:
+    """One pack, and the job that would join it.
+
+    Args:
+        state: The state directory.
+        joiner: The job, and what it is measured by.
+        pack_id: The pack.
+        job: Its Slurm job.
+    """
+
+    def __init__(self, state: State, joiner: Joiner, pack_id: str, job: SlurmJob) -> None:
+        self._candidate = joiner.candidate
+        self._policy = joiner.policy
+        self._destinations = joiner.destinations
+        self._settings = joiner.settings
+        self._state = state
+        self._pack_id = pack_id
+        self._path = state.pack_path(pack_id)
+        self._job = job
+
+    def choose(self) -> Chosen | str:
+        """How the job would stand in the pack, or why it cannot join it."""
+        record = self._state.read_pack(self._pack_id)
+        if record is None or self._is_over():
+            return "it is over"
+        if record.policy is None or record.closed:
+            return record.closed
+        contradiction = compute_contradiction(record.policy, self._policy)
+        if contradiction:
+            return contradiction
+        policy = merge_policies(record.policy, self._policy)
+        attempt = read_attempt(self._path)
+        present = self._read_present(attempt)
+        if not present:
+            return "its members have ended"
+        if all(is_held(self._path, member.number) for member in present):
+            return "it is held"
+        gpu = self._find_gpu(record, present)
+        reason = self._compute_reason(record, present, gpu)
+        if not reason:
+            return "its jobs run another script, and --gpu-mem is not known of all"
+        planned = self._plan(record, policy, present, gpu)
+        if isinstance(planned, str):
+            return planned
+        places = record.degree
+        if isinstance(planned, PackPlan):
+            # Members whose load is known may be more than the usual degree.
+            places = max(policy.degree, planned.degree)
+        return Chosen(record, tuple(present), planned, attempt, places, reason)
+
+    @property
+    def is_running(self) -> bool:
+        """The pack runs, it does not wait any more."""
+        return self._job.state is SlurmJobState.RUNNING
+
+    def _plan(
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        gpu: PackGpu,
+    ) -> PackPlan | MemberPlan | str:
+        other = self._find_shared_file(present)
+        if other is not None:
+            return f"its output would be that of {self._job.job_id}/{other}"
+        if self.is_running:
+            return self._plan_running(record, policy, present, gpu)
+        if self._job.reason.startswith("JobHeld"):
+            return "it is held"
+        assert record.policy is not None
+        knowledge = gpu.knowledge
+        planned = plan_pending_join(
+            [gpu.ask_for(member.spec.job) for member in present],
+            gpu.ask_for(settle_bound(self._candidate.job, record.policy, self._policy)),
+            gpu.capacity,
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+        if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
+            told = describe_asked_type(str(gpu.gpu_type))
+            planned = dataclasses.replace(planned, reasons=(*planned.reasons, told))
+        return planned
+
+    def _find_gpu(self, record: PackRecord, present: Sequence[Present]) -> PackGpu:
+        candidates = []
+        for member in present:
+            script = self._path / "members" / inbox.format_number(member.number) / "script"
+            content = b""
+            with contextlib.suppress(OSError):
+                content = script.read_bytes()
+            candidates.append(Candidate(member.spec.job, content, {}))
+        return find_pack_gpu(
+            record, [*candidates, self._candidate], self._settings, self._destinations
+        )
+
+    def _is_over(self) -> bool:
+        """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
+        is_open = os.path.lexists(self._state.open / self._pack_id)
+        return not is_open or read_ended(self._path) is not None
+
+    def _read_present(self, attempt: int) -> list[Present]:
+        present = []
+        for number in list_members(self._path):
+            folder = self._path / "members" / inbox.format_number(number)
+            record = read_state(self._path, number, attempt)
+            if os.path.lexists(folder / "cancelled") or (record and record.state in FINAL_STATES):
+                continue
+            present.append(Present(number, read_spec(self._path, number)))
+        return present
+
+    def _find_measured_limit(self, present: int) -> str:
+        """Why a running pack, by what was measured of it, has no room; empty where it has."""
+        ramp = read_ramp(self._path, read_attempt(self._path))
+        if ramp is None or ramp.state not in (RampState.SETTLED, RampState.STEPPED_BACK):
+            return ""
+        return ramp.reason if present >= ramp.target < ramp.places else ""
+
+    def _find_shared_file(self, present: Sequence[Present]) -> int | None:
+        """The member in whose file the job would write, by whatever patterns they were given."""
+        if self._candidate.job.output is None and self._candidate.job.error is None:
+            return None
+        number = max(list_claimed(self._path), default=0) + 1
+        job = dataclasses.replace(self._candidate.job, number=number)
+        files = list_output_files(job, alone=False, job_id=self._job.job_id)
+        for member in present:
+            theirs = list_output_files(
+                member.spec.job, alone=member.spec.names_alone, job_id=self._job.job_id
+            )
+            if files & theirs:
+                return member.number
+        return None
+
+    def _compute_reason(self, record: PackRecord, present: Sequence[Present], gpu: PackGpu) -> str:
+        knowledge = gpu.knowledge
+        if is_own_kind(self._path, record, self._candidate):
+            return "the same script"
+        if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
+            return "what they take of a GPU has been measured"
+        sizes = [member.spec.job.gpu_memory_mb for member in present]
+        total, usable = self._candidate.job.gpu_memory_mb, gpu.capacity.gpu_memory_mb
+        if total is None or usable is None or None in sizes:
+            return ""
+        total += sum(size for size in sizes if size is not None)
+        return f"together they need {total} MB of the GPU's {usable} MB"
+
+    def _plan_running(
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        gpu: PackGpu,
+    ) -> MemberPlan | str:
+        if record.request is None:
+            return "it runs alone"
+        measured = self._find_measured_limit(len(present))
+        if measured:
+            return measured
+        cpus = [read_spec(self._path, number).plan.cpus for number in list_members(self._path)]
+        pack = RunningPack(
+            request=record.request,
+            degree=record.degree,
+            time_left_s=_parse_time_left_s(self._job.time_left),
+            plans=tuple(member.spec.plan for member in present),
+            jobs=tuple(member.spec.job for member in present),
+            place_cpus=min(cpus),
+        )
+        assert record.policy is not None
+        knowledge = gpu.knowledge
+        return plan_running_join(
+            pack,
+            settle_bound(self._candidate.job, record.policy, self._policy),
+            gpu.capacity,
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+
+
+def _parse_time_left_s(text: str) -> int | None:
+    """Read squeue's %L; nothing is left where it cannot be read."""
+    if text == "UNLIMITED":
+        return None
+    try:
+        return parse_time_limit_s(text) or 0
+    except ValueError:
+        return 0
