@@ -47,6 +47,7 @@ class RunningPack:
         plans: The plans of its members that have not ended.
         jobs: The same members' jobs.
         place_cpus: CPUs of its smallest place.
+        mode: The sharing mode that holds in it.
     """
 
     request: PackRequest
@@ -55,6 +56,7 @@ class RunningPack:
     plans: tuple[MemberPlan, ...]
     jobs: tuple[Job, ...]
     place_cpus: int
+    mode: SharingMode
 
 
 def plan_running_join(
@@ -103,11 +105,11 @@ def plan_running_join(
     refusal = _find_overload(pack, present, need, degree, capacity)
     if refusal:
         return refusal
-    percentage = compute_thread_percentage(pack.degree, policy.mode)
+    percentage = compute_thread_percentage(pack.degree, pack.mode)
     slowdowns: tuple[float, ...] | None = None
     plain: tuple[float, ...] | None = None
     if subjects:
-        setting = _find_setting(pack, policy.mode, percentage)
+        setting = _find_setting(pack, percentage)
         slowdowns, refusal = _predict_join(pack, question, subjects, setting)
         if refusal:
             return refusal
@@ -157,15 +159,15 @@ def _find_overload(
     return compute_overload([*present, need], len(present) + 1, given)
 
 
-def _find_setting(pack: RunningPack, mode: SharingMode, percentage: int | None) -> Setting:
+def _find_setting(pack: RunningPack, percentage: int | None) -> Setting:
     """How a running pack shares with one more member.
 
     The thread limits of those that run cannot be changed any more.
     """
     limits = [plan.thread_percentage or percentage for plan in pack.plans]
-    if mode is not SharingMode.MPS:
+    if pack.mode is not SharingMode.MPS:
         limits = [None] * len(pack.plans)
-    return Setting(mode, (*limits, percentage))
+    return Setting(pack.mode, (*limits, percentage))
 
 
 def _predict_join(

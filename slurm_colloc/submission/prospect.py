@@ -7,8 +7,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
-from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy
+from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.planning.free_place import RunningPack, plan_running_join
@@ -26,6 +27,7 @@ from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.ramp import read_ramp
 from slurm_colloc.store.records import MemberSpec, PackRecord
+from slurm_colloc.store.setup import read_setup
 from slurm_colloc.store.states import read_attempt, read_state
 from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.destination import Destinations, describe_asked_type
@@ -235,6 +237,7 @@ class Prospect:
             plans=tuple(member.spec.plan for member in present),
             jobs=tuple(member.spec.job for member in present),
             place_cpus=min(cpus),
+            mode=self._find_mode(record, policy),
         )
         assert record.policy is not None
         knowledge = gpu.knowledge
@@ -246,6 +249,14 @@ class Prospect:
             profiles=None if knowledge is None else knowledge.profiles,
             calibration=None if knowledge is None else knowledge.calibration,
         )
+
+    def _find_mode(self, record: PackRecord, policy: Policy) -> SharingMode:
+        """The sharing mode that really holds: the node may have chosen another than was planned."""
+        with contextlib.suppress(StateError, ValueError):
+            setup = read_setup(self._path)
+            if setup is not None:
+                return SharingMode(setup.mode)
+        return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
 
 
 def _parse_time_left_s(text: str) -> int | None:

@@ -78,8 +78,6 @@ def test_nobody_joins_whom_its_own_bound_or_that_of_one_present_forbids() -> Non
 
 
 def test_a_place_of_a_running_pack_is_had_by_both_sides_own_bounds() -> None:
-    policy = dataclasses.replace(POLICY, mode=SharingMode.MPS)
-
     def join(present: float | None, new: float | None) -> MemberPlan | str:
         jobs = build_jobs(present, new)
         pack = RunningPack(
@@ -89,9 +87,10 @@ def test_a_place_of_a_running_pack_is_had_by_both_sides_own_bounds() -> None:
             plans=(MemberPlan(0, 2, 2000, 1800, None, 50, max_slowdown=present),),
             jobs=(jobs[0],),
             place_cpus=2,
+            mode=SharingMode.MPS,
         )
         return plan_running_join(
-            pack, jobs[1], ROOMY, policy, profiles=know(jobs), calibration=CALIBRATION
+            pack, jobs[1], ROOMY, POLICY, profiles=know(jobs), calibration=CALIBRATION
         )
 
     joined = join(None, 2.0)

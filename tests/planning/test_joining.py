@@ -53,6 +53,7 @@ def join_running(
     places: int = 8,
     capacity: Capacity = ROOMY,
     gpu_memory_limit_mb: int | None = None,
+    mode: SharingMode = SharingMode.MPS,
 ) -> MemberPlan | str:
     jobs, known = build_call(*kinds)
     plans = tuple(
@@ -66,10 +67,10 @@ def join_running(
         plans=plans,
         jobs=tuple(jobs[:-1]),
         place_cpus=2,
+        mode=mode,
     )
-    policy = dataclasses.replace(POLICY, mode=SharingMode.MPS)
     return plan_running_join(
-        pack, jobs[-1], capacity, policy, profiles=known, calibration=CALIBRATION
+        pack, jobs[-1], capacity, POLICY, profiles=known, calibration=CALIBRATION
     )
 
 
@@ -79,6 +80,17 @@ def test_a_small_job_joins_a_waiting_pack_beyond_the_usual_degree() -> None:
     assert (planned.degree, planned.known) == (6, True)
     assert [member.job_index for member in planned.members] == list(range(6))
     assert planned.predicted_slowdown is not None
+
+
+def test_a_running_pack_is_predicted_in_the_mode_that_holds_in_it() -> None:
+    by_mps = join_running(*[("small", SMALL)] * 6)
+    assert isinstance(by_mps, MemberPlan)
+    assert by_mps.thread_percentage == 25
+    by_turns = join_running(*[("small", SMALL)] * 3, mode=SharingMode.TIMESLICE)
+    assert isinstance(by_turns, MemberPlan)
+    assert by_turns.thread_percentage is None
+    refusal = join_running(*[("small", SMALL)] * 6, mode=SharingMode.TIMESLICE)
+    assert "would be slowed down" in str(refusal)
 
 
 def test_a_job_that_would_slow_a_waiting_pack_down_too_much_is_refused_with_numbers() -> None:
