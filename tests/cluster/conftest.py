@@ -27,7 +27,6 @@ from slurm_colloc.sandbox.spec import SandboxSpec
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
 POLL_S = 0.1
-LOOK_S = 1.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
@@ -153,31 +152,15 @@ class CsubUser:
             return all(rows[number]["state"] == state for number, state in wanted.items())
 
         deadline = time.monotonic() + patience_s
-        while True:
-            # Each look is a whole csub; waiting must not keep a core from what is waited for.
-            seen = self._stamp()
-            if reached():
-                return rows
+        # Each look is a whole csub; waiting must not keep a core from what is waited for.
+        pause_s = POLL_S
+        while not reached():
             if time.monotonic() > deadline:
-                found = {number: (row["state"], row["reason"]) for number, row in rows.items()}
-                pytest.fail(f"{job_id}: wanted {wanted}, have {found}\n{self.describe(job_id)}")
-            self._wait_for_change(seen)
-
-    def _stamp(self) -> list[tuple[str, int]]:
-        """What changes where a runner writes: the folders of packs and members, and when."""
-        folders = ("packs/*", "packs/*/members/*")
-        paths = [path for pattern in folders for path in self.state.glob(pattern)]
-        stamps = []
-        for path in sorted(paths):
-            with contextlib.suppress(OSError):
-                stamps.append((path.name, path.stat().st_mtime_ns))
-        return stamps
-
-    def _wait_for_change(self, seen: list[tuple[str, int]]) -> None:
-        """Wait until a runner has written something; what only Slurm knows shows within seconds."""
-        deadline = time.monotonic() + LOOK_S
-        while time.monotonic() < deadline and self._stamp() == seen:
-            time.sleep(POLL_S)
+                seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
+                pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 0.5)
+        return rows
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
         """Wait until all members have ended (csub wait); their rows."""

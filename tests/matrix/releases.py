@@ -65,24 +65,5 @@ LEFT_OUT = (
     "sandbox",
     "simgpu",
 )
-# These files take long and are about csub's own files, processes and figures; what they ask of
-# Slurm is asked by other files, too.
-LEFT_OUT_FILES = (
-    "cluster/test_bad_input.py",
-    "cluster/test_interrupted_submission.py",
-    "cluster/test_join_kills.py",
-    "cluster/test_join_races.py",
-    "cluster/test_local.py",
-    "cluster/test_mps_fallbacks.py",
-    "cluster/test_mps_faults.py",
-    "cluster/test_mps_kills.py",
-    "cluster/test_mps_memory.py",
-    "cluster/test_mps_modes.py",
-    "cluster/test_probing.py",
-    "cluster/test_ramp.py",
-    "cluster/test_runner_kills.py",
-    "cluster/test_watching.py",
-    "cluster/test_why.py",
-)
 # There is no GPU and no browser in a root, and no PyTorch for the newest Python.
 WITHOUT = "not (torch or gpu or demo or browser or exhaustive)"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .releases import LEFT_OUT, LEFT_OUT_FILES, WITHOUT
+from .releases import LEFT_OUT, WITHOUT
 from .roots import CHECKOUT, Root, build_entry_argv
 
 # The last line that pytest prints, with or without its frame of equal signs.
@@ -52,10 +52,9 @@ class Run:
 
 
 def choose_tests(checkout: Path = CHECKOUT) -> list[str]:
-    """All folders of tests that say something about a release, without the files that do not."""
+    """All folders of tests that say something about a release."""
     folders = {test.parent.name for test in (checkout / "tests").glob("*/test_*.py")}
-    chosen = [f"tests/{name}" for name in sorted(folders - set(LEFT_OUT))]
-    return chosen + [f"--ignore=tests/{name}" for name in LEFT_OUT_FILES]
+    return [f"tests/{name}" for name in sorted(folders - set(LEFT_OUT))]
 
 
 def start_run(root: Root, privilege: Sequence[str], words: Sequence[str]) -> Run:
