@@ -22,7 +22,7 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.planning.limits import GPU_MEMORY_SHARE
 from slurm_colloc.planning.needs import Need, Question, compute_need
-from slurm_colloc.planning.request import build_lone_pack, compute_overload
+from slurm_colloc.planning.request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.unknown import plan_unknown
 
 __all__ = [
@@ -75,8 +75,8 @@ def plan(
         widest = max((pack.degree for pack in ordered), default=1)
         packs_at_once = max(1, policy.running_limit // widest)
         reasons.append(
-            f"at most {policy.running_limit} members at the same time: "
-            f"{packs_at_once} packs of degree {widest}"
+            f"at most {describe_count(policy.running_limit, 'member')} at the same time: "
+            f"{describe_count(packs_at_once, 'pack')} of degree {widest}"
         )
     if len(buckets) > 1:
         reasons.append(describe_groups(len(buckets)))

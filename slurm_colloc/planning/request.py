@@ -196,7 +196,8 @@ def build_pack(
             )
         members.append(member)
     cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
-    reasons = [f"{len(needs)} members, {degree} at once, {cpus} CPUs"]
+    size = describe_count(len(needs), "member")
+    reasons = [f"{size}, {degree} at once, {describe_count(cpus, 'CPU')}"]
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
@@ -267,6 +268,11 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
         predicted_slowdown=None,
         reasons=(f"{job.name} runs alone: {reason}",),
     )
+
+
+def describe_count(number: int, noun: str) -> str:
+    """A number of things in words: `1 member`, `2 members`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def describe_bounds(needs: Sequence[Need], policy: Policy) -> str:

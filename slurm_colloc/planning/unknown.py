@@ -14,6 +14,7 @@ from slurm_colloc.planning.request import (
     compute_makespan_s,
     compute_overload,
     compute_wall_limit_s,
+    describe_count,
 )
 
 
@@ -91,7 +92,7 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
     """Name the limit that these members would break together, with both numbers, or ''."""
     size = policy.pack_size or policy.degree
     if len(members) > size:
-        return f"full with {size} members"
+        return f"full with {describe_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
     refusal = compute_overload(members, min(at_once, policy.degree), capacity)
     if refusal:

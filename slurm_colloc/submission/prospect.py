@@ -254,7 +254,8 @@ class Prospect:
         """The sharing mode that really holds: the node may have chosen another than was planned."""
         with contextlib.suppress(StateError, ValueError):
             setup = read_setup(self._path)
-            if setup is not None:
+            # A new attempt may be on another node, and has not written its own at once.
+            if setup is not None and setup.attempt == read_attempt(self._path):
                 return SharingMode(setup.mode)
         return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
 

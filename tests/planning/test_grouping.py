@@ -149,7 +149,8 @@ def test_never_more_members_run_than_the_user_allowed(
     assert made.packs_at_once is not None
     widest = max((pack.degree for pack in made.packs), default=1)
     assert 1 <= made.packs_at_once * widest <= policy.running_limit
-    assert any(f"at most {policy.running_limit} members" in text for text in made.reasons)
+    noun = "member" if policy.running_limit == 1 else "members"
+    assert any(f"at most {policy.running_limit} {noun} at" in text for text in made.reasons)
 
 
 @given(jobs=JOBS, capacity=CAPACITIES, policy=POLICIES)
@@ -258,6 +259,18 @@ def test_a_closed_pack_names_the_limit_with_both_numbers(
 ) -> None:
     first = make(build_jobs(5, **changes), capacity).packs[0]
     assert f"no further member: {reason}" in first.reasons
+
+
+def test_one_is_not_told_as_several() -> None:
+    whole, rest = make(build_jobs(5, cpus=1)).packs
+    assert (whole.reasons[0], rest.reasons[0]) == (
+        "4 members, 4 at once, 4 CPUs",
+        "1 member, 1 at once, 1 CPU",
+    )
+    made = make(build_jobs(2), policy=Policy(degree=4, pack_size=1))
+    assert "no further member: full with 1 member" in made.packs[0].reasons
+    made = make(build_jobs(2), policy=Policy(running_limit=1, pack_size=2))
+    assert made.reasons[0] == "at most 1 member at the same time: 1 pack of degree 1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""How a job would stand in a pack that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.plan import PackRequest, Policy, SharingMode
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.store.directory import NewPack
+from slurm_colloc.store.packs import State
+from slurm_colloc.store.setup import Setup, write_setup
+from slurm_colloc.store.states import begin_attempt
+from slurm_colloc.submission.destination import Destinations
+from slurm_colloc.submission.prospect import Chosen, Joiner, Prospect
+
+from ..store.builders import build_member, build_pack
+from .test_collect import collect, write
+
+POLICY = Policy(degree=4, mode=SharingMode.MPS)
+RUNNING = SlurmJob("4711", SlurmJobState.RUNNING, "1:00", "UNLIMITED", "n1", "", "")
+
+
+def prepare(root: Path) -> tuple[Path, Prospect]:
+    """A pack that was planned for MPS with four places and has two members; and its next one."""
+    script = write(root).read_bytes()
+    state = State(root / "state")
+    state.prepare()
+    record = dataclasses.replace(
+        build_pack("20260101-000000-a").record,
+        mode=SharingMode.MPS,
+        # Enough CPUs for a third member.
+        request=PackRequest(1, None, 8, None, None),
+        policy=POLICY,
+        one_script=True,
+    )
+    members = tuple(build_member(number, script) for number in record.members)
+    with state.writing([NewPack(record, members)]):
+        pass
+    settings = Settings(state_dir=str(state.root))
+    (candidate,) = collect(root, "--gres=gpu:1", "--time=10", "a.sh").candidates
+    joiner = Joiner(candidate, POLICY, Destinations(settings, None), settings)
+    return state.pack_path(record.pack_id), Prospect(state, joiner, record.pack_id, RUNNING)
+
+
+def choose_thread_percentage(prospect: Prospect) -> int | None:
+    chosen = prospect.choose()
+    assert isinstance(chosen, Chosen), chosen
+    return chosen.own_plan.thread_percentage
+
+
+def test_the_mode_of_a_running_pack_is_the_one_that_its_newest_attempt_prepared(
+    tmp_path: Path,
+) -> None:
+    path, prospect = prepare(tmp_path)
+    begin_attempt(path, 1)
+    assert choose_thread_percentage(prospect) == 50, "nothing prepared yet, so as planned"
+    write_setup(path, Setup(1, "auto", "timeslice", "the node has no MPS", "n1"))
+    assert choose_thread_percentage(prospect) is None
+    begin_attempt(path, 2)
+    assert choose_thread_percentage(prospect) == 50, "what the first attempt had is over"
+    write_setup(path, Setup(2, "auto", "timeslice", "the node has no MPS", "n2"))
+    assert choose_thread_percentage(prospect) is None
