@@ -200,5 +200,7 @@ def _remember(memory: str, key: list[Any], finding: Finding) -> None:
     temporary = Path(f"{memory}.tmp{os.getpid()}")
     with contextlib.suppress(OSError):
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # As all of the state, for its owner alone.
+        temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(kept), encoding="utf-8")
         temporary.replace(memory)

@@ -87,15 +87,10 @@ def _whole_task_lists() -> Iterator[None]:
 
 def build_job(job: Any) -> SlurmJob:
     """A pyslurm.Job as squeue would show it; waiting tasks of an array stay folded."""
-    job_id = str(job.id)
-    if job.array_id and job.array_task_id is not None:
-        job_id = f"{job.array_id}_{job.array_task_id}"
-    elif job.array_id and job.array_tasks_waiting:
-        job_id = f"{job.array_id}_[{job.array_tasks_waiting}]"
     used_s = job.run_time or 0
     reason = job.state_reason or ""
     return SlurmJob(
-        job_id=job_id,
+        job_id=_render_id(job),
         state=SlurmJobState.parse(job.state or ""),
         time_used=render_duration(used_s),
         time_left=_render_time_left(job.time_limit, used_s),
@@ -103,6 +98,21 @@ def build_job(job: Any) -> SlurmJob:
         reason="" if reason == "None" else reason,
         comment=job.comment or "",
     )
+
+
+def _render_id(job: Any) -> str:
+    if not job.array_id:
+        return str(job.id)
+    if job.array_task_id is not None:
+        return f"{job.array_id}_{job.array_task_id}"
+    if job.array_tasks_waiting:
+        return f"{job.array_id}_[{job.array_tasks_waiting}]"
+    # pyslurm 25.11 takes task 0 for no task. The only record that has none is what is left of an
+    # array whose tasks were cancelled one by one before they started.
+    never_started = (job.state or "").startswith("CANCELLED") and not job.allocated_nodes
+    if job.id == job.array_id and never_started:
+        return str(job.id)
+    return f"{job.array_id}_0"
 
 
 def _render_time_left(limit_min: int | str | None, used_s: int) -> str:

@@ -22,6 +22,7 @@ from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.slurm.choice import VARIABLE
 
 # Names of their own, so that two runs on one machine do not end each other's users.
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
@@ -66,7 +67,9 @@ class CsubUser:
             "LANG": "C.UTF-8",
             "XDG_STATE_HOME": str(self.home / "state"),
         }
-        return {**base, **self.sandbox.env(base), **self.extra}
+        # So that the same tests can ask through pyslurm (CONTRIBUTING.md).
+        access = {key: value for key, value in os.environ.items() if key == VARIABLE}
+        return {**base, **access, **self.sandbox.env(base), **self.extra}
 
     def run(
         self,
@@ -115,6 +118,14 @@ class CsubUser:
         if os.geteuid() != 0 or self.uid == os.geteuid():
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def find(self, program: str) -> str:
+        """Path of one of Slurm's programs, behind what a test has put into PATH before it."""
+        folders = self.environment["PATH"].split(os.pathsep)
+        behind = [folder for folder in folders if not Path(folder).is_relative_to(self.home)]
+        found = shutil.which(program, path=os.pathsep.join(behind))
+        assert found, program
+        return found
 
     def csub(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run csub as this user."""
@@ -210,8 +221,8 @@ def require_slurm() -> None:
 
 
 @contextlib.contextmanager
-def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
-    """A sandbox of its own, taken down at the end."""
+def running_sandbox(*, munge_key: bytes | None = None, **changes: Any) -> Iterator[Sandbox]:
+    """A sandbox of its own, taken down at the end; `munge_key` is one that others have too."""
     require_slurm()
     directory = Path(tempfile.mkdtemp(prefix="cs", dir="/var/tmp"))
     directory.chmod(0o755)
@@ -226,6 +237,10 @@ def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
         **changes,
     }
     try:
+        if munge_key is not None:
+            sandbox.layout.etc.mkdir(parents=True)
+            sandbox.layout.munge_key.touch(mode=0o600)
+            sandbox.layout.munge_key.write_bytes(munge_key)
         sandbox.up(SandboxSpec(sandbox.directory, **settings))
         yield sandbox
     finally:

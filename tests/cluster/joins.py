@@ -21,16 +21,17 @@ DIRECTIVES = "#SBATCH --gres=gpu:1 --cpus-per-task=1 --mem=20M --time=10 --outpu
 NOTE = 'echo "$SLURM_COLLOC_MEMBER" >>"ran/$1"'
 """Each argument has a file of its own, with a line for each time that it ran."""
 
-# Stands before the real scontrol. It tells where it is, and waits there until it may go on.
+# Stands before the real scontrol, whose path is put in for @scontrol@. It tells where it is, and
+# waits there until it may go on.
 SCONTROL = r"""#!/bin/bash
 mark() {
     [ -e "$SLURM_COLLOC_TEST/stop-at-$1" ] || return
     : >"$SLURM_COLLOC_TEST/$1"
     until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
 }
-[ "$1" = update ] || exec /usr/bin/scontrol "$@"
+[ "$1" = update ] || exec @scontrol@ "$@"
 mark before
-/usr/bin/scontrol "$@"
+@scontrol@ "$@"
 status=$?
 mark after
 exit $status
@@ -199,7 +200,7 @@ def gates(user: CsubUser) -> Iterator[Path]:
     for path in (folder, program.parent):
         path.mkdir()
         os.chown(path, user.uid, user.gid)
-    program.write_text(SCONTROL)
+    program.write_text(SCONTROL.replace("@scontrol@", user.find("scontrol")))
     program.chmod(0o755)
     before = dict(user.extra)
     user.extra["PATH"] = f"{program.parent}:{user.environment['PATH']}"

@@ -412,11 +412,12 @@ def test_without_a_working_srun_members_run_as_processes_and_show_says_so(
         srun.chmod(0o755)
         user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
     else:
-        for path in ("/usr/bin", "/bin"):
+        sbatch = Path(user.find("sbatch"))
+        for path in (str(sbatch.parent), "/usr/bin", "/bin"):
             for tool in Path(path).iterdir():
                 if tool.name not in ("srun", "sbatch") and not (folder / tool.name).exists():
                     (folder / tool.name).symlink_to(tool)
-        (folder / "sbatch").symlink_to("/usr/bin/sbatch")
+        (folder / "sbatch").symlink_to(sbatch)
         user.extra["PATH"] = f"{Path(sys.executable).parent}:{folder}"
     user.script("a.sh", "echo $SLURM_JOB_NAME >>ran.txt; exit 3")
     user.script("b.sh", "echo $SLURM_JOB_NAME >>ran.txt; sleep 1")

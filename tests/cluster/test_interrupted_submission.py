@@ -18,7 +18,8 @@ from .conftest import CsubUser, wait_until
 
 pytestmark = pytest.mark.slurm
 
-# Stands before the real sbatch. It tells where it is, and waits there until it may go on.
+# Stands before the real sbatch, whose path is put in for @sbatch@. It tells where it is, and waits
+# there until it may go on.
 SBATCH = r"""#!/bin/bash
 mark() {
     : >"$SLURM_COLLOC_TEST/$1"
@@ -27,7 +28,7 @@ mark() {
     fi
 }
 mark before
-/usr/bin/sbatch "$@" >"$SLURM_COLLOC_TEST/answer"
+@sbatch@ "$@" >"$SLURM_COLLOC_TEST/answer"
 status=$?
 mark after
 cat "$SLURM_COLLOC_TEST/answer"
@@ -45,7 +46,7 @@ cp -- "${@: -1}" "$SLURM_COLLOC_TEST/script"
         [ "$fd" -le 2 ] || eval "exec $fd>&-"
     done
     until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
-    exec /usr/bin/sbatch "${@:1:$#-1}" "$SLURM_COLLOC_TEST/script"
+    exec @sbatch@ "${@:1:$#-1}" "$SLURM_COLLOC_TEST/script"
 ) </dev/null >/dev/null 2>&1 &
 echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
 exit 1
@@ -58,7 +59,7 @@ def watched(user: CsubUser) -> Iterator[CsubUser]:
     folder = user.home / "bin"
     folder.mkdir()
     sbatch = folder / "sbatch"
-    sbatch.write_text(SBATCH)
+    sbatch.write_text(SBATCH.replace("@sbatch@", user.find("sbatch")))
     sbatch.chmod(0o755)
     gates = user.home / "gates"
     gates.mkdir()
@@ -222,7 +223,7 @@ def test_a_late_job_of_an_unanswered_submission_is_still_known(watched: CsubUser
     (gates / "stop-at-before").touch()
     # sbatch is ended, but what it was about to ask happens all the same, later.
     late = watched.home / "bin" / "sbatch"
-    late.write_text(LATE_SBATCH)
+    late.write_text(LATE_SBATCH.replace("@sbatch@", watched.find("sbatch")))
     ended = watched.csub(*PACK[1:], check=False)
     assert ended.returncode == 4
     assert ended.stderr == (

@@ -340,7 +340,7 @@ def test_slurm_that_does_not_let_a_pack_grow_means_a_new_one(busy: CsubUser) -> 
     scontrol = folder / "scontrol"
     scontrol.write_text(
         '#!/bin/sh\ncase "$*" in *NumCPUs=4*) echo "slurm_update error: denied" >&2; exit 1;;'
-        ' esac\nexec /usr/bin/scontrol "$@"\n'
+        f' esac\nexec {busy.find("scontrol")} "$@"\n'
     )
     scontrol.chmod(0o755)
     busy.extra["PATH"] = f"{folder}:{busy.environment['PATH']}"

@@ -125,6 +125,8 @@ def test_pyslurm_is_tried_in_a_child_process_once(machine: Machine) -> None:
     assert type(open_slurm(machine.settings, asks_often=True)) is SlurmCommands
     assert len(machine.imports) == 1
     assert os.getpid() not in machine.imports
+    # All of the state is for its owner alone.
+    assert (machine.folder / "state" / "pyslurm.json").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("changed", ["pyslurm", "configuration", "memory", "age"])
@@ -214,6 +216,22 @@ def test_many_jobs_of_others_are_left_to_squeue(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmUnreachable, match="squeue is not installed"):
         slurm.list_jobs()
+
+
+def test_the_first_task_of_an_array_is_known_though_pyslurm_gives_it_no_number() -> None:
+    row = {**dict.fromkeys(JOB_FIELDS), "array_id": 6}
+    rows = [
+        {**row, "id": 6, "array_tasks_waiting": "2-3", "state": "PENDING"},
+        {**row, "id": 7, "state": "RUNNING", "allocated_nodes": "n1"},
+        {**row, "id": 8, "array_task_id": 1, "state": "RUNNING", "allocated_nodes": "n1"},
+        # The last record of an array has the array's own number: one that ran, and what is left
+        # where all were cancelled before.
+        {**row, "id": 9, "array_id": 9, "state": "CANCELLED", "allocated_nodes": "n1"},
+        {**row, "id": 10, "array_id": 10, "state": "CANCELLED"},
+    ]
+    listed = PyslurmAccess(build_library(rows)).list_jobs()
+    assert set(listed) == {"6_0", "6_1", "6_2", "6_3", "9_0", "10"}
+    assert listed["6_0"].state == "RUNNING"
 
 
 def test_an_error_of_pyslurm_is_explained_by_squeue(monkeypatch: pytest.MonkeyPatch) -> None:

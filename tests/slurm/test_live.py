@@ -30,6 +30,11 @@ def wait_for_reason(access: SlurmAccess, live: Live) -> None:
     )
 
 
+def find_state(access: SlurmAccess, job_id: str) -> str:
+    job = access.list_jobs().get(job_id)
+    return "" if job is None else job.state
+
+
 def test_jobs_of_every_kind_are_listed(access: SlurmAccess, live: Live) -> None:
     wait_for_reason(access, live)
     contract.check_jobs(access.list_jobs(), live.jobs)
@@ -43,6 +48,31 @@ def test_the_same_jobs_are_listed_as_by_squeue(access: SlurmAccess) -> None:
         }
 
     assert timeless(access) == timeless(SlurmCommands())
+
+
+def test_tasks_of_an_array_that_started_are_listed_each_by_its_number(access: SlurmAccess) -> None:
+    job = scenario.submit("--array=0-1", "--time=1", "--mem=100M", script="true")
+    scenario.wait_until(
+        lambda: all(find_state(access, f"{job}_{task}") == "COMPLETED" for task in (0, 1)),
+        "both tasks are shown as completed",
+    )
+    assert job not in access.list_jobs()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_an_array_cancelled_task_by_task_is_listed_as_by_squeue(
+    access: SlurmAccess, order: tuple[int, int]
+) -> None:
+    job = scenario.submit("--array=0-1", "--hold", "--time=1")
+    for task in order:
+        access.cancel(f"{job}_{task}")
+
+    def find_states(slurm: SlurmAccess) -> dict[str, str]:
+        listed = slurm.list_jobs()
+        return {name: listed[name].state for name in listed if name.partition("_")[0] == job}
+
+    assert find_states(access) == find_states(SlurmCommands())
+    assert set(find_states(access).values()) == {"CANCELLED"}
 
 
 def test_nodes_are_listed(access: SlurmAccess, live: Live) -> None:
