@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 USUAL = "normal"
@@ -16,10 +16,32 @@ class Qos:
     Attributes:
         max_wall_s: Its MaxWall in seconds; None for no limit.
         over_partition: It counts before the partition's own QoS (OverPartQOS).
+        over_max_time: Its jobs may run for longer than MaxTime of their partition
+            (PartitionTimeLimit).
     """
 
     max_wall_s: int | None = None
     over_partition: bool = False
+    over_max_time: bool = False
+
+
+@dataclass(frozen=True)
+class Association:
+    """What a user is by one of their accounts, with what it takes over from that account.
+
+    Attributes:
+        account: The account.
+        partition: The partition to which it is confined; empty for none.
+        is_default: The account is that of jobs that ask for none.
+        qos: The QoS of jobs that ask for none.
+        max_wall_s: Its MaxWall in seconds; None for no limit.
+    """
+
+    account: str
+    partition: str = ""
+    is_default: bool = False
+    qos: str = USUAL
+    max_wall_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -27,15 +49,15 @@ class QosTable:
     """What Slurm tells of its qualities of service.
 
     Attributes:
-        known: Each by its name.
-        defaults: The user's own: (account, partition, default QoS); empty texts for none.
+        known: Each by its name, which Slurm keeps in small letters.
+        associations: The user's own.
         partitions: QoS of partitions that have one, by the partition's name.
         default_partition: The partition of who asks for none; empty where there is none.
         unknown: Why nothing is known, in words; empty where something is.
     """
 
     known: Mapping[str, Qos] = field(default_factory=dict)
-    defaults: tuple[tuple[str, str, str], ...] = ()
+    associations: tuple[Association, ...] = ()
     partitions: Mapping[str, str] = field(default_factory=dict)
     default_partition: str = ""
     unknown: str = ""
@@ -45,33 +67,62 @@ class QosTable:
     ) -> int | None:
         """How long a job may run; None where there is no limit, or it is not known.
 
-        A partition's QoS counts before the job's, unless that says otherwise (Slurm, "Resource
-        Limits"). Of several partitions, or several QoS, the shortest counts.
+        A partition's QoS counts before the job's, unless that says otherwise, and the association
+        after both (Slurm, "Resource Limits"). Of several partitions, or several QoS, the shortest
+        counts.
 
         Args:
             qos: `--qos`; None for the user's default.
             account: `--account`; None for the user's default.
             partition: `--partition`; None for the cluster's default.
         """
-        names = partition or self.default_partition
         limits = [
-            self._find_in(name, chosen)
-            for name in names.split(",")
-            for chosen in self._choose(qos, account, name)
+            self._find_in(name, chosen, rows)
+            for name, rows in self._list_places(account, partition)
+            for chosen in _choose(qos, rows)
         ]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _find_in(self, partition: str, qos: str) -> int | None:
-        own = self.known.get(qos, Qos())
-        theirs = self.known.get(self.partitions.get(partition, ""), Qos())
-        first, second = (own, theirs) if own.over_partition else (theirs, own)
-        return second.max_wall_s if first.max_wall_s is None else first.max_wall_s
+    def lifts_max_time(self, qos: str | None, account: str | None, partition: str | None) -> bool:
+        """Whether a job may run for longer than MaxTime of its partition; as `find_max_wall_s`."""
+        return all(
+            self.known.get(chosen, Qos()).over_max_time
+            for _, rows in self._list_places(account, partition)
+            for chosen in _choose(qos, rows)
+        )
 
-    def _choose(self, qos: str | None, account: str | None, partition: str) -> list[str]:
-        """The QoS that a job gets; nothing that tells of none where it cannot be told apart."""
-        if qos:
-            return qos.split(",")
-        rows = [row for row in self.defaults if account in (None, row[0])]
-        rows = [row for row in rows if row[1] == partition] or [row for row in rows if not row[1]]
-        found = {row[2] or USUAL for row in rows} or {USUAL}
-        return sorted(found) if len(found) == 1 else [""]
+    def _find_in(self, partition: str, qos: str, rows: Sequence[Association]) -> int | None:
+        own = self.known.get(qos, Qos())
+        theirs = self.known.get(self.partitions.get(partition, "").lower(), Qos())
+        first, second = (own, theirs) if own.over_partition else (theirs, own)
+        of_rows = {row.max_wall_s for row in rows}
+        last = of_rows.pop() if len(of_rows) == 1 else None
+        limits = (first.max_wall_s, second.max_wall_s, last)
+        return next((limit for limit in limits if limit is not None), None)
+
+    def _list_places(
+        self, account: str | None, partition: str | None
+    ) -> list[tuple[str, list[Association]]]:
+        """Each partition, and what the user is in it: one row, more where nobody can tell which."""
+        rows = list(self.associations)
+        if account is not None:
+            rows = [row for row in rows if row.account == account.lower()]
+        elif any(row.is_default for row in rows):
+            rows = [row for row in rows if row.is_default]
+        names = (partition or self.default_partition).split(",")
+        return [
+            (
+                name,
+                [row for row in rows if row.partition == name]
+                or [row for row in rows if not row.partition],
+            )
+            for name in names
+        ]
+
+
+def _choose(qos: str | None, rows: Sequence[Association]) -> list[str]:
+    """The QoS that a job gets; nothing that tells of none where it cannot be told apart."""
+    if qos:
+        return qos.lower().split(",")
+    found = {row.qos for row in rows} or {USUAL}
+    return sorted(found) if len(found) == 1 else [""]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from slurm_colloc.model.plan import Plan, Rule
 from slurm_colloc.planning.alike import add_alike
 from slurm_colloc.planning.explanation import PairExplanation, label_jobs
-from slurm_colloc.planning.grouping import compute_reason_to_run_alone
+from slurm_colloc.planning.grouping import asks_over_max_time, compute_reason_to_run_alone
 from slurm_colloc.planning.known import is_known, weigh
 from slurm_colloc.planning.limits import Broken, find_broken
 from slurm_colloc.planning.needs import Question, build_limits, build_subject, compute_need
@@ -77,7 +77,8 @@ def _find_kinds(question: Question, subjects: Sequence[Subject]) -> list[list[in
     kinds: dict[object, list[int]] = {}
     for index, (job, subject) in enumerate(zip(question.jobs, subjects, strict=True)):
         why = compute_reason_to_run_alone(job, question.policy)
-        kinds.setdefault((job.group, job.gpu_type, why, subject.kind), []).append(index)
+        over = asks_over_max_time(job, question.capacity)
+        kinds.setdefault((job.group, job.gpu_type, why, over, subject.kind), []).append(index)
     return list(kinds.values())
 
 
@@ -154,6 +155,11 @@ class _Explainer:
         if (jobs[i].group, jobs[i].gpu_type) != (jobs[j].group, jobs[j].gpu_type):
             text = "partition, account, QoS, GPU type or another option for sbatch is not equal"
             return (Broken("group", None, None, text),), ()
+        over = [asks_over_max_time(jobs[index], self._question.capacity) for index in (i, j)]
+        if over[0] != over[1]:
+            name = self._names[i if over[0] else j]
+            text = f"{name} asks for more than MaxTime here: Slurm will not start it"
+            return (Broken("time", None, None, text),), ()
         if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
             text = f"the rule {policy.rule} does not put them together"
             return (Broken("rule", None, None, text),), ()

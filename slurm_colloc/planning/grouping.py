@@ -89,7 +89,8 @@ def describe_groups(count: int) -> str:
     """Why jobs of one call are not all planned together."""
     return (
         f"{count} groups: jobs share a pack only where partition, account, QoS, "
-        "GPU type, constraint and the options passed to sbatch are equal"
+        "GPU type, constraint and the options passed to sbatch are equal, "
+        "and none asks for more than MaxTime or all do"
     )
 
 
@@ -114,8 +115,15 @@ def find_buckets(question: Question) -> list[list[int]]:
     buckets: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(question.jobs):
         if not compute_reason_to_run_alone(job, question.policy):
-            buckets.setdefault((job.group, job.gpu_type), []).append(index)
+            over = asks_over_max_time(job, question.capacity)
+            buckets.setdefault((job.group, job.gpu_type, over), []).append(index)
     return list(buckets.values())
+
+
+def asks_over_max_time(job: Job, capacity: Capacity) -> bool:
+    """Whether Slurm will not start a job for its time limit: then no other may wait with it."""
+    limit_s = capacity.time_limit_max_s
+    return limit_s is not None and (job.is_unlimited or (job.time_limit_s or 0) > limit_s)
 
 
 def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:

@@ -24,6 +24,9 @@ HINT_AFTER_NO_ANSWER = (
     "what was asked may still be done; csub queue shows it as soon as it is known"
 )
 
+_OF_ACCOUNTING = ("sacct", "sacctmgr")
+"""Commands that ask slurmdbd and not the controller."""
+
 # The request may have arrived; only the answer is missing.
 _UNANSWERED = ("timed out", "zero bytes were transmitted", "unexpected message")
 
@@ -215,9 +218,14 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             stderr=stderr,
         )
     if any(mark in folded for mark in _UNREACHABLE):
+        if name in _OF_ACCOUNTING:
+            # Of its layers each says it once more; the last line is the plainest.
+            whom, words, looks = "accounting", lines[-1], ""
+        else:
+            whom, looks = "controller", ", scontrol ping shows when it is back"
         return SlurmUnreachable(
-            f"Slurm's controller does not answer: {words}",
-            hint="nothing was changed; try again later, scontrol ping shows when it is back",
+            f"Slurm's {whom} does not answer: {words}",
+            hint=f"nothing was changed; try again later{looks}",
             argv=argv,
             returncode=returncode,
             stderr=stderr,

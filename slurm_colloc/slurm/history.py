@@ -11,12 +11,14 @@ from slurm_colloc.model.waits import PastJob
 from slurm_colloc.slurm.commands import build_client_environment, run_slurm
 
 HISTORY_DAYS = 30
-HISTORY_FORMAT = "ReqTRES%200,TimelimitRaw,Eligible,Start"
+HISTORY_FORMAT = "ReqTRES%200,TimelimitRaw,Eligible,Start,Reason"
 HISTORY_WAIT_S = 2.0
 
 _DISABLED = "accounting storage is disabled"
 _NUMBER = re.compile(r"[0-9]{1,12}")
 """What int() takes, and what no later sum makes infinite."""
+_OWN_LIMIT = ("Assoc", "QOS")
+"""How reasons begin that tell of a limit of a user, an account or a QoS, and not of the queue."""
 _GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
 
 
@@ -54,22 +56,23 @@ def read_history(
     except SlurmNoAnswer:
         return [], f"sacct gave no answer within {timeout_s:g} s"
     except SlurmError as problem:
-        return [], f"sacct failed: {problem.message}"
+        return [], problem.message
     return parse_history(output.stdout), ""
 
 
 def parse_history(text: str) -> list[PastJob]:
     """Read sacct's lines with HISTORY_FORMAT and times in seconds; pure.
 
-    Left out are jobs that asked for no GPU, have not started, or whose lines have another shape.
+    Left out are jobs that asked for no GPU, have not started, were held back by a limit of their
+    association or QoS (Slurm counts them as eligible meanwhile), or whose lines have another shape.
     """
     jobs = []
     for line in text.splitlines():
         fields = line.strip().split("|")
-        if len(fields) != 4:
+        if len(fields) != 5 or fields[4].startswith(_OWN_LIMIT):
             continue
         gpus = count_gpus(fields[0])
-        if not gpus or not all(_NUMBER.fullmatch(field) for field in fields[2:]):
+        if not gpus or not all(_NUMBER.fullmatch(field) for field in fields[2:4]):
             continue
         wait_s = int(fields[3]) - int(fields[2])
         # A job whose eligible time was set anew, as by a requeue, has not waited a negative time.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.qos import Qos, QosTable
+from slurm_colloc.model.qos import Association, Qos, QosTable
 from slurm_colloc.store.files import make_directory, read_json, write_json
 from slurm_colloc.store.waits import KEPT_S
 
@@ -41,19 +42,28 @@ def read_kept_qos(root: Path, cluster: str) -> QosTable | None:
 
 
 def _parse(value: Mapping[str, Any]) -> QosTable:
-    known = {}
-    for name, (max_wall_s, over_partition) in value["known"].items():
-        is_time = isinstance(max_wall_s, int) and 0 < max_wall_s <= _WALL_MOST_S
-        if max_wall_s is not None and not is_time:
-            raise ValueError(f"{name}: no time")
-        known[str(name)] = Qos(max_wall_s, bool(over_partition))
+    known = {
+        str(name): Qos(_parse_wall(max_wall_s), bool(over_partition), bool(over_max_time))
+        for name, (max_wall_s, over_partition, over_max_time) in value["known"].items()
+    }
     return QosTable(
         known,
-        tuple((str(a), str(p), str(q)) for a, p, q in value["defaults"]),
+        tuple(
+            Association(str(account), str(of), bool(is_default), str(qos), _parse_wall(wall))
+            for account, of, is_default, qos, wall in value["associations"]
+        ),
         {str(name): str(qos) for name, qos in value["partitions"].items()},
         str(value["default_partition"]),
         str(value["unknown"]),
     )
+
+
+def _parse_wall(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value <= _WALL_MOST_S:
+        raise ValueError("no time")
+    return value
 
 
 def keep_qos(root: Path, cluster: str, table: QosTable) -> None:
@@ -68,10 +78,9 @@ def keep_qos(root: Path, cluster: str, table: QosTable) -> None:
                 "cluster": cluster,
                 "made_at": time.time(),
                 "known": {
-                    name: [entry.max_wall_s, entry.over_partition]
-                    for name, entry in table.known.items()
+                    name: list(dataclasses.astuple(entry)) for name, entry in table.known.items()
                 },
-                "defaults": [list(row) for row in table.defaults],
+                "associations": [list(dataclasses.astuple(row)) for row in table.associations],
                 "partitions": dict(table.partitions),
                 "default_partition": table.default_partition,
                 "unknown": table.unknown,

@@ -78,9 +78,12 @@ class Destinations:
         from slurm_colloc.submission.qos import look_up_max_wall_s
 
         max_wall_s, unknown = look_up_max_wall_s(
-            group, self._settings.state_path, read_cluster_name(os.environ)
+            group,
+            self._settings.state_path,
+            read_cluster_name(os.environ),
+            max_time_s=capacity.time_limit_max_s,
         )
-        limits = [capacity.time_limit_max_s, max_wall_s, self._settings.caps.pack_time_s]
+        limits = [max_wall_s, self._settings.caps.pack_time_s]
         return Destination(
             dataclasses.replace(
                 capacity, time_limit_max_s=min((s for s in limits if s is not None), default=None)

@@ -13,14 +13,20 @@ _UNKNOWN_KEPT_S = 60
 
 
 def look_up_max_wall_s(
-    group: Mapping[str, str], root: Path, cluster: str, *, now: float | None = None
+    group: Mapping[str, str],
+    root: Path,
+    cluster: str,
+    *,
+    max_time_s: int | None = None,
+    now: float | None = None,
 ) -> tuple[int | None, str]:
-    """The MaxWall that holds for a job.
+    """The MaxWall that holds for a job, or MaxTime of its partition where that is shorter.
 
     Args:
         group: The options of sbatch that all jobs of a pack share.
         root: The state directory, which keeps the answer.
         cluster: The cluster's name; empty where it is not known.
+        max_time_s: MaxTime of its partition, which a QoS may lift; None for no limit.
         now: Seconds since the epoch; None for the clock's.
 
     Returns:
@@ -31,7 +37,9 @@ def look_up_max_wall_s(
     failed = f"{cluster} at minute {minute}"
     table = read_kept_qos(root, cluster) or read_kept_qos(root, failed)
     if table is None:
-        table = read_qos()
+        table = read_qos(cluster=cluster)
         keep_qos(root, failed if table.unknown else cluster, table)
-    found = table.find_max_wall_s(group.get("qos"), group.get("account"), group.get("partition"))
-    return found, table.unknown
+    asked = (group.get("qos"), group.get("account"), group.get("partition"))
+    lifts = table.lifts_max_time(*asked)
+    limits = (table.find_max_wall_s(*asked), None if lifts else max_time_s)
+    return min((limit for limit in limits if limit is not None), default=None), table.unknown

@@ -270,7 +270,7 @@ def test_the_queue_is_told_and_sacct_asked_once_an_hour(node: LoginNode) -> None
     told = node.csub("plan", "--explain", "--array=1-4", SMALL)
     assert "Queue: no estimate: Slurm keeps no accounts here" in told.stdout
     assert "Queue" not in node.csub("plan", "--array=1-4", SMALL).stdout
-    line = "cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|1760000120"
+    line = "cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|1760000120|None"
     (node.home / "bin" / "sacct").write_text(
         f"#!/bin/sh\necho x >>$HOME/asked\nfor i in $(seq 25); do echo '{line}'; done\n"
     )
@@ -295,7 +295,10 @@ def test_a_pack_lasts_no_longer_than_its_qos_allows(node: LoginNode) -> None:
 
     # 30 min stretched by 1.5, and a minute to start and end.
     assert find_limit("--qos=short") == 2760
-    answers = "case \"$*\" in *assoc*) echo 'lab||normal';; *) echo 'short|00:40:00|';; esac"
+    answers = (
+        "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal,short|';; "
+        "*) echo 'short|00:40:00|';; esac"
+    )
     (node.home / "bin" / "sacctmgr").write_text(f"#!/bin/sh\n{answers}\n")
     (node.home / "bin" / "scontrol").write_text("#!/bin/sh\necho 'PartitionName=gpu QoS=N/A'\n")
     (node.home / "bin" / "scontrol").chmod(0o755)

@@ -52,8 +52,9 @@ TOOLS = (
 )
 
 # These folders say nothing about a release of Slurm or Python: they check the checkout, build
-# packages from it, are about this matrix, the sandbox itself, or the GPU.
+# packages from it, are about this matrix, the sandbox itself, or the GPU, or need a database.
 LEFT_OUT = (
+    "accounting",
     "architecture",
     "bench",
     "demo",

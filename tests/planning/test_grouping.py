@@ -229,6 +229,18 @@ def test_a_time_beyond_the_partitions_limit_is_left_for_slurm_to_refuse() -> Non
     assert pack.request.time_limit_s == 7560
 
 
+@pytest.mark.parametrize("time_limit_s", [5000, None])
+def test_a_job_that_slurm_will_not_start_keeps_no_other_waiting(time_limit_s: int | None) -> None:
+    over = dataclasses.replace(
+        build_jobs(1, time_limit_s=time_limit_s)[0], shape=(("time", "5000"),)
+    )
+    jobs = [over, *build_jobs(2)]
+    plan = make(jobs, Capacity(time_limit_max_s=800))
+    assert [[m.job_index for m in pack.members] for pack in plan.packs] == [[0], [1, 2]]
+    assert "none asks for more than MaxTime or all do" in plan.reasons[0]
+    assert len(make(jobs, Capacity()).packs) == 1
+
+
 def test_without_a_time_slurms_default_stands() -> None:
     (pack,) = make(build_jobs(2, time_limit_s=None)).packs
     assert pack.request is not None

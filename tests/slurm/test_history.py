@@ -1,7 +1,7 @@
 """Waits of earlier jobs, read from sacct.
 
 Where these tests run nothing is accounted, so the answers of an accounting database are written
-after sacct(1) of 22.05; the refusal is sacct's own.
+after those that tests/accounting gets of a real one; the refusal is sacct's own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from slurm_colloc.model.waits import LEAST_JOBS, PastJob, build_wait_table, choo
 from slurm_colloc.slurm.history import count_gpus, parse_history, read_history
 
 TEXT = """\
-billing=4,cpu=4,gres/gpu:h200=1,gres/gpu=1,mem=16G,node=1|60|1760000000|1760000090
-billing=4,cpu=4,gres/gpu=2,mem=16G,node=1|1440|1760000000|1760003600
-billing=8,cpu=8,gres/gpu:a100=1,gres/gpu:h200=1,mem=16G,node=1|UNLIMITED|1760000000|1760000000
-billing=8,cpu=8,gres/gpu=1,mem=16G,node=1|Partition_Limit|1760000000|1760000060
-billing=4,cpu=4,mem=16G,node=1|60|1760000000|1760000090
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|Unknown
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|Unknown|1760000000
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|0|1760000000
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000090|1760000000
+billing=4,cpu=4,gres/gpu:h200=1,gres/gpu=1,mem=16G,node=1|60|1760000000|1760000090|Dependency
+billing=4,cpu=4,gres/gpu=2,mem=16G,node=1|1440|1760000000|1760003600|None
+billing=8,cpu=8,gres/gpu:a100=1,gres/gpu:h200=1,mem=16G,node=1|UNLIMITED|1760000000|1760000000|None
+billing=8,cpu=8,gres/gpu=1,mem=16G,node=1|Partition_Limit|1760000000|1760000060|None
+billing=4,cpu=4,mem=16G,node=1|60|1760000000|1760000090|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|Unknown|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|Unknown|1760000000|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|0|1760000000|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000090|1760000000|None
 billing=4,cpu=4,gres/gpu=1
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|²|1760000000
-billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|17600000000000
-billing=4,cpu=4,gres/gpu=1234567890123,mem=16G,node=1|60|1760000000|1760000060
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|²|1760000000|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|17600000000000|None
+billing=4,cpu=4,gres/gpu=1234567890123,mem=16G,node=1|60|1760000000|1760000060|None
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|1760009999|QOSGrpGRES
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|1760009999|AssocGrpCpuLimit
+billing=4,cpu=4,gres/gpu=1,mem=16G,node=1|60|1760000000|None|JobHeldUser
 sacct: warning: something|else
 """
 
@@ -57,7 +60,7 @@ def test_whatever_sacct_prints_is_read_or_left_out(text: str) -> None:
 @given(st.lists(NUMBERS, min_size=4, max_size=4))
 def test_whatever_stands_for_a_number_is_read_or_left_out(words: list[str]) -> None:
     gpus, limit, eligible, start = words
-    for job in parse_history(f"cpu=4,gres/gpu={gpus}|{limit}|{eligible}|{start}\n"):
+    for job in parse_history(f"cpu=4,gres/gpu={gpus}|{limit}|{eligible}|{start}|None\n"):
         assert (job.gpus, job.time_limit_s, job.wait_s) == (
             60,
             3600 if limit == "60" else 0 if limit == "0" else None,
@@ -72,6 +75,9 @@ def test_whatever_stands_for_a_number_is_read_or_left_out(words: list[str]) -> N
 )  # fmt: skip
 def test_gpus_are_counted_once(tres: str, gpus: int) -> None:
     assert count_gpus(tres) == gpus
+
+
+REFUSED = "Problem talking to the database: Connection refused"
 
 
 def put(folder: Path, body: str) -> dict[str, str]:
@@ -100,6 +106,10 @@ def test_sacct_is_asked_once_for_a_partition_and_times_in_seconds(
     [
         ("echo 'Slurm accounting storage is disabled' >&2; exit 1", "Slurm keeps no accounts here"),
         ("echo 'sacct: error: no' >&2; exit 1", "sacct failed: sacct: no"),
+        (
+            f"printf 'sacct: error: %s\\n' 'PersistInit: {REFUSED}' '{REFUSED}' >&2; exit 1",
+            f"Slurm's accounting does not answer: {REFUSED}",
+        ),
         ("exec sleep 60", "sacct gave no answer within 0.2 s"),
         ("true", ""),
     ],

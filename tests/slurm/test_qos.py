@@ -1,11 +1,12 @@
 """Qualities of service, read from sacctmgr and scontrol.
 
 Where these tests run nothing is accounted, so the answers of an accounting database are written
-after sacctmgr(1) of 22.05; its refusal and scontrol's answer are their own.
+after those that tests/accounting gets of a real one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.qos import Qos, QosTable
-from slurm_colloc.slurm.qos import parse_defaults, parse_partitions, parse_qos, read_qos
+from slurm_colloc.model.qos import Association, Qos, QosTable
+from slurm_colloc.slurm.qos import parse_associations, parse_partitions, parse_qos, read_qos
 from slurm_colloc.store.qos import keep_qos, read_kept_qos
 from slurm_colloc.submission.qos import look_up_max_wall_s
 
@@ -25,13 +26,17 @@ short|02:00:00|DenyOnLimit
 long|7-00:00:00|DenyOnLimit,OverPartQOS
 free||
 part_gpu|12:00:00|
+lift|9-00:00:00|DenyOnLimit,PartitionTimeLimit
 odd|when it is done|
 broken|1
 """
 ASSOC = """\
-lab||short
-lab|gpu|long
-other||
+c|lab|lab||short|normal,short|
+c|lab|lab|gpu|long|long,short|
+c|lab|other|||normal,short|01:00:00
+c|lab|one|||short|
+d|far|far|||long|
+c|lab|||||00:00:00
 """
 PARTITIONS = (
     "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES "
@@ -40,7 +45,7 @@ PARTITIONS = (
     "QoS=N/A DefaultTime=NONE DisableRootJobs=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED\n"
 )
 HOUR = 3600
-TABLE = QosTable(parse_qos(QOS), parse_defaults(ASSOC), *parse_partitions(PARTITIONS))
+TABLE = QosTable(parse_qos(QOS), parse_associations(ASSOC, "c"), *parse_partitions(PARTITIONS))
 REFUSED = (
     "You are not running a supported accounting_storage plugin\n"
     "Only 'accounting_storage/slurmdbd' is supported."
@@ -54,19 +59,31 @@ def test_each_qos_is_read_and_what_is_no_line_left_out() -> None:
         "long": Qos(7 * 24 * HOUR, over_partition=True),
         "free": Qos(None),
         "part_gpu": Qos(12 * HOUR),
+        "lift": Qos(9 * 24 * HOUR, over_max_time=True),
         "odd": Qos(None),
     }
     assert parse_partitions(PARTITIONS) == ({"gpu": "part_gpu"}, "gpu")
-    assert parse_defaults(ASSOC) == (
-        ("lab", "", "short"), ("lab", "gpu", "long"), ("other", "", "")
-    )  # fmt: skip
+    assert parse_associations(ASSOC, "C") == (
+        Association("lab", "", is_default=True, qos="short"),
+        Association("lab", "gpu", is_default=True, qos="long"),
+        Association("other", max_wall_s=HOUR),
+        Association("one", qos="short"),
+    )
+    assert [row.account for row in parse_associations(ASSOC)] == [
+        "lab",
+        "lab",
+        "other",
+        "one",
+        "far",
+    ]
 
 
 @given(st.text())
 def test_whatever_is_printed_is_read_or_left_out(text: str) -> None:
     for qos in parse_qos(text).values():
         assert qos.max_wall_s is None or qos.max_wall_s > 0
-    parse_defaults(text)
+    for row in parse_associations(text):
+        assert row.max_wall_s is None or row.max_wall_s > 0
     parse_partitions(text)
 
 
@@ -84,13 +101,21 @@ def test_whatever_is_printed_is_read_or_left_out(text: str) -> None:
         ("short", None, None, 12),
         ("short", None, "gpu,cpu", 2),
         ("short,normal", None, "cpu", 2),
+        # Slurm keeps names of accounts and QoS in small letters and takes any.
+        ("SHORT", "LAB", "cpu", 2),
         # The user's own: of the account, there of the partition, else what Slurm gives.
         (None, "lab", "cpu", 2),
         (None, "lab", "gpu", 7 * 24),
         (None, "other", "cpu", 24),
+        (None, "one", "cpu", 2),
         (None, "unheard-of", "cpu", 24),
-        # Of two accounts nobody knows which it will be.
-        (None, None, "cpu", None),
+        # Of several accounts the default one counts.
+        (None, None, "cpu", 2),
+        (None, None, "gpu", 7 * 24),
+        # Where no QoS has a limit, the association's counts.
+        ("free", "other", "cpu", 1),
+        ("short", "other", "cpu", 2),
+        ("free", "other", "gpu", 12),
     ],
 )
 def test_the_limit_that_holds(
@@ -100,13 +125,20 @@ def test_the_limit_that_holds(
     assert TABLE.find_max_wall_s(qos, account, partition) == expected
 
 
+def test_of_several_accounts_without_a_default_nobody_knows_which_it_will_be() -> None:
+    rows = tuple(dataclasses.replace(row, is_default=False) for row in TABLE.associations)
+    table = dataclasses.replace(TABLE, associations=rows)
+    assert table.find_max_wall_s(None, None, "cpu") is None
+    assert table.find_max_wall_s("short", None, "cpu") == 2 * HOUR
+
+
 class Commands:
     """sacctmgr and scontrol that answer what is written here, and note that they were asked."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         folder.mkdir()
-        self.put("sacctmgr", f"case \"$*\" in *assoc*) echo '{ASSOC}';; *) echo '{QOS}';; esac")
+        self.put("sacctmgr", f"case \"$*\" in *withassoc*) echo '{ASSOC}';; *) echo '{QOS}';; esac")
         self.put("scontrol", f"echo '{PARTITIONS}'")
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
@@ -138,6 +170,21 @@ def test_slurm_is_asked_once_in_an_hour(commands: Commands, tmp_path: Path) -> N
     assert len(commands.asked) == 6
 
 
+@pytest.mark.usefixtures("commands")
+@pytest.mark.parametrize(
+    ("qos", "days"),
+    [("lift", 9), ("LIFT", 9), ("long", 7), ("lift,long", 7), (None, 1), ("free", 7)],
+)
+def test_a_qos_may_lift_maxtime_of_the_partition(
+    tmp_path: Path, qos: str | None, days: int
+) -> None:
+    group = {"partition": "cpu", "account": "other", **({"qos": qos} if qos else {})}
+    week = 7 * 24 * HOUR
+    found = look_up_max_wall_s(group, tmp_path / "state", "c", max_time_s=week)
+    # The account's own hour counts where the QoS has no limit.
+    assert found == (HOUR if qos == "free" else days * 24 * HOUR, "")
+
+
 def test_a_slurm_without_accounting_changes_nothing(commands: Commands, tmp_path: Path) -> None:
     commands.put("sacctmgr", f'echo "{REFUSED}" >&2; exit 1')
     for _ in range(2):
@@ -151,7 +198,7 @@ def test_no_answer_is_no_limit_for_a_minute_at_most(commands: Commands, tmp_path
     answers = (commands.folder / "sacctmgr").read_text().split("\n", 2)[2]
     commands.put("sacctmgr", 'echo "sacctmgr: error: Connection refused" >&2; exit 1')
 
-    why = "Slurm's controller does not answer: Connection refused"
+    why = "Slurm's accounting does not answer: Connection refused"
 
     def look(seconds: float) -> tuple[int | None, str]:
         group = {"qos": "short", "partition": "cpu"}
@@ -168,10 +215,13 @@ def test_no_answer_is_no_limit_for_a_minute_at_most(commands: Commands, tmp_path
     assert len(commands.asked) == 5
 
 
-def test_no_more_is_asked_where_no_qos_has_a_limit(commands: Commands) -> None:
-    commands.put("sacctmgr", "echo 'normal||'")
-    assert read_qos() == QosTable({"normal": Qos()})
-    assert len(commands.asked) == 1
+def test_no_more_is_asked_where_nothing_has_a_limit(commands: Commands) -> None:
+    answers = "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal|';; *) echo 'normal||';; esac"
+    commands.put("sacctmgr", answers)
+    assert read_qos(cluster="c") == QosTable({"normal": Qos()})
+    assert len(commands.asked) == 2
+    commands.put("sacctmgr", answers.replace("normal|'", "normal|01:00:00'"))
+    assert read_qos(cluster="c").find_max_wall_s(None, None, None) == HOUR
 
 
 def test_who_gives_no_answer_is_left_alone(commands: Commands) -> None:
@@ -184,10 +234,13 @@ def test_who_gives_no_answer_is_left_alone(commands: Commands) -> None:
     [
         {"made_at": time.time() - 2 * HOUR},
         {"made_at": "then"},
-        {"known": {"a": [-5, False]}},
-        {"known": {"a": ["1h", False]}},
+        {"known": {"a": [-5, False, False]}},
+        {"known": {"a": ["1h", False, False]}},
+        {"known": {"a": [60, False]}},
         {"known": [1]},
-        {"defaults": [["a"]]},
+        {"associations": [["a"]]},
+        {"associations": [["a", "", True, "b", -1]]},
+        {"associations": [["a", "", True, "b", True]]},
         {"partitions": None},
         {"schema": 99},
     ],

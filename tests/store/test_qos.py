@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.qos import Qos, QosTable
+from slurm_colloc.model.qos import Association, Qos, QosTable
 from slurm_colloc.store.qos import keep_qos, read_kept_qos
 from slurm_colloc.store.waits import KEPT_S
 
 TABLE = QosTable(
-    {"normal": Qos(3600, over_partition=True), "long": Qos(None, over_partition=False)},
-    (("physics", "gpu", "normal"),),
+    {"normal": Qos(3600, over_partition=True), "long": Qos(None, over_max_time=True)},
+    (Association("physics", "gpu", is_default=True, qos="normal", max_wall_s=60),),
     {"gpu": "long"},
     "gpu",
     "",
@@ -36,11 +36,11 @@ def test_what_was_kept_is_read_of_its_cluster_alone(tmp_path: Path) -> None:
         {"made_at": float("inf")},
         {"made_at": 10**400},
         {"made_at": None},
-        {"known": {"normal": [float("inf"), True]}},
-        {"known": {"normal": [10**400, True]}},
-        {"known": {"normal": [0, True]}},
+        {"known": {"normal": [float("inf"), True, False]}},
+        {"known": {"normal": [10**400, True, False]}},
+        {"known": {"normal": [0, True, False]}},
         {"known": [1]},
-        {"defaults": [[1, 2]]},
+        {"associations": [[1, 2]]},
     ],
 )
 def test_what_is_old_or_damaged_is_asked_again(tmp_path: Path, changes: dict[str, Any]) -> None:

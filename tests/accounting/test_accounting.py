@@ -1,0 +1,246 @@
+"""What csub makes of a real accounting: waits in the queue, and how long jobs may run by QoS."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pwd
+import signal
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slurm_colloc.model.waits import LEAST_JOBS
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of, wait_until
+from .bed import Accounting, running_accounting
+
+__all__ = ["accounts"]
+
+pytestmark = pytest.mark.slurm
+
+HOUR, DAY = 60, 24 * 60
+GPU_JOBS = 20
+ZONE = "America/St_Johns"
+"""Not the machine's, and not even whole hours away."""
+CONF = (
+    "PartitionName=parted Nodes=ALL State=UP MaxTime=7-0 DefaultTime=60 QoS=part",
+    "PartitionName=brief Nodes=ALL State=UP MaxTime=60 DefaultTime=10",
+)
+QOS = (
+    "short MaxWall=2:00:00",
+    "long MaxWall=1-0",
+    "deny MaxWall=30 Flags=DenyOnLimit",
+    "part MaxWall=10:00:00",
+    "over MaxWall=5-0 Flags=OverPartQOS",
+    "lift MaxWall=12:00:00 Flags=PartitionTimeLimit",
+    "free",
+    "few GrpJobs=1",
+)
+
+
+def list_names(accounts: tuple[str, ...]) -> list[str]:
+    """The users that tests can act as."""
+    if os.geteuid() == 0 and can_reach_checkout(accounts[0]):
+        return list(accounts)
+    return [pwd.getpwuid(os.geteuid()).pw_name]
+
+
+@pytest.fixture(scope="module")
+def bed(accounts: tuple[str, ...]) -> Iterator[tuple[Accounting, Sandbox]]:
+    first, *others = list_names(accounts)
+    told = [
+        *(f"add qos {qos}" for qos in QOS),
+        # Another cluster has the same user, account and database.
+        "add cluster elsewhere",
+        "add account lab cluster=sandbox,elsewhere MaxWall=5:00:00",
+        "add account other cluster=sandbox",
+        f"add user {first} account=lab qos=short,deny,over,lift,free,few defaultqos=short",
+        f"add user {first} account=other cluster=sandbox qos=long",
+        f"modify user {first} where cluster=elsewhere set defaultqos=deny",
+        *(f"add user {name} account=other cluster=sandbox" for name in others),
+    ]
+    with running_accounting(prepare=told, conf=CONF) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def user(bed: tuple[Accounting, Sandbox], accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    with user_of(bed[1], list_names(accounts)[0]) as somebody:
+        somebody.extra["TZ"] = ZONE
+        yield somebody
+
+
+def sbatch(user: CsubUser, *options: str, command: str = "true") -> str:
+    argv = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}"]
+    return user.run(argv).stdout.strip()
+
+
+def plan(user: CsubUser, *options: str, time: str = "30") -> dict[str, Any]:
+    script = user.script("job.sh", "true", directives="#SBATCH --gres=gpu:1")
+    words = ("--no-probe", "--array=1-3", f"--time={time}", *options, str(script))
+    found: dict[str, Any] = json.loads(user.csub("plan", "--json", *words).stdout)
+    return found
+
+
+def forget(user: CsubUser) -> None:
+    for path in (user.state / "waits").glob("*.json"):
+        path.unlink()
+
+
+def wait_for(user: CsubUser, job_id: str, state: str, reason: str = "None") -> None:
+    argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T %r"]
+    wanted = f"{state} {reason}"
+    wait_until(lambda: user.run(argv).stdout.strip() == wanted, f"{job_id}: {wanted}")
+
+
+def read_waits(user: CsubUser, job_ids: set[str]) -> list[float]:
+    """Waits by sacct's own words for times, which are those of the user's zone."""
+    argv = ["sacct", "-X", "-n", "-P", "--starttime=now-1days", "--format=JobID,Eligible,Start"]
+    rows = [line.split("|") for line in user.run(argv).stdout.splitlines()]
+    return [
+        (
+            datetime.datetime.fromisoformat(start) - datetime.datetime.fromisoformat(eligible)
+        ).total_seconds()
+        for job_id, eligible, start in rows
+        if job_ids & {job_id, job_id.partition("_")[0]}
+    ]
+
+
+def test_the_queue_is_as_sacct_has_seen_it(user: CsubUser) -> None:
+    assert plan(user)["queue_unknown"] == "0 jobs in sacct"
+    forget(user)
+    gpu, quick = ("--gres=gpu:1", "--time=20"), "sleep 0.2"
+    # The second starts after the first, by the limit of the QoS: no wait in the queue.
+    kept = sbatch(user, "--qos=few", *gpu, "--array=1-2", command="sleep 1")
+    counted = {sbatch(user, *gpu, f"--array=1-{GPU_JOBS - 1}", command=quick)}
+    sbatch(user, "--time=20")
+    dropped = [sbatch(user, *gpu, "--hold"), sbatch(user, *gpu, "--begin=now+1hour")]
+    # Its dependency's time counts as no wait.
+    counted.add(sbatch(user, *gpu, f"--dependency=afterany:{kept}", command=quick))
+    user.run(["scancel", *dropped])
+
+    def is_over() -> bool:
+        return not user.run(["squeue", "--noheader", "-u", user.name]).stdout.strip()
+
+    wait_until(is_over, "all jobs to end")
+
+    # slurmctld sends its records a moment later, so its first answer is not kept.
+    def is_known() -> bool:
+        forget(user)
+        (pack,) = plan(user)["packs"]
+        return pack["queue"] is not None and pack["queue"]["jobs"] == GPU_JOBS + 1
+
+    wait_until(is_known, f"the records of {GPU_JOBS + 1} jobs that waited for GPUs alone")
+    waits = sorted(read_waits(user, {*counted, f"{kept}_1"}))
+    assert len(waits) == GPU_JOBS + 1 > LEAST_JOBS
+    assert waits[-1] > 0, "four GPUs for all of them"
+    queue = plan(user)["packs"][0]["queue"]
+    assert queue["of"] == "1 GPU and at most 1 h"
+    assert queue["median_s"] == pytest.approx(statistics.median(waits))
+    nine = statistics.quantiles(waits, n=10, method="inclusive")[-1]
+    assert queue["p90_s"] == pytest.approx(nine)
+
+
+# Of each the longest time that Slurm lets a job run, in minutes, and what it says to a longer one.
+OF_QOS, OF_ACCOUNT = "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"
+LIMITS = {
+    # The default QoS of the default account of this cluster.
+    (): (2 * HOUR, OF_QOS),
+    ("--qos=SHORT", "--account=Lab"): (2 * HOUR, OF_QOS),
+    # Without a default it is the only one there is.
+    ("--account=other",): (DAY, OF_QOS),
+    ("--qos=deny",): (30, "refused"),
+    ("--qos=free",): (5 * HOUR, OF_ACCOUNT),
+    ("--qos=short", "--partition=parted"): (10 * HOUR, OF_QOS),
+    ("--qos=over", "--partition=parted"): (5 * DAY, OF_QOS),
+    ("--qos=free", "--partition=brief"): (HOUR, "PartitionTimeLimit"),
+    ("--qos=lift", "--partition=brief"): (12 * HOUR, OF_QOS),
+}
+
+
+def test_a_pack_asks_for_what_slurm_lets_run(user: CsubUser) -> None:
+    fits, longer = [], {}
+    for options, (minutes, why) in LIMITS.items():
+        # Stretched by 1.5 it would be longer than Slurm allows.
+        (pack,) = plan(user, *options, time=str(minutes))["packs"]
+        assert (options, pack["time_limit_s"]) == (options, 60 * minutes)
+        fits.append(sbatch(user, *options, f"--time={minutes}"))
+        if why == "refused":
+            argv = ["sbatch", *options, f"--time={minutes + 1}", "--wrap=true"]
+            refused = user.run(argv, check=False)
+            assert refused.returncode != 0
+            assert OF_QOS in refused.stderr
+        else:
+            longer[options] = sbatch(user, *options, f"--time={minutes + 1}")
+    for job_id in fits:
+        wait_for(user, job_id, "COMPLETED")
+    for options, job_id in longer.items():
+        wait_for(user, job_id, "PENDING", LIMITS[options][1])
+    user.run(["scancel", *longer.values()])
+
+
+def test_a_job_over_its_qos_keeps_no_other_from_starting(user: CsubUser) -> None:
+    directives = "#SBATCH --gres=gpu:1 --qos=short --time="
+    over = user.script("over.sh", "true", directives=f"{directives}3:00:00")
+    within = user.script("within.sh", "true", directives=f"{directives}30:00")
+    done = user.csub("pack", "--parsable", "--no-probe", str(over), str(within), str(within))
+    ids = done.stdout.split()
+    assert len(ids) == 2, done.stdout
+    states = {member["name"]: "" for job_id in ids for member in user.members(job_id).values()}
+    assert set(states) == {"over.sh", "within.sh"}
+    first, second = ids
+    wait_for(user, first, "PENDING", OF_QOS)
+    wait_for(user, second, "COMPLETED")
+    user.csub("cancel", first)
+
+
+def test_an_accounting_that_is_silent_or_gone_is_told(
+    bed: tuple[Accounting, Sandbox], user: CsubUser
+) -> None:
+    accounting, _ = bed
+    forget(user)
+    os.kill(accounting.slurmdbd_pid, signal.SIGSTOP)
+    try:
+        silent = plan(user)
+    finally:
+        os.kill(accounting.slurmdbd_pid, signal.SIGCONT)
+    assert silent["queue_unknown"] == "sacct gave no answer within 2 s"
+    assert silent["reasons"] == [
+        "how long a job may run by its QoS is not known: sacctmgr gave no answer within 2 s"
+    ]
+    forget(user)
+    accounting.stop_slurmdbd()
+    gone = plan(user)
+    assert gone["queue_unknown"].startswith("Slurm's accounting does not answer: ")
+    assert gone["reasons"][0].startswith(
+        "how long a job may run by its QoS is not known: Slurm's accounting does not answer: "
+    )
+    assert [pack["queue"] for pack in gone["packs"]] == [None]
+    accounting.start_slurmdbd()
+    forget(user)
+    assert plan(user, time="100")["packs"][0]["time_limit_s"] == 7200
+
+
+def test_who_may_see_only_their_own_jobs_has_an_estimate_of_those(
+    bed: tuple[Accounting, Sandbox], accounts: tuple[str, ...]
+) -> None:
+    accounting, sandbox = bed
+    names = list_names(accounts)
+    if len(names) < 2:
+        pytest.skip("a second user needs root and a checkout that ordinary users can read")
+    accounting.stop_slurmdbd()
+    accounting.start_slurmdbd("PrivateData=accounts,jobs,usage,users")
+    with user_of(sandbox, names[1]) as other:
+        # It has no QoS of its own, and so no limit but MaxTime.
+        found = plan(other, time="6-0")
+        assert found["queue_unknown"] == "0 jobs in sacct"
+        assert found["packs"][0]["time_limit_s"] == 60 * 7 * DAY
+    with user_of(sandbox, names[0]) as user:
+        found = plan(user, time="100")
+        assert found["packs"][0]["queue"]["jobs"] >= LEAST_JOBS
+        assert found["packs"][0]["time_limit_s"] == 7200
