@@ -433,14 +433,17 @@ def test_a_task_left_alone_asks_as_the_packs_of_its_array_do() -> None:
 
 def test_a_job_without_a_time_limit_lets_its_pack_ask_for_none() -> None:
     jobs = [build_job(1), build_job(2, time_limit_s=None, shape=(("time", "0"),))]
-    made = plan(jobs, {0: SMALL, 1: SMALL}, ROOMY, POLICY, CALIBRATION)
-    (pack,) = made.packs
+    known = {0: SMALL, 1: SMALL}
+    endless = dataclasses.replace(ROOMY, time_limit_max_s=None)
+    (pack,) = plan(jobs, known, endless, POLICY, CALIBRATION).packs
     assert pack.request is not None
     assert (pack.request.time_limit_s, pack.request.is_unlimited) == (None, True)
     assert "--time=UNLIMITED" in build_request_options(pack.request)
     walls = {member.job_index: member.wall_limit_s for member in pack.members}
     assert walls[1] is None
     assert walls[0] is not None
+    # Where there is a MaxTime, Slurm will not start it: nobody waits with it.
+    assert len(plan(jobs, known, ROOMY, POLICY, CALIBRATION).packs) == 2
     capped = dataclasses.replace(POLICY, pack_time_max_s=86_400)
     made = plan([*jobs, build_job(3)], {}, ROOMY, capped, CALIBRATION)
     (lone,) = [pack for pack in made.packs if pack.members[0].job_index == 1]
