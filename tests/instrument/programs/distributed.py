@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from typing import Any
@@ -27,6 +28,10 @@ def main() -> None:
         samples += len(x)
     said = {"pid": os.getpid(), "rank": rank, "steps": steps, "samples": samples}
     print("\n" + json.dumps(said), flush=True)
+    # What still holds the process group at the interpreter's end may abort there.
+    del model, optimizer
+    gc.collect()
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
