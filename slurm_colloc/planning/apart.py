@@ -77,7 +77,8 @@ def _find_kinds(question: Question, subjects: Sequence[Subject]) -> list[list[in
     kinds: dict[object, list[int]] = {}
     for index, (job, subject) in enumerate(zip(question.jobs, subjects, strict=True)):
         why = compute_reason_to_run_alone(job, question.policy)
-        over = asks_over_max_time(job, question.capacity)
+        # What it asks for is told of one that asks for too much.
+        over = asks_over_max_time(job, question.capacity) and (job.time_limit_s,)
         kinds.setdefault((job.group, job.gpu_type, why, over, subject.kind), []).append(index)
     return list(kinds.values())
 
@@ -157,9 +158,8 @@ class _Explainer:
             return (Broken("group", None, None, text),), ()
         over = [asks_over_max_time(jobs[index], self._question.capacity) for index in (i, j)]
         if over[0] != over[1]:
-            name = self._names[i if over[0] else j]
-            text = f"{name} asks for more than MaxTime here: Slurm will not start it"
-            return (Broken("time", None, None, text),), ()
+            longer = i if over[0] else j
+            return (self._build_over(longer),), ()
         if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
             text = f"the rule {policy.rule} does not put them together"
             return (Broken("rule", None, None, text),), ()
@@ -169,6 +169,16 @@ class _Explainer:
         if any(known):
             return (build_unknown(self._names[i if known[1] else j]),), ()
         return self._find_by_words(i, j)
+
+    def _build_over(self, index: int) -> Broken:
+        asked_s = self._question.jobs[index].time_limit_s
+        limit_s = self._question.capacity.time_limit_max_s
+        asked = "no time limit" if asked_s is None else f"{asked_s} s"
+        text = (
+            f"{self._names[index]} asks for {asked}, MaxTime here is {limit_s} s: "
+            "Slurm will not start it"
+        )
+        return Broken("time", asked_s, limit_s, text)
 
     def _is_known(self, index: int) -> bool:
         if self._question.calibration is None or self._question.policy.rule is not Rule.CSUB:

@@ -151,6 +151,30 @@ def test_the_limit_in_the_way_is_named_with_both_numbers(
     assert pair.packs == ()
 
 
+def test_a_job_over_max_time_is_told_with_both_numbers_and_shares_where_more_is_allowed() -> None:
+    jobs, known = build_call(("a", SMALL), ("b", SMALL), ("longer", SMALL), ("endless", SMALL))
+    jobs[0] = dataclasses.replace(jobs[0], time_limit_s=9000)
+    jobs[2] = dataclasses.replace(jobs[2], time_limit_s=9600)
+    jobs[3] = dataclasses.replace(jobs[3], time_limit_s=None, shape=(("time", "0"),))
+
+    def explain_with(limit_s: int | None) -> PlanExplanation:
+        capacity = dataclasses.replace(ROOMY, time_limit_max_s=limit_s)
+        made = plan(jobs, known, capacity, POLICY, CALIBRATION)
+        return build_explanation(made, jobs, known, capacity, POLICY, CALIBRATION)
+
+    explanation = explain_with(8000)
+    for name, asked_s, asked in (("a", 9000, "9000 s"), ("longer", 9600, "9600 s"),
+                                 ("endless", None, "no time limit")):  # fmt: skip
+        pair = find_pair(explanation, name, "b")
+        assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("time", asked_s, 8000)]
+        assert (
+            f"{name} asks for {asked}, MaxTime here is 8000 s: Slurm will not start it" in pair.text
+        )
+    with pytest.raises(StopIteration):
+        find_pair(explain_with(9000), "a", "b")
+    assert explain_with(None).pairs == ()
+
+
 def test_all_limits_that_are_broken_are_named() -> None:
     capacity = dataclasses.replace(ROOMY, gpu_memory_mb=60_000, cpus_per_gpu=3)
     pair = find_pair(explain(("a", SATURATING), ("b", SATURATING), capacity=capacity), "a", "b")
