@@ -26,8 +26,11 @@ from slurm_colloc.calibration.cells import (
 from slurm_colloc.calibration.room import Need, Room, choose_names, fits
 
 # How many of each size; what is drawn first is in all modes and limits.
-_COUNTS = {2: 30, 3: 15, 4: 5, 7: 3, 12: 2}
+_COUNTS = {2: 30, 3: 15, 4: 8, 7: 6, 12: 2}
 _FEWEST = 0.1
+# Of packs of these sizes every second is of light trainings, up to two of a kind, as plans make
+# them: beside one that fills the GPU the others of a large pack nearly stand still.
+_OF_LIGHT = (4, 7)
 # Mode, limit, and the share of the pairs, triples, fours, sevens and twelves that it measures. The
 # most valuable first: what is planned most often, then what it is compared with.
 _ARMS: tuple[tuple[str, int | None, Mapping[int, float]], ...] = (
@@ -36,7 +39,7 @@ _ARMS: tuple[tuple[str, int | None, Mapping[int, float]], ...] = (
     (MPS, 66, {3: 1.0}),
     (MPS, 28, {7: 1.0}),
     (MPS, 16, {12: 1.0}),
-    (MPS, 33, {3: 0.6}),
+    (MPS, 33, {3: 0.6, 7: 0.5}),
     (MPS, 12, {}),
     (TIMESLICE, None, {2: 0.6, 3: 0.5, 4: 0.6, 7: 0.5}),
 )
@@ -46,6 +49,8 @@ _SAME: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "small": {4: (0, 50), 7: (0, 28), 12: (0, 16), 16: (12,)},
     "medium": {3: (0, 66), 4: (0, 50), 6: (0, 33)},
     "large": {2: (0, 50), 3: (0, 66, 33)},
+    # Only copies of it ask for more of PCIe than there is.
+    "feed": {2: (0, 50), 3: (0, 66), 4: (50,)},
 }
 _LIMITED_ALONE = {50: ("cnn32", "gpt125m", "medium", "large"), 33: ("cnn32", "recsys", "medium")}
 # What is measured a second time, later.
@@ -111,10 +116,15 @@ def _draw(
     drawn: list[tuple[str, ...]] = []
     used: Counter[str] = Counter()
     in_vain = 0
+    light = 2 * [name for name in names if needs[name].light]
     while names and size <= cores and len(drawn) < count and in_vain < 100:
+        of_light = size in _OF_LIGHT and len(drawn) % 2 == 0 and len(light) >= size
         # What was drawn already is drawn again where only few come into question: so the longer
         # nothing new is found, the less it counts who has been drawn.
-        order = sorted(names, key=lambda name: used[name] + (0.5 + in_vain) * chance.random())
+        order = sorted(
+            light if of_light else names,
+            key=lambda name: used[name] + (0.5 + in_vain) * chance.random(),
+        )
         # One in eight pairs is two of a kind, as users submit them.
         if size == 2 and chance.random() < 0.125:
             order = [order[0], order[0]]

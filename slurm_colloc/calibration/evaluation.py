@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.calibration.fitting import (
@@ -19,7 +19,7 @@ from slurm_colloc.calibration.fitting import (
     predict_columns,
 )
 from slurm_colloc.calibration.packs import MeasuredPack, Measurements
-from slurm_colloc.model.calibration import Load, ModeModel
+from slurm_colloc.model.calibration import ModeModel
 
 BOUND = 1.5
 """The slowdown bound at which it is judged whether a pack is told from one that should not be."""
@@ -110,7 +110,7 @@ def evaluate(measured: Measurements, fitted: Fit, *, draws: int = _DRAWS) -> lis
         whole = [pack for pack in measured.packs if pack.mode == mode]
         aside = fitted.set_aside.get(mode, {})
         packs = leave_out(whole, aside)
-        fitter = _Fitter(measured.loads, mode, model)
+        fitter = _Fitter(mode, model)
         if aside:
             found.append(_sum_up(mode, "all, with those set aside", fitter.predict(whole, model)))
         found.append(_sum_up(mode, "all, as fitted", fitter.predict(packs, model)))
@@ -157,14 +157,13 @@ def split(
 
 @dataclass(frozen=True)
 class _Fitter:
-    loads: Mapping[str, Load]
     mode: str
     first: ModeModel
 
     def predict(self, packs: Sequence[MeasuredPack], model: ModeModel) -> list[Prediction]:
         if not packs:
             return []
-        predicted = predict_columns(build_columns(packs, self.loads), model)
+        predicted = predict_columns(build_columns(packs), model)
         return [
             (pack, tuple(float(each) for each in predicted[: len(pack.names), number]))
             for number, pack in enumerate(packs)
@@ -175,7 +174,7 @@ class _Fitter:
     ) -> list[Prediction]:
         if len(to_fit) < FEWEST_PACKS or not to_test:
             return []
-        return self.predict(to_test, fit_mode(to_fit, self.loads, self.mode, self.first))
+        return self.predict(to_test, fit_mode(to_fit, self.mode, self.first))
 
     def predict_without(
         self,
@@ -261,9 +260,11 @@ def compute_noise(measured: Measurements) -> Noise:
     """Compare members that no model tells apart: repeated packs, and copies within one."""
     groups: dict[object, list[float]] = {}
     for pack in measured.packs:
-        members = tuple(sorted(zip(pack.names, pack.limits, strict=True)))
-        for name, limit, progress in zip(pack.names, pack.limits, pack.progress, strict=True):
-            groups.setdefault((pack.mode, members, name, limit), []).append(progress)
+        # Runs have loads of their own, by which a model tells their packs apart.
+        kinds = tuple(zip(pack.names, pack.limits, pack.loads, strict=True))
+        members = frozenset(Counter(kinds).items())
+        for kind, progress in zip(kinds, pack.progress, strict=True):
+            groups.setdefault((pack.mode, members, kind), []).append(progress)
     distances = [
         # Their mean is made of themselves, which makes distances look too small.
         abs(value - statistics.fmean(values)) * math.sqrt(len(values) / (len(values) - 1))

@@ -26,7 +26,11 @@ _FEWEST_TRAININGS = 4
 _SCALE = 0.04
 # First guess, least and most. A calibration file holds nothing below 0.
 _COEFFICIENTS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
-    "timeslice": {"turns": (0.9, 0.0, 3.0), "switching": (0.1, 0.0, 2.0)},
+    "timeslice": {
+        "turns": (0.9, 0.0, 3.0),
+        "switching": (0.1, 0.0, 2.0),
+        "copying": (1.0, 0.0, 3.0),
+    },
     "mps": {
         "waiting": (1.0, 0.0, 10.0),
         "width": (1.4, 0.3, 3.0),
@@ -34,6 +38,7 @@ _COEFFICIENTS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
         "dram": (0.8, 0.0, 5.0),
         "capacity": (1.3, 0.3, 3.0),
         "crowding": (0.6, 0.0, 1.5),
+        "copying": (1.0, 0.0, 3.0),
     },
 }
 # A training is set aside where in half of its packs it is off by more than this, and by so many
@@ -76,20 +81,20 @@ class Columns:
     present: Any
 
 
-def build_columns(packs: Sequence[MeasuredPack], loads: Mapping[str, Load]) -> Columns:
+def build_columns(packs: Sequence[MeasuredPack]) -> Columns:
     """Turn packs into arrays, as long as there are packs, for each of the places of the largest."""
     import numpy as np
 
     places = max((len(pack.names) for pack in packs), default=0)
     shape = (places, len(packs))
     # Nobody is in the other places; what they would take must only be sane.
-    fields: Any = {name: np.full(shape, 0.1) for name in ("engine", "sm", "dram")}
+    fields: Any = {name: np.full(shape, 0.1) for name in ("engine", "sm", "dram", "pcie")}
     limits, progress = np.ones(shape), np.ones(shape)
     present = np.zeros(shape)
     for number, pack in enumerate(packs):
-        for place, name in enumerate(pack.names):
+        for place, load in enumerate(pack.loads):
             for field, values in fields.items():
-                values[place, number] = getattr(loads[name], field)
+                values[place, number] = getattr(load, field)
             limits[place, number] = pack.limits[place]
             progress[place, number] = pack.progress[place]
             present[place, number] = 1.0
@@ -121,17 +126,11 @@ def predict_columns(columns: Columns, model: ModeModel) -> Any:
     return 1.0 / np.array([np.broadcast_to(each, columns.present.shape[1]) for each in slowdowns])
 
 
-def fit_mode(
-    packs: Sequence[MeasuredPack],
-    loads: Mapping[str, Load],
-    mode: str,
-    first: ModeModel | None = None,
-) -> ModeModel:
+def fit_mode(packs: Sequence[MeasuredPack], mode: str, first: ModeModel | None = None) -> ModeModel:
     """Fit the coefficients of one sharing mode.
 
     Args:
         packs: Packs of this mode.
-        loads: What each of their trainings takes alone.
         mode: `timeslice` or `mps`.
         first: Where to begin; near the end it takes a third of the time.
 
@@ -146,7 +145,7 @@ def fit_mode(
             f"fitting needs {error.name}", hint="pip install 'slurm_colloc[calibrate]'"
         ) from error
     coefficients = _COEFFICIENTS[mode]
-    columns = build_columns(packs, loads)
+    columns = build_columns(packs)
     weights = columns.present / np.sqrt(np.maximum(1, columns.present.sum(axis=0)))
 
     def compute_residuals(values: Sequence[float]) -> Any:
@@ -201,10 +200,10 @@ def fit(measured: Measurements) -> Fit:
         if shared < FEWEST_PACKS or len(names) < _FEWEST_TRAININGS:
             not_fitted[mode] = f"only {shared} packs of {len(names)} trainings were measured"
             continue
-        modes[mode], set_aside[mode] = fit_without_odd(packs, measured.loads, mode)
+        modes[mode], set_aside[mode] = fit_without_odd(packs, mode)
         packs = leave_out(packs, set_aside[mode])
         count += len(packs)
-        columns = build_columns(packs, measured.loads)
+        columns = build_columns(packs)
         predicted = predict_columns(columns, modes[mode])[columns.present]
         real = columns.progress[columns.present]
         ratios += [
@@ -241,9 +240,7 @@ def _list_mean_errors(columns: Columns, predicted: Any) -> list[float]:
     return errors
 
 
-def fit_without_odd(
-    packs: Sequence[MeasuredPack], loads: Mapping[str, Load], mode: str
-) -> tuple[ModeModel, dict[str, float]]:
+def fit_without_odd(packs: Sequence[MeasuredPack], mode: str) -> tuple[ModeModel, dict[str, float]]:
     """Fit a mode, and set trainings aside that behave like no other, one after another.
 
     Why they do is not judged here. One that waits for the GPU many times a step, for example, may
@@ -256,8 +253,8 @@ def fit_without_odd(
     names = {name for pack in packs for name in pack.names}
     while True:
         left = leave_out(packs, aside)
-        model = fit_mode(left, loads, mode)
-        odd = find_oddest(left, loads, model)
+        model = fit_mode(left, mode)
+        odd = find_oddest(left, model)
         if odd is None or len(aside) >= len(names) // _ODD_PART:
             return model, aside
         if len(leave_out(packs, (*aside, odd[0]))) < FEWEST_PACKS:
@@ -270,11 +267,9 @@ def leave_out(packs: Sequence[MeasuredPack], names: Any) -> list[MeasuredPack]:
     return [pack for pack in packs if not set(names) & set(pack.names)]
 
 
-def find_oddest(
-    packs: Sequence[MeasuredPack], loads: Mapping[str, Load], model: ModeModel
-) -> tuple[str, float] | None:
+def find_oddest(packs: Sequence[MeasuredPack], model: ModeModel) -> tuple[str, float] | None:
     """The training that is predicted worst by far, and by how much; None where none is."""
-    columns = build_columns(packs, loads)
+    columns = build_columns(packs)
     errors = predict_columns(columns, model) - columns.progress
     found: dict[str, list[float]] = {}
     for number, pack in enumerate(packs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import Counter
@@ -50,7 +51,8 @@ def measure(
     if scale == TINY:
         groups = shorten(groups, *_TINY_TIMES_S)
     gpu = place.gpu
-    run = f"{socket.gethostname()}-{time.time():.0f}"
+    # Two on the GPUs of one machine may begin in the same second.
+    run = f"{socket.gethostname()}-{time.time():.0f}-{os.getpid()}"
     with Bench(
         gpu.uuid if gpu is not None else None,
         place.cores,

@@ -32,6 +32,19 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 @dataclass(frozen=True)
+class Alone:
+    """A training alone on the whole GPU, in the best of a run's cells.
+
+    Attributes:
+        rate: Steps per second.
+        load: What it takes.
+    """
+
+    rate: float
+    load: Load
+
+
+@dataclass(frozen=True)
 class MeasuredPack:
     """Trainings that ran at the same time.
 
@@ -40,6 +53,7 @@ class MeasuredPack:
         limits: Thread limit of each member, as a share of the GPU's threads; 1 for none.
         names: Its trainings.
         families: Theirs.
+        loads: What each takes alone.
         progress: Normalised progress of each: its rate here over its rate alone on the whole GPU.
         label: What kind of pack it is, such as `pair`, or `same` for copies of one training.
     """
@@ -48,6 +62,7 @@ class MeasuredPack:
     limits: tuple[float, ...]
     names: tuple[str, ...]
     families: tuple[str, ...]
+    loads: tuple[Load, ...]
     progress: tuple[float, ...]
     label: str = ""
 
@@ -62,9 +77,8 @@ class Measurements:
     """All that rows tell.
 
     Attributes:
-        loads: What each training takes alone.
-        rates: Steps per second of each alone: the best of its cells.
-        others: The other rates alone of each, as shares of its best.
+        alone: By run and training, the best of the cells in which it was alone.
+        others: By training, its other rates alone as shares of the best of their run.
         packs: The packs; a training alone under a thread limit is one, too.
         gpu_model: NVML's name of the GPU; empty where no row tells.
         driver: The NVIDIA driver's version, likewise.
@@ -74,8 +88,7 @@ class Measurements:
         cells_left_out: Of how many cells a row is missing or makes no sense.
     """
 
-    loads: Mapping[str, Load]
-    rates: Mapping[str, float]
+    alone: Mapping[tuple[str, str], Alone]
     others: Mapping[str, tuple[float, ...]]
     packs: tuple[MeasuredPack, ...]
     gpu_model: str = ""
@@ -129,10 +142,11 @@ def read_number(row: Row, name: str, least: float = 0.0, most: float = 1e12) -> 
 def build_measurements(rows: Sequence[Row]) -> Measurements:
     """Make packs of rows.
 
-    The rate alone is the best of all cells of a training alone, of all runs together: it is taken
-    that what disturbs a training can only slow it down. What it takes of the GPU is read in the
-    same cell, so that the two belong together. So all rows must be of one GPU model, which is
-    checked, and of hosts that are about equally fast, which cannot be.
+    The rate alone is the best of all cells of a training alone in the same run: it is taken that
+    what disturbs a training can only slow it down. What it takes of the GPU is read in the same
+    cell, so that the two belong together. Runs have rates of their own because hosts differ: a
+    slow one prepares less work for the GPU, so that its trainings disturb each other less. All
+    rows must be of one GPU model.
 
     Raises:
         UsageProblem: They are of several GPU models, or no training has figures of it alone.
@@ -142,38 +156,35 @@ def build_measurements(rows: Sequence[Row]) -> Measurements:
     if len(models) > 1:
         raise UsageProblem(f"the rows are of several GPU models: {', '.join(models)}")
     idle_w = min(_list_numbers(rows, "power_w", IDLE), default=None)
-    alone: dict[str, list[Row]] = {}
+    cells_alone: dict[tuple[str, str], list[Row]] = {}
     for cell in cells:
         if len(cell) == 1 and read_limit(cell[0]) == 1.0:
-            alone.setdefault(cell[0]["workload"], []).append(cell[0])
-    rates: dict[str, float] = {}
-    loads: dict[str, Load] = {}
-    for name, found in alone.items():
+            cells_alone.setdefault((cell[0]["run"], cell[0]["workload"]), []).append(cell[0])
+    alone: dict[tuple[str, str], Alone] = {}
+    others: dict[str, list[float]] = {}
+    for (run, name), found in sorted(cells_alone.items()):
         # A cell that tells nothing of the GPU is of no use; the fastest of the others.
         told = [row for row in found if _tells_load(row)]
         if told:
             best = max(told, key=_get_rate)
-            rates[name], loads[name] = _get_rate(best), build_load(best, idle_w)
-    if not loads:
+            alone[run, name] = Alone(_get_rate(best), build_load(best, idle_w))
+            shares = (_get_rate(row) / _get_rate(best) for row in found if row is not best)
+            others.setdefault(name, []).extend(sorted(shares))
+    if not alone:
         raise UsageProblem(
             "no training has been measured alone with figures of the GPU",
             hint="SM, DRAM and engine activity are told from Hopper on (H100, H200)",
         )
-    known = [cell for cell in cells if all(row["workload"] in rates for row in cell)]
+    known = [cell for cell in cells if all((row["run"], row["workload"]) in alone for row in cell)]
     packs = tuple(
-        _build_pack(cell, rates)
+        _build_pack(cell, alone)
         for cell in known
         if not (len(cell) == 1 and read_limit(cell[0]) == 1.0)
     )
     drivers = [row["driver"] for row in rows if _is_text(row.get("driver", ""))]
     return Measurements(
-        loads=loads,
-        rates=rates,
-        others={
-            name: tuple(_get_rate(row) / rates[name] for row in sorted(found, key=_get_rate)[:-1])
-            for name, found in alone.items()
-            if name in rates
-        },
+        alone=alone,
+        others={name: tuple(shares) for name, shares in others.items()},
         packs=packs,
         gpu_model=models[0] if models else "",
         driver=drivers[-1] if drivers else "",
@@ -241,13 +252,15 @@ def _is_whole(cell: Sequence[Row]) -> bool:
     )
 
 
-def _build_pack(cell: Sequence[Row], rates: Mapping[str, float]) -> MeasuredPack:
+def _build_pack(cell: Sequence[Row], known: Mapping[tuple[str, str], Alone]) -> MeasuredPack:
+    alone = [known[row["run"], row["workload"]] for row in cell]
     return MeasuredPack(
         mode=cell[0]["mode"],
         limits=tuple(read_limit(row) or 1.0 for row in cell),
         names=tuple(row["workload"] for row in cell),
         families=tuple(row["family"] for row in cell),
-        progress=tuple(_get_rate(row) / rates[row["workload"]] for row in cell),
+        loads=tuple(each.load for each in alone),
+        progress=tuple(_get_rate(row) / each.rate for row, each in zip(cell, alone, strict=True)),
         label=cell[0].get("label", ""),
     )
 

@@ -148,7 +148,7 @@ def _choose_gpu(answer: NvmlAnswer, wanted: str, environ: Mapping[str, str]) -> 
 
 def list_needs() -> dict[str, Need]:
     """What each workload of the catalogue takes."""
-    return {each.name: Need(each.cpus, each.gpu_memory_mb) for each in WORKLOADS}
+    return {each.name: Need(each.cpus, each.gpu_memory_mb, each.light) for each in WORKLOADS}
 
 
 def list_cores() -> tuple[int, ...]:

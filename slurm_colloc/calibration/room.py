@@ -22,10 +22,12 @@ class Need:
     Attributes:
         cpus: Cores.
         gpu_memory_mb: GPU memory in MiB, without the context.
+        light: Plans put many of its kind together.
     """
 
     cpus: int = 1
     gpu_memory_mb: int = 0
+    light: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ _COLUMNS = (
     f"  <= {NEAR:g}x: the packs whose members are all at most {NEAR:g} times slower than alone.",
 )
 _USED = {
-    "timeslice": ("turns", "switching"),
-    "mps": ("waiting", "width", "narrowing", "dram", "capacity", "crowding"),
+    "timeslice": ("turns", "switching", "copying"),
+    "mps": ("waiting", "width", "narrowing", "dram", "capacity", "crowding", "copying"),
 }
 
 

@@ -40,6 +40,7 @@ class Workload:
         builder: `module:function` in this package; called with device and scale.
         gpu_memory_mb: The most that torch held of it on an H200, in MiB.
         cpus: How many cores it is given.
+        light: It leaves most of an H200 idle, so that plans put many of its kind together.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Workload:
     builder: str
     gpu_memory_mb: int
     cpus: int = 1
+    light: bool = False
 
     def build(self, device: str, scale: str = FULL) -> Training:
         """Load torch and build it.
@@ -62,22 +64,22 @@ class Workload:
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    Workload("mlp", "mlp", "other_trainings:build_mlp", 72),
+    Workload("mlp", "mlp", "other_trainings:build_mlp", 72, light=True),
     Workload("cnn32", "cnn", "image_trainings:build_cnn32", 850),
-    Workload("resnet18", "cnn", "image_trainings:build_resnet18", 546),
+    Workload("resnet18", "cnn", "image_trainings:build_resnet18", 546, light=True),
     Workload("resnet50", "cnn", "image_trainings:build_resnet50", 4976),
     Workload("gpt10m", "transformer", "other_trainings:build_gpt10m", 788),
     Workload("gpt125m", "transformer", "other_trainings:build_gpt125m", 6618),
     Workload("recsys", "recsys", "other_trainings:build_recsys", 6088),
     Workload("gnn", "gnn", "other_trainings:build_gnn", 1556),
-    Workload("lstm", "lstm", "other_trainings:build_lstm", 390),
-    Workload("feed", "feed", "image_trainings:build_feed", 762),
-    Workload("loader", "loader", "image_trainings:build_loader", 510, cpus=3),
-    Workload("rl", "rl", "other_trainings:build_rl", 92),
+    Workload("lstm", "lstm", "other_trainings:build_lstm", 390, light=True),
+    Workload("feed", "feed", "image_trainings:build_feed", 762, light=True),
+    Workload("loader", "loader", "image_trainings:build_loader", 510, cpus=3, light=True),
+    Workload("rl", "rl", "other_trainings:build_rl", 92, light=True),
     Workload("hog", "hog", "other_trainings:build_hog", 28832),
-    Workload("bursty", "bursty", "image_trainings:build_bursty", 842),
-    Workload("small", "resnet", "image_trainings:build_small", 406),
-    Workload("medium", "resnet", "image_trainings:build_medium", 1370),
+    Workload("bursty", "bursty", "image_trainings:build_bursty", 842, light=True),
+    Workload("small", "resnet", "image_trainings:build_small", 406, light=True),
+    Workload("medium", "resnet", "image_trainings:build_medium", 1370, light=True),
     Workload("large", "resnet", "image_trainings:build_large", 6898),
 )
 

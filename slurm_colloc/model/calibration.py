@@ -52,6 +52,8 @@ class ModeModel:
         capacity: MPS: SM activity, as measured alone, that the GPU can serve at the same time
             where thread limits add up to no more than the GPU; 0 for no bound.
         crowding: MPS: how much less that is where they add up to very much more.
+        copying: How much longer a copy over PCIe takes while a partner copies, too: 1 where both
+            get half of it.
     """
 
     turns: float = 0.0
@@ -62,6 +64,7 @@ class ModeModel:
     dram: float = 0.0
     capacity: float = 0.0
     crowding: float = 0.0
+    copying: float = 0.0
 
 
 @dataclass(frozen=True)

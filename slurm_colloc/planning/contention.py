@@ -15,6 +15,9 @@ the SMs.
   small kernels waits for one of large kernels, and hardly the other way round. A thread limit `p`
   makes `a p^width` of a, and the member's own work take `1 + narrowing a (1/p - 1)` times as long.
 - Where the SM activity of all would exceed what the GPU serves, all wait for it together.
+- A member that moves data over PCIe for the share `c` of its time alone adds `(c P)^2 - c^2` under
+  the root. `P = 1 + copying * V + turns * U / 2`, V the sum of the partners' shares `c P / D`:
+  PCIe serves who copies at the same time in equal parts.
 
 The forms were found on an H200 (docs/planning.md, "The model"); the coefficients are fitted.
 """
@@ -32,6 +35,12 @@ _LEAST = 0.02
 _MOST = 0.99
 _NEVER_FULL = 0.005
 """So that a queue before SMs that are always full stays finite."""
+_COPIES_LEAST = 0.05
+"""Who uses less of PCIe is not counted: it takes twenty of them to fill it."""
+_COPIES_WAIT = 0.5
+"""Under time slicing copies wait for partners' turns about half as much as kernels: on an H200 the
+one training that copies was then predicted best (mean error 0.044; as much as kernels 0.047, not at
+all 0.073)."""
 _AT_WORK_W = 46.0
 """A GPU that works at all draws so much more than an idle one, once, however many members it has:
 125 W and 79 W on an H200. With it the power of 206 packs there came out with 7.5 % standard
@@ -49,6 +58,7 @@ class _Member:
         blocks: How long a partner's kernel waits for it.
         gives_way: Share of the SMs that its own kernels leave to others.
         dram: DRAM activity while the GPU works for it.
+        copies: Share of its time alone in which it moves data over PCIe.
     """
 
     present: Any
@@ -57,6 +67,7 @@ class _Member:
     blocks: Any
     gives_way: Any
     dram: Any
+    copies: Any
 
 
 def _build_member(
@@ -73,6 +84,7 @@ def _build_member(
         blocks=model.waiting * limited / (1.0 - limited + _NEVER_FULL),
         gives_way=1.0 - limited,
         dram=load.dram / engine,
+        copies=load.pcie * (load.pcie > _COPIES_LEAST),
     )
 
 
@@ -116,6 +128,8 @@ def predict_slowdowns(
         capacity = maximum(model.capacity - model.crowding * crowd, _LEAST)
     slowdowns: list[Any] = [1.0] * len(members)
     stretches: list[Any] = [member.own for member in members]
+    # What copying takes, in times of a step alone.
+    copies: dict[int, Any] = {i: members[i].copies for i in _list_copiers(members)}
     queue: Any = 1.0
     for _ in range(_ROUNDS):
         shares = [
@@ -137,16 +151,34 @@ def predict_slowdowns(
                 * (1.0 + model.dram * member.dram * (moved - share * member.dram))
                 * queue
             )
-        slowdowns = [
-            (1.0 - member.engine**2 + (member.engine * stretch) ** 2) ** 0.5
+        squares = [
+            1.0 - member.engine**2 + (member.engine * stretch) ** 2
             for member, stretch in zip(members, stretches, strict=True)
         ]
+        if copies:
+            # No more than 1 each: the copies are a part of what their slowdowns are made of.
+            moving = {i: members[i].present * each / slowdowns[i] for i, each in copies.items()}
+            delay = 1.0 + model.copying * _sum(moving.values())
+            for i, own in moving.items():
+                alone = members[i].copies
+                copies[i] = alone * delay - (alone * model.copying) * own
+                if model.turns:
+                    waited = _COPIES_WAIT * model.turns * (busy - shares[i])
+                    copies[i] = copies[i] + alone * waited
+                squares[i] = squares[i] + copies[i] * copies[i] - alone * alone
+        slowdowns = [square**0.5 for square in squares]
         if capacity is not None:
             served = _sum(
                 there * load.sm / slowdown
                 for there, load, slowdown in zip(present, loads, slowdowns, strict=True)
             )
             queue = maximum(1.0, queue * served / capacity)
+    if copies:
+        # However they take turns, PCIe carries no more than it can.
+        carried = _sum(members[i].present * members[i].copies / slowdowns[i] for i in copies)
+        over = maximum(carried, 1.0) - 1.0
+        for i, each in copies.items():
+            slowdowns[i] = slowdowns[i] + each * over
     slowdowns = _add_what_was_seen(loads, slowdowns, present, maximum)
     if cores is not None:
         needed = _sum(t * one.cpu_cores / d for t, one, d in _zip(present, loads, slowdowns))
@@ -161,6 +193,16 @@ def predict_slowdowns(
         over = maximum(1.0, drawn / power_room_w) ** 0.5
         slowdowns = [slowdown * over for slowdown in slowdowns]
     return slowdowns
+
+
+def _list_copiers(members: Sequence[_Member]) -> list[int]:
+    """Places of those that use PCIe, at least in some of the packs."""
+    found = []
+    for i, one in enumerate(members):
+        is_any = getattr(one.copies, "any", None)
+        if is_any() if is_any else one.copies:
+            found.append(i)
+    return found
 
 
 def _sum(values: Any) -> Any:

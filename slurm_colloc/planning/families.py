@@ -69,7 +69,8 @@ def build_families(
 ) -> tuple[Family, ...]:
     """The ways of sharing of these modes, as far as there is a model of them.
 
-    MIG needs no fitted model: what its instances share is little (science: model M3).
+    MIG needs no fitted model: what its instances share is little (science: model M3), and over
+    PCIe they copy at the same time as members under MPS do.
     """
     families: list[Family] = []
     models = {} if calibration is None else calibration.modes
@@ -81,7 +82,8 @@ def build_families(
             families += [Family(mode, model, total) for total in (200, 0, 100, 300)]
             families.append(Family(mode, model, 200, by_activity=True))
         if mode is SharingMode.MIG and calibration is not None:
-            families.append(Family(mode, model or ModeModel()))
+            mps = models.get(SharingMode.MPS.value, ModeModel(copying=1.0))
+            families.append(Family(mode, model or ModeModel(copying=mps.copying)))
     return tuple(families)
 
 

@@ -109,6 +109,7 @@ def _are_alike(question: Question, subjects: Sequence[Subject]) -> bool:
         [load.engine for load in loads],
         [load.sm for load in loads],
         [load.dram for load in loads],
+        [load.pcie for load in loads],
         [load.sensitivity for load in loads],
         [load.pressure for load in loads],
     ]

@@ -24,6 +24,7 @@ from slurm_colloc.calibration.fitting import (
     predict_columns,
 )
 from slurm_colloc.calibration.packs import (
+    Alone,
     MeasuredPack,
     Measurements,
     build_measurements,
@@ -41,9 +42,18 @@ from .tables import TABLES
 pytest.importorskip("scipy")
 
 MODELS = {
-    "timeslice": ModeModel(turns=0.8, switching=0.2),
-    "mps": ModeModel(waiting=0.7, width=1.2, narrowing=0.4, dram=0.6, capacity=1.2, crowding=0.5),
+    "timeslice": ModeModel(turns=0.8, switching=0.2, copying=0.6),
+    "mps": ModeModel(
+        waiting=0.7,
+        width=1.2,
+        narrowing=0.4,
+        dram=0.6,
+        capacity=1.2,
+        crowding=0.5,
+        copying=1.1,
+    ),
 }
+LOAD = Load(0.5, 0.2, 0.1)
 
 
 def make_loads(chance: random.Random, count: int = 14) -> dict[str, Load]:
@@ -51,7 +61,8 @@ def make_loads(chance: random.Random, count: int = 14) -> dict[str, Load]:
     for number in range(count):
         engine = chance.uniform(0.2, 1.0)
         sm = engine * chance.uniform(0.1, 0.95)
-        loads[f"job{number}"] = Load(engine, sm, sm * chance.uniform(0.1, 0.9))
+        pcie = chance.uniform(0.2, 0.8) if number % 3 == 0 else 0.0
+        loads[f"job{number}"] = Load(engine, sm, sm * chance.uniform(0.1, 0.9), pcie=pcie)
     return loads
 
 
@@ -64,9 +75,10 @@ def make_packs(
             names = tuple(chance.choices(sorted(loads), k=size))
             limit = chance.choice((1.0, 0.66, 0.5, 0.33)) if mode == "mps" else 1.0
             limits = (limit,) * size
-            slowdowns = predict_slowdowns([loads[name] for name in names], limits, MODELS[mode])
+            own = tuple(loads[name] for name in names)
+            slowdowns = predict_slowdowns(own, limits, MODELS[mode])
             progress = tuple(1 / each * (1 + chance.gauss(0, noise)) for each in slowdowns)
-            packs.append(MeasuredPack(mode, limits, names, names, progress, "pair"))
+            packs.append(MeasuredPack(mode, limits, names, names, own, progress, "pair"))
     return packs
 
 
@@ -74,16 +86,15 @@ def measure(noise: float = 0.0, seed: int = 1) -> Measurements:
     chance = random.Random(seed)
     loads = make_loads(chance)
     packs = [pack for mode in MODELS for pack in make_packs(loads, mode, chance, noise)]
-    return Measurements(
-        loads, dict.fromkeys(loads, 1.0), {}, tuple(packs), "NVIDIA H200", "580", 700.0, 79.0, 9.0
-    )
+    alone = {("run", name): Alone(1.0, load) for name, load in loads.items()}
+    return Measurements(alone, {}, tuple(packs), "NVIDIA H200", "580", 700.0, 79.0, 9.0)
 
 
 @pytest.mark.parametrize("mode", MODELS)
 def test_exact_packs_give_exactly_what_made_them(mode: str) -> None:
     chance = random.Random(5)
     loads = make_loads(chance)
-    found = fit_mode(make_packs(loads, mode, chance), loads, mode)
+    found = fit_mode(make_packs(loads, mode, chance), mode)
     for name, value in dataclasses.asdict(MODELS[mode]).items():
         assert getattr(found, name) == pytest.approx(value, abs=0.02), name
 
@@ -107,7 +118,7 @@ def test_arrays_and_numbers_predict_alike() -> None:
     chance = random.Random(2)
     loads = make_loads(chance)
     packs = make_packs(loads, "mps", chance)
-    predicted = predict_columns(build_columns(packs, loads), MODELS["mps"])
+    predicted = predict_columns(build_columns(packs), MODELS["mps"])
     for number, pack in enumerate(packs):
         assert predicted[: len(pack.names), number] == pytest.approx(pack.progress, rel=1e-9)
 
@@ -175,8 +186,8 @@ def test_a_model_that_is_true_has_no_errors_on_what_it_has_not_seen() -> None:
 
 
 def test_errors_and_judgements_are_computed_right() -> None:
-    one = MeasuredPack("mps", (1.0, 1.0), ("a", "b"), ("a", "b"), (0.5, 0.8))
-    other = MeasuredPack("mps", (1.0, 1.0), ("a", "b"), ("a", "b"), (0.9, 1.0))
+    one = MeasuredPack("mps", (1.0, 1.0), ("a", "b"), ("a", "b"), (LOAD, LOAD), (0.5, 0.8))
+    other = MeasuredPack("mps", (1.0, 1.0), ("a", "b"), ("a", "b"), (LOAD, LOAD), (0.9, 1.0))
     found = [(one, (0.6, 0.8)), (other, (0.7, 0.9))]
     errors = compute_errors(found)
     assert errors is not None
@@ -194,7 +205,7 @@ def test_errors_and_judgements_are_computed_right() -> None:
 def test_noise_is_what_alike_members_differ_by() -> None:
     measured = measure(noise=0.0)
     chance = random.Random(3)
-    pack = MeasuredPack("mps", (1.0,) * 6, ("job1",) * 6, ("f",) * 6, (0.5,) * 6)
+    pack = MeasuredPack("mps", (1.0,) * 6, ("job1",) * 6, ("f",) * 6, (LOAD,) * 6, (0.5,) * 6)
     copies = tuple(
         dataclasses.replace(pack, progress=tuple(0.5 + chance.gauss(0, 0.05) for _ in range(6)))
         for _ in range(30)

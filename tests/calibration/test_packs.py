@@ -39,16 +39,39 @@ def test_progress_is_against_the_best_rate_alone_and_its_figures() -> None:
         make_row("", "", cell=9, label="idle", size=0, power_w=80),
     ]
     found = build_measurements(rows)
-    assert found.rates == {"a": 100}
+    (alone,) = found.alone.values()
+    assert alone.rate == 100
     assert found.others == {"a": (0.8, 0.9)}
-    assert found.loads["a"].engine == 0.6
-    assert found.loads["a"].power_w == 220
-    assert found.loads["a"].cpu_cores == 0.5
+    assert alone.load.engine == 0.6
+    assert alone.load.power_w == 220
+    assert alone.load.cpu_cores == 0.5
     (pack,) = found.packs
+    assert pack.loads == (alone.load, alone.load)
     assert pack.progress == (0.5, 0.75)
     assert pack.limits == (0.66, 1.0)
     assert pack.worst == 2.0
     assert (found.gpu_model, found.idle_power_w, found.cells_left_out) == ("NVIDIA H200", 80, 0)
+
+
+def test_each_run_has_rates_alone_of_its_own() -> None:
+    rows = [
+        make_row("a", 100, cell=0),
+        make_row("a", 50, cell=1, size=2),
+        make_row("a", 75, cell=1, size=2),
+        # On a slower host, which prepares less work for the same GPU.
+        make_row("a", 60, cell=0, run="slow", engine_active=0.3),
+        make_row("a", 48, cell=1, size=2, run="slow"),
+        make_row("a", 30, cell=1, size=2, run="slow"),
+        # Nobody has measured it alone.
+        make_row("a", 48, cell=0, size=2, run="cut"),
+        make_row("a", 30, cell=0, size=2, run="cut"),
+    ]
+    found = build_measurements(rows)
+    assert {run: alone.rate for (run, _), alone in found.alone.items()} == {"r": 100, "slow": 60}
+    fast, slow = found.packs
+    assert (fast.progress, slow.progress) == ((0.5, 0.75), (0.8, 0.5))
+    assert [pack.loads[0].engine for pack in (fast, slow)] == [0.5, 0.3]
+    assert found.cells_left_out == 1
 
 
 def test_a_training_alone_under_a_limit_is_a_pack() -> None:
@@ -92,7 +115,8 @@ def test_a_training_without_figures_of_the_gpu_is_in_no_pack() -> None:
         make_row("b", 50, cell=2, size=2),
     ]
     found = build_measurements(rows)
-    assert (list(found.loads), found.packs, found.cells_left_out) == (["a"], (), 2)
+    assert [name for _, name in found.alone] == ["a"]
+    assert (found.packs, found.cells_left_out) == ((), 2)
     with pytest.raises(UsageProblem, match="figures of the GPU: SM, DRAM and engine"):
         build_measurements([make_row("a", 100, cell=0, dram_active="")])
 
@@ -169,5 +193,5 @@ def test_our_own_tables_are_whole() -> None:
     found = build_measurements(read_rows(TABLES))
     assert found.gpu_model == "NVIDIA H200"
     assert found.cells_left_out == 0
-    assert len(found.loads) == 17
-    assert len(found.packs) > 200
+    assert len({name for _, name in found.alone}) == 17
+    assert len(found.packs) > 400

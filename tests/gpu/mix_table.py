@@ -49,6 +49,9 @@ _HEADS = (
     "mean slowdown",
     "worst",
     "beyond the bound",
+    "mean against exclusive",
+    "worst",
+    "beyond the bound",
     "of it MPS s",
     "processes s",
 )
@@ -75,6 +78,8 @@ class Result:
         mps_s: Seconds of the makespan for starting and ending MPS.
         slowdowns: Of the jobs.
         beyond: How many are slowed down by more than csub would let them.
+        bound: What csub would let them be slowed down.
+        durations_s: By job, how long it ran.
         predicted_s: What the makespan was predicted to be.
     """
 
@@ -90,6 +95,8 @@ class Result:
     mps_s: float
     slowdowns: tuple[float, ...]
     beyond: int
+    bound: float
+    durations_s: Mapping[str, float]
     predicted_s: float | None
 
 
@@ -126,6 +133,10 @@ def _compute_result(rows: Sequence[Row]) -> Result:
         mps_s=mps_s,
         slowdowns=tuple(float(row["slowdown"]) for row in rows if row["slowdown"]),
         beyond=sum(float(row["slowdown"] or 0) > float(row["bound"]) for row in rows),
+        bound=float(rows[0]["bound"]),
+        durations_s={
+            row["job"]: float(row["end_s"]) - float(row["begin_s"]) for row in rows if row["end_s"]
+        },
         predicted_s=sum(known) if len(known) == len(predicted) else None,
     )
 
@@ -160,7 +171,9 @@ def render_table(rows: Sequence[Row], jobs: int) -> str:
 
     Makespan and energy are set against exclusive of the same call where it has one, else against
     the exclusive of all calls; `of alone` is the makespan over what the jobs take one at a time by
-    the rates of the same call, which no host that is slower in another call disturbs.
+    the rates of the same call, which no host that is slower in another call disturbs. Slowdowns
+    are against the rate alone, measured at the beginning, and against how long the same job ran
+    under exclusive in the same call: hosts are fast and slow for minutes.
     """
     results = [result for result in compute_results(rows) if result.jobs == jobs]
     by_rule: dict[str, list[Result]] = {}
@@ -176,6 +189,7 @@ def render_table(rows: Sequence[Row], jobs: int) -> str:
         energies = [result.energy_j for result in found if result.energy_j is not None]
         predicted = [r.predicted_s / r.alone_s for r in found if r.predicted_s is not None]
         makespan_s = statistics.median(result.makespan_s for result in found)
+        paired = [ratio for result in found for ratio in _pair(result, base)]
         cells = [
             rule,
             str(len(found)),
@@ -190,11 +204,30 @@ def render_table(rows: Sequence[Row], jobs: int) -> str:
             f"{statistics.fmean(slowdowns):.2f}" if slowdowns else "",
             f"{max(slowdowns):.2f}" if slowdowns else "",
             _show([float(result.beyond) for result in found], "{:.0f}"),
+            f"{statistics.fmean(paired):.2f}" if paired else "",
+            f"{max(paired):.2f}" if paired else "",
+            _show(_count_beyond(found, base), "{:.0f}"),
             _show([result.mps_s for result in found], "{:.1f}"),
             _show([result.setup_s for result in found], "{:.0f}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _pair(result: Result, base: Sequence[Result]) -> list[float]:
+    """How many times as long each job ran as under exclusive in the same call."""
+    same = [other.durations_s for other in base if other.run == result.run]
+    return [
+        duration_s / statistics.median(others)
+        for job, duration_s in result.durations_s.items()
+        if (others := [other[job] for other in same if job in other])
+    ]
+
+
+def _count_beyond(found: Sequence[Result], base: Sequence[Result]) -> list[float]:
+    """Jobs that ran longer than under exclusive by more than the bound, for each result."""
+    paired = [(result.bound, _pair(result, base)) for result in found]
+    return [float(sum(ratio > bound for ratio in ratios)) for bound, ratios in paired if ratios]
 
 
 def _divide(found: Sequence[Result], base: Sequence[Result], get: _Getter) -> list[float]:

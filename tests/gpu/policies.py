@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import signal
 import socket
 import sys
@@ -97,7 +98,8 @@ class Comparison:
     def __init__(self, arguments: argparse.Namespace, deadline: float) -> None:
         self._arguments = arguments
         self._deadline = deadline
-        self._run = f"{socket.gethostname()}-{time.time():.0f}"
+        # Two calls on the GPUs of one machine begin in the same second.
+        self._run = f"{socket.gethostname()}-{time.time():.0f}-{os.getpid()}"
         self._rounds: Counter[str] = Counter()
         self._results: dict[str, Any] = {"run": self._run, "rules": [], "said": []}
         path = arguments.calibration or calibration_path(shipped_folder(), SHIPPED)

@@ -165,7 +165,10 @@ def test_rows_give_makespan_slowdown_and_what_is_missing(tmp_path: Path) -> None
         assert found.predicted_s == pytest.approx(told)
     ratio = expected["additive"] / expected["exclusive"]
     line = next(each for each in render_table(rows, 6).splitlines() if each.startswith("| add"))
-    assert line.split("|")[5].strip() == f"{ratio:.3f}"
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[5] == f"{ratio:.3f}"
+    # All run for twice as long as alone, under either rule.
+    assert cells[11:17] == ["2.00", "2.00", "6", "1.00", "1.00", "0"]
     assert find_missing(rows, ["exclusive", "additive"], 6) == []
     assert find_missing(rows, ["csub"], 6) == ["csub: 0 of 6 jobs were measured"]
     assert find_missing(rows[:-1], ["additive"], 6) == ["additive: 5 of 6 jobs were measured"]

@@ -11,9 +11,15 @@ from slurm_colloc.planning.subject import Limits
 CALIBRATION = Calibration(
     gpu_model="H200",
     modes={
-        "timeslice": ModeModel(turns=0.8, switching=0.1),
+        "timeslice": ModeModel(turns=0.8, switching=0.1, copying=0.7),
         "mps": ModeModel(
-            waiting=0.3, width=0.7, narrowing=0.2, dram=0.5, capacity=0.95, crowding=0.3
+            waiting=0.3,
+            width=0.7,
+            narrowing=0.2,
+            dram=0.5,
+            capacity=0.95,
+            crowding=0.3,
+            copying=1.1,
         ),
     },
     residual=0.05,

@@ -40,7 +40,8 @@ def loads(draw: st.DrawFn) -> Load:
 def light_loads(draw: st.DrawFn) -> Load:
     """Loads of which several go together."""
     sm = draw(st.floats(0.01, 0.4))
-    return Load(engine=min(1.0, 2 * sm), sm=sm, dram=sm / 2, power_w=200 * sm)
+    pcie = draw(st.sampled_from([0.0, 0.015, 0.3]))
+    return Load(engine=min(1.0, 2 * sm), sm=sm, dram=sm / 2, pcie=pcie, power_w=200 * sm)
 
 
 @st.composite
