@@ -15,9 +15,8 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.profile import PCIE_MIB_S
 
-PCIE_MIB_S = 55_000.0
-"""What PCIe 5.0 x16 carries in one direction in practice (63 GB/s by its specification)."""
 IDLE = "idle"
 """Label of a row without a training."""
 MODES = ("timeslice", "mps")

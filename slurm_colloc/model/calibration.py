@@ -40,7 +40,7 @@ class Load:
 class ModeModel:
     """The contention model of one sharing mode; planning.contention says how they act.
 
-    Without any of them members do not disturb each other.
+    Without any of them members disturb each other by copies over PCIe alone.
 
     Attributes:
         turns: Time slicing: how much of a partner's time on the GPU is waited for.
@@ -52,8 +52,8 @@ class ModeModel:
         capacity: MPS: SM activity, as measured alone, that the GPU can serve at the same time
             where thread limits add up to no more than the GPU; 0 for no bound.
         crowding: MPS: how much less that is where they add up to very much more.
-        copying: How much longer a copy over PCIe takes while a partner copies, too: 1 where both
-            get half of it.
+        copying: How much longer a copy over PCIe takes while a partner copies, too. Where nobody
+            has measured it, 1: both get half of it.
     """
 
     turns: float = 0.0
@@ -64,7 +64,7 @@ class ModeModel:
     dram: float = 0.0
     capacity: float = 0.0
     crowding: float = 0.0
-    copying: float = 0.0
+    copying: float = 1.0
 
 
 @dataclass(frozen=True)

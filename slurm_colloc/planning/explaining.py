@@ -81,6 +81,7 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         gpu_memory_usable_mb=compute_usable_gpu_memory_mb(question.capacity.gpu_memory_mb),
         sm_activity=_sum_floats([member.sm_activity for member in running]),
         dram_activity=_sum_floats([member.dram_activity for member in running]),
+        pcie_share=_sum_floats([member.pcie_share for member in running]),
         predicted_finish_s=pack.predicted_finish_s,
         energy_wh=_compute_energy_wh(pack, question, pricing),
         time_limit_s=pack.request.time_limit_s if pack.request else None,
@@ -165,6 +166,9 @@ def _explain_member(
         gpu_memory_mb=planned.gpu_memory_limit_mb or subject.gpu_memory_mb,
         sm_activity=load.sm / slowdown if load and slowdown else None,
         dram_activity=load.dram / slowdown if load and slowdown else None,
+        pcie_share=(
+            load.pcie / slowdown if load and slowdown and profile.pcie_share is not None else None
+        ),
         cpus=planned.cpus,
         wall_limit_s=planned.wall_limit_s,
     )

@@ -29,6 +29,7 @@ class MemberExplanation:
         gpu_memory_mb: GPU memory that it may use.
         sm_activity: SM activity that it brings while all run: alone, over its slowdown.
         dram_activity: The same of DRAM.
+        pcie_share: The same of what PCIe can carry in its busier direction; None where unknown.
         cpus: Its CPUs.
         wall_limit_s: Its wall limit.
     """
@@ -46,6 +47,7 @@ class MemberExplanation:
     gpu_memory_mb: int | None
     sm_activity: float | None
     dram_activity: float | None
+    pcie_share: float | None
     cpus: int
     wall_limit_s: int | None
 
@@ -65,6 +67,7 @@ class PackExplanation:
         gpu_memory_usable_mb: What needs may fill of the GPU's memory.
         sm_activity: Sum of the members' SM activity, 1 for the whole GPU.
         dram_activity: The same of DRAM.
+        pcie_share: The same of PCIe.
         predicted_finish_s: Seconds from its start to the end of its last member; None where
             earlier runs do not tell how long one of them takes.
         energy_wh: Energy of the GPU while the pack holds it, in watt hours; None where that is
@@ -83,6 +86,7 @@ class PackExplanation:
     gpu_memory_usable_mb: int | None
     sm_activity: float | None
     dram_activity: float | None
+    pcie_share: float | None
     predicted_finish_s: float | None
     energy_wh: float | None
     time_limit_s: int | None

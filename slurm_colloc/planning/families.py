@@ -82,7 +82,7 @@ def build_families(
             families += [Family(mode, model, total) for total in (200, 0, 100, 300)]
             families.append(Family(mode, model, 200, by_activity=True))
         if mode is SharingMode.MIG and calibration is not None:
-            mps = models.get(SharingMode.MPS.value, ModeModel(copying=1.0))
+            mps = models.get(SharingMode.MPS.value, ModeModel())
             families.append(Family(mode, model or ModeModel(copying=mps.copying)))
     return tuple(families)
 

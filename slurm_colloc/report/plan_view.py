@@ -17,6 +17,7 @@ from slurm_colloc.planning.explanation import (
     PlanExplanation,
     label_jobs,
 )
+from slurm_colloc.report.plan_bars import render_budget
 from slurm_colloc.report.plan_figures import compute_plan_figures
 from slurm_colloc.report.terminal import (
     Column,
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PLAN_SCHEMA = 1
-_BAR_MOST = 40
-_BAR_LEAST = 10
-_BESIDE_BAR = 43
-"""Columns of a line beside its bar."""
 _REASONS_MOST = 20
 _NUMBERS_WIDE = 16
 _NUMBERS_LINES = 4
@@ -142,32 +139,6 @@ def _render_packs(
     if explain:
         parts += [_fold(text, width, "  because ") for text in pack.reasons]
     return parts
-
-
-def render_budget(pack: PackExplanation, width: int) -> list[str]:
-    """What the members take together, a bar for each resource of which it is known."""
-    memory, usable = pack.gpu_memory_mb, pack.gpu_memory_usable_mb
-    bars: list[tuple[str, float | None, str]] = [
-        (
-            "GPU memory",
-            memory / usable if memory is not None and usable else None,
-            f"{format_mb_figure(memory)} of {format_mb_figure(usable)}",
-        ),
-        ("SM", pack.sm_activity, ""),
-        ("DRAM", pack.dram_activity, ""),
-    ]
-    length = max(_BAR_LEAST, min(_BAR_MOST, width - _BESIDE_BAR))
-    return [
-        f"{name:<10}  {draw_bar(share, length)} {100 * share:>4.0f} %  {more}".rstrip()
-        for name, share, more in bars
-        if share is not None
-    ]
-
-
-def draw_bar(share: float, length: int) -> str:
-    """A bar of plain characters, full from 1 on."""
-    filled = round(min(1.0, max(0.0, share)) * length)
-    return "#" * filled + "-" * (length - filled)
 
 
 def _render_members(packs: Sequence[PackExplanation], width: int) -> str:

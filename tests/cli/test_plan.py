@@ -109,9 +109,10 @@ class LoginNode:
         done = Completion(observation.signature, gpu_model, f"{script}/1", steps)
         assert add_completions(self.state, [done]) == []
 
-    def learn_small(self) -> None:
-        self.learn(SMALL, sm_active=0.1, dram_active=0.03, engine_active=0.25,
-                   gpu_memory_peak_mb=6000.0)  # fmt: skip
+    def learn_small(self, **seen: Any) -> None:
+        usual = {"sm_active": 0.1, "dram_active": 0.03, "engine_active": 0.25,
+                 "gpu_memory_peak_mb": 6000.0}  # fmt: skip
+        self.learn(SMALL, **{**usual, **seen})
 
     def learn_big(self, **seen: Any) -> None:
         usual = {"sm_active": 0.9, "dram_active": 0.5, "engine_active": 1.0,
@@ -141,6 +142,26 @@ def test_what_the_first_run_measured_packs_the_second(node: LoginNode) -> None:
     assert called
     assert all("--test-only" in line for line in called)
     assert not node.state.joinpath("packs").exists()
+
+
+def test_jobs_that_copy_over_pcie_share_it(tmp_path: Path) -> None:
+    nodes = []
+    for name, share in (("still", 0.001), ("copying", 0.5)):
+        (tmp_path / name).mkdir()
+        nodes.append(LoginNode(tmp_path / name))
+        nodes[-1].learn_small(pcie_share=share)
+    still, copying = nodes
+    packs = still.plan("--array=1-4", SMALL)["packs"]
+    assert [len(pack["members"]) for pack in packs] == [4]
+    assert packs[0]["pcie_share"] < 0.01
+    assert "PCIe" not in still.csub("plan", "--array=1-4", SMALL).stdout
+    packs = copying.plan("--array=1-4", SMALL)["packs"]
+    assert [len(pack["members"]) for pack in packs] == [2, 2]
+    assert 0.7 < packs[0]["pcie_share"] <= 1.0
+    assert packs[0]["members"][0]["pcie_share"] == packs[0]["pcie_share"] / 2
+    shown = copying.csub("plan", "--explain", "--array=1-4", SMALL, columns=200).stdout
+    assert "PCIe        #" in shown
+    assert "--max-slowdown is 1.5" in shown
 
 
 def test_json_has_each_member_with_its_prediction(node: LoginNode) -> None:

@@ -25,9 +25,15 @@ MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
 CALIBRATION = Calibration(
     gpu_model=H200,
     modes={
-        "timeslice": ModeModel(turns=0.85, switching=0.15),
+        "timeslice": ModeModel(turns=0.85, switching=0.15, copying=0.6),
         "mps": ModeModel(
-            waiting=0.8, width=1.4, narrowing=0.6, dram=0.8, capacity=1.3, crowding=0.6
+            waiting=0.8,
+            width=1.4,
+            narrowing=0.6,
+            dram=0.8,
+            capacity=1.3,
+            crowding=0.6,
+            copying=1.1,
         ),
     },
     residual=0.05,
