@@ -16,6 +16,7 @@ BUSY_MOST = 0.9
 
 SM_MOST = 1.0
 DRAM_MOST = 0.8
+PCIE_MOST = 0.8
 """Activities of members alone, added up, up to which all start at once: the additive rule, the
 usual gate for jobs of which no more is known. On an H200 under MPS, packs of alike members within
 it were slowed down 1.32 times at most in the mean (3 to 7 members, with thread limits)."""
@@ -31,19 +32,24 @@ CONFIRMED_EACH = 1.15
 """Slowdowns up to so much above the predicted ones, in the mean and each, confirm the plan."""
 
 
-def compute_room(activity: float | None, dram_activity: float | None) -> int | None:
+def compute_room(
+    activity: float | None, dram_activity: float | None, pcie_share: float | None = None
+) -> int | None:
     """How many like a member fit onto a GPU, by the additive rule, 1 at least.
 
     Args:
         activity: What it takes alone of what members share: of the SMs under MPS, of the GPU's
             time where they take turns; 0 to 1, None where unknown.
         dram_activity: What it takes alone of the bandwidth of the GPU's memory.
+        pcie_share: What it takes alone of what PCIe carries; None where unknown.
     """
     if not activity or dram_activity is None:
         return None
     room = SM_MOST / max(activity, _ACTIVITY_LEAST)
     if dram_activity > 0:
         room = min(room, DRAM_MOST / max(dram_activity, _ACTIVITY_LEAST))
+    if pcie_share:
+        room = min(room, PCIE_MOST / max(pcie_share, _ACTIVITY_LEAST))
     return max(1, int(room))
 
 

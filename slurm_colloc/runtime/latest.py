@@ -32,7 +32,13 @@ _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "last_step_age_s": _USUAL,
         "gpu_memory_mb": _USUAL,
     },
-    "gpus": {"sm_active": _SHARE, "dram_active": _SHARE, "engine_active": _SHARE},
+    "gpus": {
+        "sm_active": _SHARE,
+        "dram_active": _SHARE,
+        "engine_active": _SHARE,
+        "pcie_rx_mib_s": _USUAL,
+        "pcie_tx_mib_s": _USUAL,
+    },
 }
 
 

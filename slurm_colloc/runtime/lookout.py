@@ -137,14 +137,21 @@ class Lookout:
             return None
         # Who takes turns gets the GPU for itself, however many of its SMs that leaves idle.
         shared = "sm_active" if self._has_mps() else "engine_active"
-        room = compute_room(gpus[0].get(shared), gpus[0].get("dram_active"))
+        # Loaded only by packs that are measured.
+        from slurm_colloc.model.profile import PCIE_MIB_S
+        from slurm_colloc.planning.limits import GPU_MEMORY_SHARE
+
+        copied = [gpus[0].get(name) for name in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
+        busier = max((rate for rate in copied if rate is not None), default=None)
+        room = compute_room(
+            gpus[0].get(shared),
+            gpus[0].get("dram_active"),
+            None if busier is None else busier / PCIE_MIB_S,
+        )
         found = latest["members"].get(str(member.number)) or {}
         needed_mb, total_mb = found.get("gpu_memory_mb"), self._find_gpu_memory_mb()
         if room is None or not needed_mb or not total_mb:
             return None
-        # Loaded only by packs that are measured.
-        from slurm_colloc.planning.limits import GPU_MEMORY_SHARE
-
         each_mb = _GPU_MEMORY_ROOM * needed_mb + _GPU_MEMORY_MARGIN_MB
         return max(1, min(room, int(GPU_MEMORY_SHARE * total_mb / each_mb)))
 

@@ -270,6 +270,13 @@ def test_the_additive_rule(activity: float | None, dram: float | None, room: int
     assert compute_room(activity, dram) == room
 
 
+def test_copies_over_pcie_are_counted_where_they_are_known() -> None:
+    assert compute_room(0.1, 0.0, 0.4) == 2
+    assert compute_room(0.1, 0.0, 0.7) == 1
+    assert compute_room(0.1, 0.0, 0.001) == compute_room(0.1, 0.0, 0.0) == 10
+    assert compute_room(0.1, 0.0, None) == 10
+
+
 def test_pauses_are_waited_for() -> None:
     several = members(2)
     several[0].pauses = ((1012.0, 1032.0),)

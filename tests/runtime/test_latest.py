@@ -57,6 +57,7 @@ UNSOUND: list[dict[str, Any]] = [
     {"member": {"steps": -1}},
     {"member": {"last_step_age_s": True}},
     {"gpu": {"sm_active": 40.0}},
+    {"gpu": {"pcie_rx_mib_s": "much"}},
     {"gpu": {"dram_active": ""}},
 ]
 

@@ -157,6 +157,8 @@ def test_a_planned_pack_starts_whole(tmp_path: Path, process: Process) -> None:
         (False, {"sm_active": 0.1, "dram_active": 0.1, "engine_active": 0.9}, 2),
         (False, {"sm_active": 0.1, "dram_active": 0.1, "engine_active": 0.25}, 4),
         (True, {"sm_active": 0.1, "dram_active": 0.5, "engine_active": 0.2}, 2),
+        (True, {"sm_active": 0.1, "dram_active": 0.1, "pcie_rx_mib_s": 30_000.0}, 2),
+        (True, {"sm_active": 0.1, "dram_active": 0.1, "pcie_tx_mib_s": 900.0}, 4),
         (True, {"engine_active": 0.2}, 2),
     ],
 )
