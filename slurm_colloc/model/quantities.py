@@ -142,6 +142,11 @@ def _round_up_to_mb(text: str, kb: int) -> int:
     return memory_mb
 
 
+def format_members(count: int) -> str:
+    """`1 member`, `3 members`."""
+    return "1 member" if count == 1 else f"{count} members"
+
+
 def format_mb(memory_mb: int) -> str:
     """Write a size in MB with the largest unit that keeps it whole: `20G`, `1536M`, `0`.
 

@@ -68,8 +68,7 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
             borrowed.add(profile.gpu_model)
     if relatives:
         reasons.append(
-            f"{relatives} of {len(members)} members are known by another job's runs: "
-            "the margin is wider"
+            f"{_count(relatives, members)} known by another job's runs: the margin is wider"
         )
     if borrowed and calibration is not None:
         reasons.append(
@@ -78,8 +77,14 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
         )
     unmeasured = sum(not are_timed(question, [member]) for member in members)
     if unmeasured:
+        several = f"{unmeasured} of {len(members)} members run"
+        of_which = "it runs" if len(members) == 1 else several
         reasons.append(
-            f"how long {unmeasured} of {len(members)} members run alone has not been measured: "
-            "their time limit, or an hour, stands for it in the choice"
+            f"how long {of_which} alone has not been measured: the time limit, or an hour, "
+            "stands for it in the choice"
         )
     return reasons
+
+
+def _count(some: int, members: Sequence[Subject]) -> str:
+    return "it is" if len(members) == 1 else f"{some} of {len(members)} members are"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.model.ramp_decision import BEING_MEASURED, Decision, RampState
 from slurm_colloc.store.files import read_json, write_json
 
@@ -52,8 +53,7 @@ class RampRecord:
         if self.state is RampState.OFF or running < self.target or running >= self.places:
             return ""
         if self.state is RampState.RAMPING:
-            members = "1 member" if running == 1 else f"{running} members"
-            return f"{BEING_MEASURED} with {members}"
+            return f"{BEING_MEASURED} with {format_members(running)}"
         return self.reason
 
 

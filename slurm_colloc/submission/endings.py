@@ -11,6 +11,7 @@ from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, State
 from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.ends import RESUBMISSIONS
 from slurm_colloc.model.member import FINAL_STATES, MemberState, SlurmJobState
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.directory import (
@@ -114,7 +115,9 @@ class Ending:
         """What to tell, and whether it is settled; what Slurm did not answer is tried again."""
         base = self._job_id.partition("_")[0]
         names = f"{base}/{format_task_ids(tuple(never))}"
-        ended = f"{count_members(never)} never started ({names}; the pack: {self._last.value})"
+        ended = (
+            f"{format_members(len(never))} never started ({names}; the pack: {self._last.value})"
+        )
         obstacle = self._find_obstacle(never)
         if obstacle is None:
             return [], True
@@ -193,11 +196,6 @@ def list_held(path: Path) -> list[int]:
             if waits and not os.path.lexists(cancelled):
                 found.append(number)
     return found
-
-
-def count_members(numbers: Sequence[int]) -> str:
-    """`1 member`, `3 members`."""
-    return "1 member" if len(numbers) == 1 else f"{len(numbers)} members"
 
 
 def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:

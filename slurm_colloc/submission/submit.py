@@ -15,6 +15,7 @@ from slurm_colloc.errors import (
     StateError,
 )
 from slurm_colloc.model.plan import Plan, Policy
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.commands import (
@@ -187,7 +188,8 @@ def submit_batch(
                 from slurm_colloc.store.carry import build_archive
 
                 archive = build_archive(state.packs, [record.pack_id for record in records])
-            title = f"{build_name(batch, jobs)}: {sum(len(p.members) for p in packs)} members"
+            count = format_members(sum(len(pack.members) for pack in packs))
+            title = f"{build_name(batch, jobs)}: {count}"
             if archive or settings.templates_dir:
                 script = render_batch_script(
                     title=title,

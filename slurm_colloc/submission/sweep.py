@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.formats import SlurmJob, compute_hidden_state
@@ -30,7 +31,6 @@ from slurm_colloc.submission.endings import (
     OVER,
     Ending,
     close_books,
-    count_members,
     list_held,
     list_never_started,
 )
@@ -178,7 +178,7 @@ def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) 
         never = list_never_started(state.pack_path(pack_id))
         close_books(state, record, SlurmJobState.FAILED)
         if never:
-            names = count_members(never)
+            names = format_members(len(never))
             return [f"{names} of a pack without Slurm never started: its runner was killed"]
     return []
 

@@ -231,7 +231,7 @@ def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None
     (pack, _) = plan(jobs, known, capacity, POLICY, CALIBRATION).packs
     assert pack.predicted_slowdown is not None
     assert pack.reasons[2] == (
-        "how long 2 of 3 members run alone has not been measured: their time limit, or an hour, "
+        "how long 2 of 3 members run alone has not been measured: the time limit, or an hour, "
         "stands for it in the choice"
     )
 
