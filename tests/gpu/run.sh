@@ -14,9 +14,10 @@
 # CSUB_GPU_BATCHES, CSUB_GPU_ROUNDS, CSUB_GPU_WINDOW_S, CSUB_GPU_WALL_S and CSUB_GPU_BUDGET_S say
 # what and how much, CSUB_GPU_LIMIT_S when to end.
 #
-# policies: a mix of 30 jobs under csub and under rules of others, without Slurm, test_gpu_policies.py;
-# CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say which and how much. What
-# several calls have measured becomes one table by python -m tests.gpu.policies --merge A.csv B.csv.
+# policies: a mix of 30 jobs for each GPU under csub and under rules of others, without Slurm,
+# test_gpu_policies.py; CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say which
+# and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
+# table by python -m tests.gpu.policies --merge A.csv B.csv.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -43,8 +44,8 @@
 # OUT/planner.csv       the progress of every training
 # OUT/kept-planner.tar.gz     the logs of all packs, members and Slurm daemons
 # and of policies:
-# OUT/policies.csv      every job under every rule: steps, begin, end, slowdown, and its prediction
-# OUT/policies.json     what was measured alone, the packs of every rule, and why they were made
+# OUT/policies-N.csv    by GPU, every job under every rule: steps, begin, end, slowdown, its prediction
+# OUT/policies-N.json   what was measured alone, the packs of every rule, and why they were made
 set -eu
 
 packages=$1
@@ -163,7 +164,7 @@ elif [ "$*" = measuring ]; then
 elif [ "$*" = planner ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_planner.py
 elif [ "$*" = policies ]; then
-    run_pytest 560 -s tests/gpu/test_gpu_policies.py
+    run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_policies.py
 elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else
