@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NoReturn
 
 import pytest
 
 MOST = 8
 """With more failures than this it was not the machine."""
+
+
+def needs_gpu(name: str, keywords: Container[str]) -> bool:
+    """Whether a test has the mark `gpu`; folders are keywords, too, and one is called so."""
+    folder, _, file = name.partition("::")[0].rpartition("/")
+    return "gpu" in keywords and (not folder.endswith("/gpu") or file.startswith("test_gpu_"))
 
 
 class Failures:
@@ -33,7 +39,7 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure, in whatever part of a test."""
         if report.failed:
-            self.by_name[report.nodeid] = "gpu" not in report.keywords
+            self.by_name[report.nodeid] = not needs_gpu(report.nodeid, report.keywords)
 
     @property
     def deserve_a_second_look(self) -> bool:

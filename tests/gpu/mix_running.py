@@ -144,7 +144,7 @@ class MixGpu:
         self, worker: Worker, readings: Readings, idle_power_w: float | None
     ) -> Alone:
         begin = time.monotonic() + _LEAD_S
-        mark = begin + (_SETTLE_S if self._scale != TINY else 0.1)
+        mark = begin + _SETTLE_S
         end = mark + (_WINDOW_S if self._scale != TINY else 0.2)
         cores = self._cores[: BY_NAME[worker.workload].cpus]
         self._pool.run(worker, begin=begin, mark=mark, end=end, cores=cores)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.again import needs_gpu
+
 CHECKOUT = Path(__file__).parents[2]
 SETTINGS = "[pytest]\nmarkers =\n    slurm: on a real Slurm\n    gpu: on a GPU\n"
 AT_FIRST = """
@@ -87,3 +89,16 @@ def test_what_failed_in_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
     ended = run(tmp_path, "def test_good(): pass\n")
     assert ended.returncode == 0
     assert "second look" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "needed"),
+    [
+        ("tests/gpu/test_gpu_mps.py::test_one", {"gpu", "tests"}, True),
+        ("tests/gpu/test_mix.py::test_one[gpu]", {"gpu", "tests"}, False),
+        ("tests/mps/test_stopping.py::test_one", {"gpu", "mps"}, True),
+        ("tests/mps/test_stopping.py::test_one", {"mps"}, False),
+    ],
+)
+def test_a_folder_of_that_name_is_no_mark(name: str, keywords: set[str], needed: bool) -> None:
+    assert needs_gpu(name, keywords) is needed
