@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 
+from slurm_colloc.model.plan import MPS_CLIENTS_MAX
 from slurm_colloc.planning.pricing import Key, Pricing
 
 SUBJECTS_MAX = 16
@@ -14,6 +15,9 @@ SUBJECTS_MAX = 16
 _STATES_MAX = 128
 """Multisets up to which each is priced on its own: then loading numpy would take longer."""
 
+_ALIKE_MAX, _ALIKE_STATES_MAX = 128, 1024
+"""More jobs are divided exactly, too, where they are of so few kinds that multisets are few."""
+
 Partition = tuple[tuple[int, ...], ...]
 
 
@@ -21,7 +25,7 @@ def partition(pricing: Pricing) -> Partition:
     """Divide all subjects into packs of least total cost.
 
     Args:
-        pricing: Prices of packs, of at most SUBJECTS_MAX subjects.
+        pricing: Prices of packs, of subjects as is_small has them.
 
     Returns:
         Positions in `pricing.subjects`, ascending in kind within a pack. The packs are in the
@@ -32,9 +36,26 @@ def partition(pricing: Pricing) -> Partition:
     return assign(pricing, divide(pricing, key))
 
 
+def is_small(key: Key) -> bool:
+    """Whether members, given by their kinds, are divided exactly within a second."""
+    return len(key) <= SUBJECTS_MAX or (
+        len(key) <= _ALIKE_MAX and _count_states(key) <= _ALIKE_STATES_MAX
+    )
+
+
+def _count_states(key: Key) -> int:
+    """How many multisets of members there are."""
+    return math.prod(count + 1 for count in Counter(key).values())
+
+
 def divide(pricing: Pricing, key: Key) -> list[Key]:
-    """Divide members, given by their kinds, into packs of least total cost."""
-    if math.prod(count + 1 for count in Counter(key).values()) <= _STATES_MAX:
+    """Divide members, given by their kinds, into packs of least total cost.
+
+    Args:
+        pricing: Prices of packs.
+        key: The members, as is_small has them.
+    """
+    if len(key) > SUBJECTS_MAX or _count_states(key) <= _STATES_MAX:
         return divide_by_kinds(pricing, key)
     return divide_by_subsets(pricing, key)
 
@@ -51,6 +72,7 @@ def assign(pricing: Pricing, packs: list[Key]) -> Partition:
 def divide_by_kinds(pricing: Pricing, key: Key) -> list[Key]:
     """The same by multisets of kinds, each priced on its own: for few kinds."""
     kinds = sorted(set(key))
+    largest = pricing.limits.members or MPS_CLIENTS_MAX
     start = tuple(key.count(kind) for kind in kinds)
     best: dict[tuple[int, ...], tuple[float, tuple[int, ...]]] = {}
 
@@ -63,6 +85,8 @@ def divide_by_kinds(pricing: Pricing, key: Key) -> list[Key]:
             choices[first] = range(1, counts[first] + 1)
             found: tuple[float, tuple[int, ...]] = (math.inf, counts)
             for taken in itertools.product(*choices):
+                if sum(taken) > largest:
+                    continue
                 pack = tuple(kind for kind, of in zip(kinds, taken, strict=True) for _ in range(of))
                 priced = pricing.price_key(pack)
                 if priced is not None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 from slurm_colloc.model.plan import MPS_CLIENTS_MAX
 from slurm_colloc.planning.costs import GAIN_MIN, Costs
+from slurm_colloc.planning.dissolving import dissolve
 from slurm_colloc.planning.exact import Partition, assign
 from slurm_colloc.planning.exact import divide as divide_exactly
 from slurm_colloc.planning.exchanging import improve
 from slurm_colloc.planning.merging import merge
 from slurm_colloc.planning.pricing import Key, Pricing
 
-_WINDOW = 12
+_WINDOW = 13
 _WINDOWED_MAX = 400
 _WINDOWS_MAX = 40
-"""Members of a window at most; of how many subjects windows are made; and how many windows."""
+_QUIET_ROUNDS = 8
+"""Members of a window at most; of how many subjects windows are made; how many windows, and rounds
+through all packs in which nothing better was found."""
 
 
 def partition(pricing: Pricing) -> Partition:
@@ -40,6 +45,9 @@ def divide(pricing: Pricing, key: Key) -> list[Key]:
     costs = Costs(pricing)
     found = merge(costs, rest)
     found = improve(costs, found)
+    fewer = dissolve(costs, found)
+    if len(fewer) < len(found):
+        found = improve(costs, fewer)
     if len(rest) <= _WINDOWED_MAX:
         found = _solve_windows(costs, found)
     costs.remember(found)
@@ -80,22 +88,30 @@ def _divide_alike(pricing: Pricing, key: Key) -> list[Key]:
 
 
 def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
-    """Divide the members of a few packs of similar length anew, exactly, again and again."""
+    """Divide the members of a few packs anew, exactly, again and again.
+
+    Improving two packs at a time ends where no two have anything better to offer; several at once
+    mostly have: those of similar length, and others. Which they are is drawn, and the same for the
+    same packs.
+    """
+    chance = random.Random(0)
+    tried: set[tuple[Key, ...]] = set()
     left = _WINDOWS_MAX
-    changed = True
-    while changed and left:
-        changed = False
-        start = 0
-        while start < len(packs) and left:
-            packs.sort(key=lambda pack: (costs.measure_length_s(pack), pack))
-            inside: list[Key] = []
-            for pack in packs[start:]:
-                if sum(map(len, inside)) + len(pack) > _WINDOW:
-                    break
-                inside.append(pack)
-            start += max(1, len(inside) // 2)
-            if len(inside) < 2:
+    quiet = number = 0
+    while left and quiet < _QUIET_ROUNDS:
+        if number % 2:
+            waiting = chance.sample(sorted(packs), len(packs))
+        else:
+            waiting = sorted(packs, key=lambda pack: (costs.measure_length_s(pack), pack))
+            start = chance.randrange(len(waiting)) if number else 0
+            waiting = waiting[start:] + waiting[:start]
+        number += 1
+        quiet += 1
+        while left and len(inside := _take_window(waiting)) > 1:
+            window = tuple(sorted(inside))
+            if window in tried:
                 continue
+            tried.add(window)
             left -= 1
             members = tuple(sorted(kind for pack in inside for kind in pack))
             found = divide_exactly(costs.pricing, members)
@@ -103,5 +119,18 @@ def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
                 for pack in inside:
                     packs.remove(pack)
                 packs += found
-                changed = True
+                quiet = 0
     return packs
+
+
+def _take_window(waiting: list[Key]) -> list[Key]:
+    """Take packs off a list, the first that fit into a window; none where less than two do."""
+    inside: list[Key] = []
+    members = 0
+    for pack in waiting:
+        if members + len(pack) <= _WINDOW:
+            inside.append(pack)
+            members += len(pack)
+    for pack in inside:
+        waiting.remove(pack)
+    return inside

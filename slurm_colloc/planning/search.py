@@ -1,4 +1,4 @@
-"""csub's own search for packs: exact for few jobs, local for many."""
+"""csub's own search for packs: exact for few jobs or few kinds of them, local for many."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def partition(pricing: Pricing) -> Partition:
         Positions in `pricing.subjects`; each is in exactly one pack. It does not depend on the
         order of the subjects, as far as they differ.
     """
-    if len(pricing.subjects) <= exact.SUBJECTS_MAX:
+    if exact.is_small(tuple(sorted(pricing.kind_of))):
         return exact.partition(pricing)
     return local.partition(pricing)

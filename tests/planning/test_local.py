@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning import exact, local, search
+from slurm_colloc.planning.costs import Costs
+from slurm_colloc.planning.dissolving import dissolve
+from slurm_colloc.planning.exchanging import improve
+from slurm_colloc.planning.merging import merge
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Subject
 from tests.planning.coefficients import CALIBRATION
@@ -89,6 +93,46 @@ def test_equal_jobs_are_divided_exactly() -> None:
         best.append(min(best[total - size] + costs[size] for size in costs if size <= total))
     assert add_up(pricing, search.partition(pricing)) == pytest.approx(best[count])
     assert max(costs) > 1
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_five_packs_of_four_become_four_of_five(seed: int) -> None:
+    # Merging ends with packs of four, and moving one member gains nothing.
+    pricing = make_two_lengths(20, seed)
+    packs = local.partition(pricing)
+    assert [len(pack) for pack in packs] == [5] * 8
+
+
+def make_two_lengths(count: int, seed: int) -> Pricing:
+    """So many jobs of 100 s and as many of 10,000 s, alike but for that."""
+    load = make_subjects(1, seed)[0].load
+    lengths = (100.0, 10_000.0)
+    chosen = [Subject(i, 1, None, 1000, lengths[i % 2], load, 2.0) for i in range(2 * count)]
+    return Pricing(chosen, Limits(members=5), CALIBRATION)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_packs_at_once_are_divided_anew(seed: int) -> None:
+    pricing = make_pricing(make_subjects(30, seed))
+    key = tuple(sorted(pricing.kind_of))
+    costs = Costs(pricing)
+    by_pairs = dissolve(costs, improve(costs, merge(costs, key)))
+    legal = [pack for pack in by_pairs if pricing.price_key(pack) is not None]
+    assert len(legal) == len(by_pairs)
+    assert add_up(pricing, local.partition(pricing)) < add_up_keys(pricing, by_pairs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_jobs_of_few_kinds_are_divided_exactly(seed: int) -> None:
+    chance = random.Random(seed)
+    loads = [subject.load for subject in make_subjects(2, seed)]
+    chosen = [
+        Subject(i, 1, None, 1000, (1000.0, 5000.0)[i % 2], loads[i % 2], 2.0)
+        for i in range(chance.randrange(17, 40))
+    ]
+    pricing = Pricing(chosen, Limits(members=6), CALIBRATION)
+    best = add_up(pricing, search.partition(pricing))
+    assert best <= add_up(pricing, local.partition(pricing)) * (1 + 1e-6)
 
 
 def test_lengths_are_grouped_by_their_cost_alone() -> None:
