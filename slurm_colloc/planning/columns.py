@@ -86,17 +86,18 @@ class Columns:
         self._work_j = np.array([pricing.compute_work_j(kind) for kind in range(len(kinds))])
         self._alone = np.array([pricing.compute_cost_alone((kind,)) for kind in range(len(kinds))])
 
-    def estimate_costs(self, packs: Sequence[Key]) -> list[float]:
-        """Cost of each pack, by the family that looks best; infinite where none is legal.
+    def compute_costs(self, packs: Sequence[Key], *, thorough: bool) -> list[float]:
+        """Cost of each pack; infinite where none is legal.
 
-        It is close to the price, which may be that of another family. What it takes grows with the
-        largest pack.
+        What it takes grows with the largest pack.
 
         Args:
             packs: Of two or more: the kinds of their members, ascending.
+            thorough: Whether it is the price; else the cost by the family that looks best, which
+                is close to it, in less time.
         """
         costs = np.full(len(packs), np.inf)
-        for rows, _, found in self._price(packs, thorough=False):
+        for rows, _, found in self._price(packs, thorough=thorough):
             costs[rows] = found.costs
         return [float(cost) for cost in costs]
 

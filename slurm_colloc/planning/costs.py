@@ -15,6 +15,8 @@ RATINGS_MAX = 8
 _CALL = 300
 """So many packs are priced in the time that it takes to call for one."""
 _MEMO_MAX = 200_000
+_THOROUGH_MAX = 400
+"""So many subjects, at most, have every pack priced closely."""
 
 
 class Costs:
@@ -34,6 +36,7 @@ class Costs:
         self.members_max = pricing.limits.members or MPS_CLIENTS_MAX
         self._columns = Columns(pricing)
         self._choose_width = choose_width
+        self._thorough = len(pricing.subjects) <= _THOROUGH_MAX
         self._known: dict[Key, float] = {(): 0.0}
         self.effort = 0
 
@@ -52,7 +55,7 @@ class Costs:
             else:
                 new.setdefault(self._choose_width(len(pack)), {})[pack] = None
         for width, alike in new.items():
-            found = self._columns.estimate_costs(list(alike))
+            found = self._columns.compute_costs(list(alike), thorough=self._thorough)
             self._known.update(zip(alike, found, strict=True))
             self.effort += (len(alike) + _CALL) * width * min(width, RATINGS_MAX)
         return [self._known[pack] for pack in packs]

@@ -13,12 +13,11 @@ from slurm_colloc.planning.exchanging import improve
 from slurm_colloc.planning.merging import merge
 from slurm_colloc.planning.pricing import Key, Pricing
 
-_WINDOW = 13
+_WINDOWS = ((13, 24), (16, 3))
 _WINDOWED_MAX = 400
-_WINDOWS_MAX = 40
 _QUIET_ROUNDS = 8
-"""Members of a window at most; of how many subjects windows are made; how many windows, and rounds
-through all packs in which nothing better was found."""
+"""Members of a window at most, and how many windows; of how many subjects windows are made; and
+rounds through all packs in which nothing better was found."""
 
 
 def partition(pricing: Pricing) -> Partition:
@@ -49,7 +48,8 @@ def divide(pricing: Pricing, key: Key) -> list[Key]:
     if len(fewer) < len(found):
         found = improve(costs, fewer)
     if len(rest) <= _WINDOWED_MAX:
-        found = _solve_windows(costs, found)
+        for members_max, windows_max in _WINDOWS:
+            found = _solve_windows(costs, found, members_max, windows_max)
     costs.remember(found)
     for pack in found:
         # What was legal by a hair in single precision may not be.
@@ -87,7 +87,7 @@ def _divide_alike(pricing: Pricing, key: Key) -> list[Key]:
     return packs
 
 
-def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
+def _solve_windows(costs: Costs, packs: list[Key], members_max: int, windows_max: int) -> list[Key]:
     """Divide the members of a few packs anew, exactly, again and again.
 
     Improving two packs at a time ends where no two have anything better to offer; several at once
@@ -96,7 +96,7 @@ def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
     """
     chance = random.Random(0)
     tried: set[tuple[Key, ...]] = set()
-    left = _WINDOWS_MAX
+    left = windows_max
     quiet = number = 0
     while left and quiet < _QUIET_ROUNDS:
         if number % 2:
@@ -107,7 +107,7 @@ def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
             waiting = waiting[start:] + waiting[:start]
         number += 1
         quiet += 1
-        while left and len(inside := _take_window(waiting)) > 1:
+        while left and len(inside := _take_window(waiting, members_max)) > 1:
             window = tuple(sorted(inside))
             if window in tried:
                 continue
@@ -123,12 +123,12 @@ def _solve_windows(costs: Costs, packs: list[Key]) -> list[Key]:
     return packs
 
 
-def _take_window(waiting: list[Key]) -> list[Key]:
+def _take_window(waiting: list[Key], members_max: int) -> list[Key]:
     """Take packs off a list, the first that fit into a window; none where less than two do."""
     inside: list[Key] = []
     members = 0
     for pack in waiting:
-        if members + len(pack) <= _WINDOW:
+        if members + len(pack) <= members_max:
             inside.append(pack)
             members += len(pack)
     for pack in inside:

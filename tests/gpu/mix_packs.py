@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,18 +15,22 @@ from .mix_running import Choose, Member, RanPack
 
 BY_SM = "additive-sm"
 """The additive rule without engine activity, of which NVML's utilisation speaks: it packs more."""
+_CSUB_BOUND = re.compile(rf"{Rule.CSUB}:[1-9][0-9]*(\.[0-9]+)?")
 RULES = (*map(str, Rule), BY_SM, *(f"{rule}{SUFFIX}" for rule in LIVE), f"{BY_SM}{SUFFIX}")
 
 
 def parse_rules(text: str) -> list[str]:
-    """Read `csub,exclusive,carma-live`; one that stands there twice is measured twice.
+    """Read `csub,exclusive,carma-live,csub:2`; one that stands there twice is measured twice.
+
+    `csub:2` is csub where every job accepts a slowdown of 2.
 
     Raises:
         ValueError: One is none.
     """
     names = text.split(",")
-    if any(name not in RULES for name in names):
-        raise ValueError(f"the rules are {', '.join(RULES)}")
+    for name in names:
+        if name not in RULES and not _CSUB_BOUND.fullmatch(name):
+            raise ValueError(f"the rules are {', '.join(RULES)}, {Rule.CSUB}:BOUND")
     return names
 
 
@@ -39,6 +44,7 @@ class Prepared:
         mode: How they share.
         slowdowns: Predicted, the tail included.
         predicted_s: From its start to its last end, the start of MPS included.
+        bound: The slowdown that its jobs accept, or would where the rule does not ask.
         reasons: Why it was made so.
         choose: Who begins next; None where all begin at once.
     """
@@ -48,6 +54,7 @@ class Prepared:
     mode: SharingMode
     slowdowns: tuple[float, ...]
     predicted_s: float
+    bound: float
     reasons: tuple[str, ...] = ()
     choose: Choose | None = None
 
@@ -56,6 +63,9 @@ def prepare(mix: Mix, rule: str) -> tuple[Figures, list[Prepared]]:
     """What a rule makes of a mix, and what is predicted of it; pure."""
     if rule.endswith(SUFFIX):
         return prepare_live(mix, rule.removesuffix(SUFFIX))
+    rule, colon, bound = rule.partition(":")
+    if colon:
+        mix = replace(mix, bound=float(bound))
     plan = hide_engine(mix).plan(Rule.ADDITIVE) if rule == BY_SM else mix.plan(Rule(rule))
     prepared = []
     for pack in plan.packs:
@@ -69,7 +79,9 @@ def prepare(mix: Mix, rule: str) -> tuple[Figures, list[Prepared]]:
             for each in pack.members
         )
         prepared.append(
-            Prepared(jobs, members, pack.mode, slowdowns, forecast.duration_s, pack.reasons)
+            Prepared(
+                jobs, members, pack.mode, slowdowns, forecast.duration_s, mix.bound, pack.reasons
+            )
         )
     return forecast_rule(mix, plan.packs), prepared
 
@@ -99,7 +111,14 @@ def prepare_live(mix: Mix, rule: str) -> tuple[Figures, list[Prepared]]:
     )
     predicted = tuple(slowdowns[job] for job in jobs)
     pack = Prepared(
-        jobs, members, SharingMode.MPS, predicted, told.makespan_s, ("filled as jobs end",), choose
+        jobs,
+        members,
+        SharingMode.MPS,
+        predicted,
+        told.makespan_s,
+        mix.bound,
+        ("filled as jobs end",),
+        choose,
     )
     return told, [pack]
 
@@ -132,7 +151,7 @@ def build_rows(mix: Mix, pack: Prepared, ran: RanPack, begun: float) -> list[dic
                 "begin_s": None if done.begin_s is None else done.begin_s - begun,
                 "end_s": None if done.end_s is None else done.end_s - begun,
                 "slowdown": slowdown,
-                "bound": mix.bound,
+                "bound": pack.bound,
                 "mode": str(pack.mode),
                 "percentage": pack.members[place].percentage,
                 "predicted_slowdown": pack.slowdowns[place],

@@ -31,7 +31,7 @@ COLUMNS = (
     "setup_j",
     "problem",
 )
-"""One row for each job and rule. `begin_s` and `end_s` count from the start of the rule's first
+"""One row for each job and rule. `begin_s` and `end_s` count from the start of the call's first
 pack; from `predicted_pack_s` on, the pack's figures are repeated for each of its members. What is
 unknown is empty."""
 
@@ -48,10 +48,10 @@ _HEADS = (
     "of exclusive",
     "mean slowdown",
     "worst",
-    "beyond the bound",
+    "beyond its bound",
     "mean against exclusive",
     "worst",
-    "beyond the bound",
+    "beyond its bound",
     "of it MPS s",
     "processes s",
 )

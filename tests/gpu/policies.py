@@ -6,9 +6,10 @@ into one table. The rows of calls with the same seed and the same jobs belong to
 
 Every kind of training is measured alone first, and that is what is known of each job: what csub
 would know after a first run. csub's planning makes the packs, by each rule; they run one after the
-other, as there is one GPU. A job is a fixed number of steps, so its slowdown is the time that it
-took over the time that the same steps take alone. Processes are started, built and warmed up before
-the work of a pack begins; that time is reported apart, as it is of a kind for all rules.
+other, as there is one GPU, and the rules take turns, as hosts are fast and slow for minutes. A job
+is a fixed number of steps, so its slowdown is the time that it took over the time that the same
+steps take alone. Processes are started, built and warmed up before the work of a pack begins; that
+time is reported apart, as it is of a kind for all rules.
 """
 
 from __future__ import annotations
@@ -43,12 +44,11 @@ from .mix_packs import RULES, build_rows, parse_rules, prepare
 from .mix_readings import find_gpu
 from .mix_running import MixGpu, RanMember, RanPack
 from .mix_table import COLUMNS, find_missing, render_table
+from .mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 
 USUAL_S = {FULL: 8.0, TINY: 0.3}
 INVENTED = Alone(1.0, 500.0, Load(engine=0.4, sm=0.1, dram=0.05, power_w=50.0))
 """What stands for the readings of a GPU on a CPU, so that all of this can be tried there."""
-# For starting and ending the processes of a pack, and for each of them.
-_PACK_S, _MEMBER_S = 3.0, 1.0
 _RESERVE_S = 6.0
 
 
@@ -116,7 +116,6 @@ class Comparison:
         usual_s = arguments.usual or USUAL_S[arguments.scale]
         jobs = draw_mix(arguments.jobs, arguments.seed, usual_s, arguments.mix)
         kinds = sorted({job.kind for job in jobs})
-        total = 0
         with MixGpu(self._uuid, arguments.cores, scale=arguments.scale, say=self._say) as gpu:
             alone = gpu.measure_alone(kinds, self._calibration.idle_power_w)
             if self._uuid is None:
@@ -135,10 +134,7 @@ class Comparison:
                 arguments.bound,
             )
             self._describe(mix)
-            for rule in arguments.rules:
-                self._rounds[rule] += 1
-                total += self._measure_rule(gpu, mix, rule)
-        return total
+            return self._measure_all(gpu, mix, self._prepare_all(mix))
 
     def _describe(self, mix: Mix) -> None:
         arguments = vars(self._arguments)
@@ -156,29 +152,46 @@ class Comparison:
             if found.load is None:
                 self._say(f"{kind}: what it takes of the GPU could not be read")
 
-    def _measure_rule(self, gpu: MixGpu, mix: Mix, rule: str) -> int:
-        """Run the packs of one rule, as long as there is time; how many jobs were measured."""
-        before = time.monotonic()
-        told, packs = prepare(mix, rule)
-        planning_s = time.monotonic() - before
-        name = f"{rule} {self._rounds[rule]}"
-        self._say(
-            f"{name}: {told.packs} packs, widest {told.widest}, predicted {told.makespan_s:.0f} s"
-        )
-        entry: dict[str, Any] = {
-            "rule": str(rule),
-            "round": self._rounds[rule],
-            "planning_s": planning_s,
-            "predicted": vars(told),
-            "packs": [],
-        }
-        self._results["rules"].append(entry)
+    def _prepare_all(self, mix: Mix) -> list[RuleRun]:
+        """Plan by every rule, as many as there is time for."""
+        runs = []
+        for rule in self._arguments.rules:
+            self._rounds[rule] += 1
+            before = time.monotonic()
+            told, packs = prepare(mix, rule)
+            planning_s = time.monotonic() - before
+            run = RuleRun(rule, self._rounds[rule], told, tuple(packs), planning_s)
+            runs.append(run)
+            self._say(
+                f"{run.name}: {told.packs} packs, widest {told.widest}, predicted "
+                f"{told.makespan_s:.0f} s, {run.expected_s:.0f} s with all processes"
+            )
+        chosen = choose_runs(runs, self._deadline - _RESERVE_S - time.monotonic())
+        for run in runs[len(chosen) :]:
+            self._say(f"{run.name}: there is no time for it")
+        return chosen
+
+    def _measure_all(self, gpu: MixGpu, mix: Mix, runs: Sequence[RuleRun]) -> int:
+        """Run the packs of all rules by turns; how many jobs were measured."""
+        entries: list[dict[str, Any]] = [
+            {
+                "rule": run.rule,
+                "round": run.round,
+                "planning_s": run.planning_s,
+                "predicted": vars(run.told),
+                "packs": [],
+            }
+            for run in runs
+        ]
+        self._results["rules"] = entries
         begun, total = time.monotonic(), 0
-        for number, pack in enumerate(packs):
-            expected_s = pack.predicted_s + _PACK_S + _MEMBER_S * len(pack.members)
+        turns = order_packs(runs)
+        for turn, (place, number) in enumerate(turns):
+            run = runs[place]
+            pack = run.packs[number]
             left_s = self._deadline - _RESERVE_S - time.monotonic()
-            if expected_s > left_s:
-                self._say(f"{name}: the time is over, {len(packs) - number} packs are missing")
+            if estimate_s(pack) > left_s:
+                self._say(f"the time is over, {len(turns) - turn} packs are missing")
                 break
             try:
                 ran = gpu.run_pack(pack.members, pack.mode, left_s, pack.choose)
@@ -186,20 +199,16 @@ class Comparison:
                 failed = RanMember(None, None, str(error))
                 ran = RanPack((failed,) * len(pack.members), 0.0, 0.0, None, None)
             rows = build_rows(mix, pack, ran, begun)
-            common = {
-                "run": self._run,
-                "round": self._rounds[rule],
-                "rule": str(rule),
-                "pack": number,
-            }
+            common = {"run": self._run, "round": run.round, "rule": run.rule, "pack": number}
             write_rows(self._arguments.csv, [{**common, **row} for row in rows])
-            entry["packs"].append({"reasons": pack.reasons, "rows": rows})
+            entries[place]["packs"].append({"reasons": pack.reasons, "rows": rows})
             for row in rows:
                 if row["problem"]:
-                    self._say(f"{name}: {row['kind']} failed in pack {number}: {row['problem']}")
+                    text = f"{row['kind']} failed in pack {number}: {row['problem']}"
+                    self._say(f"{run.name}: {text}")
             total += len(rows)
             self._write()
-        self._say(f"{name}: {total} jobs in {time.monotonic() - begun:.0f} s")
+        self._say(f"{total} jobs in {time.monotonic() - begun:.0f} s")
         return total
 
     def _write(self) -> None:

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from .mix_packs import build_rows, parse_rules, prepare
 from .mix_readings import build_load
 from .mix_running import RanMember, RanPack
 from .mix_table import COLUMNS, compute_results, find_missing, render_table
+from .mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 from .policies import parse_cores, read_all, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,10 +210,52 @@ def test_what_a_gpu_does_not_tell_is_unknown() -> None:
     assert build_load({**told, "sm_active": None}, 1.0, 75.0) is None
 
 
+def make_runs(mix: Mix, *rules: str) -> list[RuleRun]:
+    runs = []
+    for rule in rules:
+        told, packs = prepare(mix, rule)
+        runs.append(RuleRun(rule, 1, told, tuple(packs), 0.0))
+    return runs
+
+
+def test_rules_take_turns_and_each_has_its_packs_in_order() -> None:
+    runs = make_runs(make_mix(), "exclusive", "csub", "carma-live")
+    turns = order_packs(runs)
+    for place, run in enumerate(runs):
+        assert [number for at, number in turns if at == place] == list(range(len(run.packs)))
+    # Half of each rule is done when half of all is: the only pack of a live rule is in the middle.
+    at = turns.index((2, 0))
+    assert 0 < [place for place, _ in turns[:at]].count(1) < len(runs[1].packs)
+    before = [number for place, number in turns[:at] if place == 0]
+    done_s = sum(estimate_s(runs[0].packs[number]) for number in before)
+    longest_s = max(map(estimate_s, runs[0].packs))
+    assert done_s == pytest.approx(runs[0].expected_s / 2, abs=longest_s)
+
+
+def test_rules_for_which_there_is_no_time_are_left_out_from_the_end() -> None:
+    runs = make_runs(make_mix(), "csub", "exclusive", "additive")
+    enough_s = sum(run.expected_s for run in runs)
+    assert choose_runs(runs, enough_s) == runs
+    assert choose_runs(runs, enough_s - 1.0) == runs[:2]
+    assert choose_runs(runs, runs[0].expected_s + 1.0) == runs[:1]
+    assert choose_runs(runs, 0.0) == []
+
+
+def test_csub_with_another_bound_packs_by_it_and_is_judged_by_it() -> None:
+    mix = make_mix(hog=HEAVY, small=replace(LIGHT, engine=0.7, sm=0.4))
+    usual, wide = prepare(mix, "csub"), prepare(mix, "csub:3")
+    assert wide[0].widest > usual[0].widest
+    assert {pack.bound for pack in usual[1]} == {1.5}
+    assert {pack.bound for pack in wide[1]} == {3.0}
+    done = RanPack((RanMember(0.0, 1.0),) * len(wide[1][0].members), 0.0, 0.0, None, None)
+    assert {row["bound"] for row in build_rows(mix, wide[1][0], done, 0.0)} == {3.0}
+
+
 def test_words_of_the_command_line() -> None:
     assert parse_cores("0-2,5") == (0, 1, 2, 5)
     assert parse_rules("csub,carma-live,csub") == ["csub", "carma-live", "csub"]
-    for text in ("lucid", "csub-live", "exclusive-live", ""):
+    assert parse_rules("csub:2,csub:1.75") == ["csub:2", "csub:1.75"]
+    for text in ("lucid", "csub-live", "exclusive-live", "csub:", "csub:0.5", "carma:2", ""):
         with pytest.raises(ValueError, match="the rules are"):
             parse_rules(text)
 
@@ -251,5 +295,5 @@ def test_what_there_was_no_time_for_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     ended = call(tmp_path, "--rules", "exclusive", "--seconds", "1")
     assert ended.returncode == 1
-    assert "the time is over, 4 packs are missing" in ended.stdout
+    assert "exclusive 1: there is no time for it" in ended.stdout
     assert not (tmp_path / "rows.csv").exists()

@@ -113,7 +113,7 @@ def test_a_pack_ends_in_time_with_the_margin_on_top(margins: tuple[float, float]
         pricing = Pricing(chosen, limits_s, CALIBRATION)
         assert (pricing.price([0, 1]) is not None) == legal
         assert math.isfinite(compute_subset_costs(pricing, (0, 1))[3]) == legal
-        assert math.isfinite(Columns(pricing).estimate_costs([(0, 1)])[0]) == legal
+        assert math.isfinite(Columns(pricing).compute_costs([(0, 1)], thorough=False)[0]) == legal
 
 
 def test_a_pack_that_saves_less_than_the_model_may_be_wrong_is_not_made() -> None:
@@ -239,12 +239,10 @@ def test_all_ways_of_pricing_agree(
     }
     columns = Columns(many)
     columns.remember(packs.values())
-    estimates = dict(
-        zip(
-            [pack for pack in packs.values() if len(pack) > 1],
-            columns.estimate_costs([pack for pack in packs.values() if len(pack) > 1]),
-            strict=True,
-        )
+    shared = [pack for pack in packs.values() if len(pack) > 1]
+    estimates, thorough = (
+        dict(zip(shared, columns.compute_costs(shared, thorough=thorough), strict=True))
+        for thorough in (False, True)
     )
     for subset, pack in packs.items():
         one = pricing.price_key(pack)
@@ -259,6 +257,7 @@ def test_all_ways_of_pricing_agree(
             assert by_subset[subset] == pytest.approx(one.cost, rel=1e-4)
             assert among_many.cost == pytest.approx(one.cost, rel=1e-9)
             assert among_many.duration_s == pytest.approx(one.duration_s, rel=1e-3)
+            assert len(pack) == 1 or thorough[pack] == pytest.approx(one.cost, rel=1e-9)
         if one is not None and len(pack) > 1 and math.isfinite(estimates[pack]):
             assert 0.8 * one.cost < estimates[pack] < 2 * one.cost
 
@@ -275,7 +274,7 @@ def test_packs_of_all_sizes_keep_the_limits_when_priced_together(limit: Limits) 
     ]
     packs = [tuple(range(size)) for size in range(2, 9)]
     pricing = Pricing(tiny, limit, CALIBRATION)
-    costs = Columns(pricing).estimate_costs(packs)
+    costs = Columns(pricing).compute_costs(packs, thorough=False)
     assert [len(pack) for pack, cost in zip(packs, costs, strict=True) if math.isfinite(cost)] == [
         2,
         3,
