@@ -11,12 +11,12 @@
 # A pack needs the usage profile that alone makes.
 #
 # planner: packs as csub plans them against one training at a time, test_gpu_planner.py; its
-# CSUB_GPU_BATCHES, CSUB_GPU_ROUNDS, CSUB_GPU_WINDOW_S, CSUB_GPU_WALL_S and CSUB_GPU_BUDGET_S say
-# what and how much, CSUB_GPU_LIMIT_S when to end.
+# CSUB_GPU_BATCHES, CSUB_GPU_ROUNDS, CSUB_GPU_WINDOW_S, CSUB_GPU_WALL_S, CSUB_GPU_RAMP_S and
+# CSUB_GPU_BUDGET_S say what and how much, CSUB_GPU_LIMIT_S when to end.
 #
-# policies: a mix of 30 jobs for each GPU under csub and under rules of others, without Slurm,
-# test_gpu_policies.py; CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say which
-# and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
+# policies: a mix of 30 jobs for each GPU under csub and under rules of others, by turns, without
+# Slurm, test_gpu_policies.py; CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say
+# which and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
 # table by python -m tests.gpu.policies --merge A.csv B.csv.
 #
 # OUT/machine.txt       the machine

@@ -53,6 +53,7 @@ pytestmark = [
 WINDOW_S = read_number("CSUB_GPU_WINDOW_S", 60)
 ROUNDS = int(read_number("CSUB_GPU_ROUNDS", 5))
 WALL_S = read_number("CSUB_GPU_WALL_S", 250)
+RAMP_S = read_number("CSUB_GPU_RAMP_S", 250)
 BUDGET_S = read_number("CSUB_GPU_BUDGET_S", 480)
 BATCHES = os.environ.get(
     "CSUB_GPU_BATCHES",
@@ -147,7 +148,7 @@ def measure_wall(bed: Bed, batch: Batch) -> None:
 
 def measure_ramp(bed: Bed, batch: Batch) -> None:
     """Trainings that csub does not know, and what it plans once it does."""
-    script = write_script(bed, batch, WALL_S)
+    script = write_script(bed, batch, RAMP_S)
     before = plan(bed, batch, script, batch.members)
     pack = run_together(
         bed, batch, script, f"{batch.name}-pack", members=batch.members, window_s=WINDOW_S
@@ -200,13 +201,21 @@ def test_packs_as_planned_against_one_at_a_time(bed: Bed) -> None:
     if any(batch.training == LOADER for batch in batches):
         files = [str(bed.user.home / "images"), str(bed.scale.files)]
         bed.user.run([sys.executable, str(HERE / "image_files.py"), *files])
-    with concurrent.futures.ThreadPoolExecutor(max(1, int(RESULTS["gpus"]))) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, int(RESULTS["gpus"])))
+    try:
         running = {pool.submit(PARTS[batch.part], bed, batch): batch for batch in batches}
         problems = [
             f"{batch}: {problem}"
             for one, batch in running.items()
             if (problem := one.exception()) is not None
         ]
+    except KeyboardInterrupt:
+        # The time is over: what packs have noted so far is better than nothing.
+        RESULTS["noted"] = {name: bed.read_events(job_id) for name, job_id in bed.jobs.items()}
+        bed.write("planner.json", RESULTS)
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     for name, rounds in RESULTS.get("batches", {}).items():
         ratios = [each["ratio"] for each in rounds if "ratio" in each]
         if ratios:
