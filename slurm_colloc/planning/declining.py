@@ -21,14 +21,20 @@ class Declining:
     Args:
         weighing: The jobs of known load that may share with each other.
         names: Their names.
+        labels: What they are called where several have the same name.
         parts: The packs that were made of them.
     """
 
     def __init__(
-        self, weighing: Weighing, names: Sequence[str], parts: Sequence[Sequence[int]]
+        self,
+        weighing: Weighing,
+        names: Sequence[str],
+        labels: Sequence[str],
+        parts: Sequence[Sequence[int]],
     ) -> None:
         self._weighing = weighing
         self._names = names
+        self._labels = labels
         self._parts = parts
         kinds: dict[int, int] = {}
         self._twins: dict[int, int] = {}
@@ -75,22 +81,28 @@ class Declining:
             if best is None or badness < best[0]:
                 best = (badness, partner, broken)
         assert best is not None
-        return self._describe(best[1], best[2])
+        return self._describe(position, best[1], best[2])
 
-    def _describe(self, partner: int, broken: Sequence[Broken]) -> str:
+    def _call(self, position: int, partner: int) -> str:
+        """What a partner is called; one like the job itself is said of all that are alike."""
+        kind_of = self._weighing.pricing.kind_of
+        alike = kind_of[position] == kind_of[partner]
+        return (self._names if alike else self._labels)[partner]
+
+    def _describe(self, position: int, partner: int, broken: Sequence[Broken]) -> str:
         texts = [b.text for b in broken if b.constraint == "slowdown"]
         texts += [b.text for b in broken if b.constraint != "slowdown"]
-        return f"with its best partner {self._names[partner]} " + "; ".join(texts)
+        return f"with its best partner {self._call(position, partner)} " + "; ".join(texts)
 
     def _explain_left_over(self, position: int, partner: int) -> str:
         """It could share with one, but who could share with it saves more with others."""
-        weighing, name = self._weighing, self._names[partner]
+        weighing, name = self._weighing, self._call(position, partner)
         members = self._parts[self._part_of[partner]]
         together = (*members, position)
         if len(members) == 1 or position in members:
             # Local search does not always find it.
             return f"it could share with {name}; so many jobs are not divided exactly"
-        names = {i: self._names[i] for i in members} | {position: "it"}
+        names = {i: self._labels[i] for i in members} | {position: "it"}
         broken = weighing.find_broken(together, names)
         if broken:
             texts = "; ".join(b.text for b in broken)

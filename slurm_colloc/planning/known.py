@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.plan import PackPlan, Policy, Rule, SharingMode
 from slurm_colloc.planning import rivals, search
 from slurm_colloc.planning.declining import Declining
+from slurm_colloc.planning.explanation import label_jobs
 from slurm_colloc.planning.needs import (
     Need,
     Question,
@@ -118,7 +119,9 @@ def _plan_known(question: Question, subjects: Sequence[Subject]) -> list[PackPla
     waiting = plan_waiting(question, weighing, parts)
     if not isinstance(waiting, str):
         return waiting
-    declining = Declining(weighing, [question.jobs[s.index].name for s in subjects], parts)
+    names = [question.jobs[s.index].name for s in subjects]
+    labels = label_jobs((job.name, job.number) for job in question.jobs)
+    declining = Declining(weighing, names, [labels[s.index] for s in subjects], parts)
     packs = []
     for members in parts:
         if len(members) == 1:

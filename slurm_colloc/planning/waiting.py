@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.planning.describing import describe_setting, describe_sources
+from slurm_colloc.planning.explanation import label_jobs
 from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.needs import Need, Question
 from slurm_colloc.planning.predicting import build_lone, build_prediction, forget_packs
@@ -127,6 +128,7 @@ def _fill(
     """Fill packs in the user's order; or say whose bound would be broken."""
     by_index = {subject.index: subject for subject in subjects}
     queued = dataclasses.replace(question, policy=policy)
+    labels = label_jobs((job.name, job.number) for job in question.jobs)
     packs = []
     for needs, reason in fill_packs(queued, [s.index for s in subjects]):
         members = [by_index[need.index] for need in needs]
@@ -139,8 +141,7 @@ def _fill(
         slowdowns = _predict_beside_heaviest(members, at_once, setting, question.calibration)
         if slowdowns is None:
             return _UNLIKE
-        names = [question.jobs[member.index].name for member in members]
-        slow = find_too_slow(names, members, slowdowns)
+        slow = find_too_slow([labels[member.index] for member in members], members, slowdowns)
         if slow is not None:
             return slow.text
         places = [0.0] * at_once

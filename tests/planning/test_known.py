@@ -268,7 +268,7 @@ def test_a_saturating_job_runs_alone_and_is_told_why_with_both_numbers() -> None
     packs = make(*kinds, policy=policy, calibration=SURE).packs
     assert [len(pack.members) for pack in packs] == [2, 1]
     (reason,) = packs[1].reasons
-    assert reason.startswith("heavy runs alone: with its best partner small ")
+    assert reason.startswith("heavy runs alone: with its best partner small 1 ")
     assert re.search(r"would be slowed down 1\.\d\d times, --max-slowdown is 1\.05", reason)
     assert packs[1].request is None
     assert packs[1].predicted_slowdown == (1.0,)
