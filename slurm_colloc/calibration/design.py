@@ -31,6 +31,8 @@ _FEWEST = 0.1
 # Of packs of these sizes every second is of light trainings, up to two of a kind, as plans make
 # them: beside one that fills the GPU the others of a large pack nearly stand still.
 _OF_LIGHT = (4, 7)
+# After so many sets in a row that were drawn before, there are taken to be no others.
+_IN_VAIN_MAX = 100
 # Mode, limit, and the share of the pairs, triples, fours, sevens and twelves that it measures. The
 # most valuable first: what is planned most often, then what it is compared with.
 _ARMS: tuple[tuple[str, int | None, Mapping[int, float]], ...] = (
@@ -117,8 +119,10 @@ def _draw(
     used: Counter[str] = Counter()
     in_vain = 0
     light = 2 * [name for name in names if needs[name].light]
-    while names and size <= cores and len(drawn) < count and in_vain < 100:
+    while names and size <= cores and len(drawn) < count and in_vain < _IN_VAIN_MAX:
         of_light = size in _OF_LIGHT and len(drawn) % 2 == 0 and len(light) >= size
+        # Few light ones make few sets.
+        of_light = of_light and in_vain < _IN_VAIN_MAX // 2
         # What was drawn already is drawn again where only few come into question: so the longer
         # nothing new is found, the less it counts who has been drawn.
         order = sorted(

@@ -197,12 +197,13 @@ def predict_slowdowns(
 
 def _list_copiers(members: Sequence[_Member]) -> list[int]:
     """Places of those that use PCIe, at least in some of the packs."""
-    found = []
-    for i, one in enumerate(members):
-        is_any = getattr(one.copies, "any", None)
-        if is_any() if is_any else one.copies:
-            found.append(i)
-    return found
+    return [i for i, one in enumerate(members) if _is_any(one.copies)]
+
+
+def _is_any(value: Any) -> bool:
+    """Whether a number is not 0, or one of an array."""
+    is_any = getattr(value, "any", None)
+    return bool(is_any() if is_any else value)
 
 
 def _sum(values: Any) -> Any:
@@ -220,7 +221,7 @@ def _add_what_was_seen(
     maximum: Callable[[Any, Any], Any],
 ) -> list[Any]:
     """What earlier packs showed of these jobs: sensitivity of one, pressure of its partners."""
-    if not any(load.sensitivity or load.pressure for load in loads):
+    if not any(_is_any(load.sensitivity) or _is_any(load.pressure) for load in loads):
         return list(slowdowns)
     count = _sum(present)
     pressed = _sum(there * load.pressure for there, load in zip(present, loads, strict=True))

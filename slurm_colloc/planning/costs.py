@@ -15,8 +15,8 @@ RATINGS_MAX = 8
 _CALL = 300
 """So many packs are priced in the time that it takes to call for one."""
 _MEMO_MAX = 200_000
-_THOROUGH_MAX = 400
-"""So many subjects, at most, have every pack priced closely."""
+_THOROUGH_MAX, _THOROUGH_WIDTH = 400, 12
+"""Of so many subjects, at most, every pack is priced closely that has no more members."""
 
 
 class Costs:
@@ -36,7 +36,7 @@ class Costs:
         self.members_max = pricing.limits.members or MPS_CLIENTS_MAX
         self._columns = Columns(pricing)
         self._choose_width = choose_width
-        self._thorough = len(pricing.subjects) <= _THOROUGH_MAX
+        self._is_small = len(pricing.subjects) <= _THOROUGH_MAX
         self._known: dict[Key, float] = {(): 0.0}
         self.effort = 0
 
@@ -55,7 +55,8 @@ class Costs:
             else:
                 new.setdefault(self._choose_width(len(pack)), {})[pack] = None
         for width, alike in new.items():
-            found = self._columns.compute_costs(list(alike), thorough=self._thorough)
+            thorough = self._is_small and width <= _THOROUGH_WIDTH
+            found = self._columns.compute_costs(list(alike), thorough=thorough)
             self._known.update(zip(alike, found, strict=True))
             self.effort += (len(alike) + _CALL) * width * min(width, RATINGS_MAX)
         return [self._known[pack] for pack in packs]

@@ -6,6 +6,7 @@ moves gain nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from slurm_colloc.planning.costs import GAIN_MIN, Costs
@@ -61,7 +62,7 @@ def _spread(costs: Costs, pack: Key, others: Sequence[Key], most: int) -> list[K
             return None
         grown = [tuple(sorted((*other, kind))) for other in taking]
         rises = [
-            after - before
+            after - before if after < math.inf else math.inf
             for before, after in zip(costs.look_up(taking), costs.look_up(grown), strict=True)
         ]
         least = min(range(len(taking)), key=lambda i: (rises[i], taking[i]), default=None)

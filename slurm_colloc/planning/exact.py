@@ -15,7 +15,7 @@ SUBJECTS_MAX = 16
 _STATES_MAX = 128
 """Multisets up to which each is priced on its own: then loading numpy would take longer."""
 
-_ALIKE_MAX, _ALIKE_STATES_MAX = 128, 1024
+_ALIKE_MAX, _ALIKE_STATES_MAX = 128, 512
 """More jobs are divided exactly, too, where they are of so few kinds that multisets are few."""
 
 Partition = tuple[tuple[int, ...], ...]

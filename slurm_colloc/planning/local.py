@@ -124,7 +124,7 @@ def _solve_windows(costs: Costs, packs: list[Key], members_max: int, windows_max
 
 
 def _take_window(waiting: list[Key], members_max: int) -> list[Key]:
-    """Take packs off a list, the first that fit into a window; none where less than two do."""
+    """Take packs off a list, the first that fit into a window; one alone makes none."""
     inside: list[Key] = []
     members = 0
     for pack in waiting:

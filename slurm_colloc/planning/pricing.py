@@ -272,13 +272,13 @@ def _get_load(subject: Subject) -> Load:
 def _order_content(subject: Subject) -> tuple[object, ...]:
     """All that distinguishes subjects, so that they can be sorted.
 
-    What a load has none or all of comes first: the model may treat that apart, and packs whose
-    places agree in it are priced together.
+    What a load has none of comes first: where a place of all packs has none, the model on arrays
+    leaves it out.
     """
     load = subject.load
     shares = () if load is None else tuple(getattr(load, name) for name in _LOAD_FIELDS)
     return (
-        tuple((share != 0) + (share >= 1) for share in shares),
+        tuple(share != 0 for share in shares),
         subject.run_s,
         shares,
         subject.cpus,

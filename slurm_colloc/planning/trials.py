@@ -24,30 +24,6 @@ _NARROWED = 0.8
 _FIELDS = tuple(entry.name for entry in dataclasses.fields(Load))
 
 
-class _Mixed(Exception):
-    """A condition holds for some packs only.
-
-    Attributes:
-        flags: For which.
-    """
-
-    def __init__(self, flags: Array) -> None:
-        super().__init__()
-        self.flags = flags
-
-
-class _Column(np.ndarray[Any, Any]):
-    """Numbers that decide a condition only where they agree on it."""
-
-    def __bool__(self) -> bool:
-        flags = np.asarray(self) != 0
-        if flags.all():
-            return True
-        if flags.any():
-            raise _Mixed(flags)
-        return False
-
-
 @dataclass(frozen=True)
 class Trials:
     """Packs, each under one family of the same sharing mode, ordered by family.
@@ -89,36 +65,21 @@ class Trials:
 
     def predict(self, percentages: Array, running: Array) -> Array:
         """Slowdowns of those that run, under given limits."""
-        cores = np.maximum((self.cpus * running).sum(axis=0), self.cpus.dtype.type(1))
-        return self._call(self.loads, percentages, running.astype(self.cpus.dtype), cores)
-
-    def _call(self, loads: list[Load], percentages: Array, weights: Array, cores: Array) -> Array:
-        """Ask the model, and where it distinguishes between packs, for each sort of them."""
+        weights = running.astype(self.cpus.dtype)
         family = self.families[0][0]
         limits = percentages
         if family.mode is not SharingMode.MIG:
             limits = percentages.astype(weights.dtype)
-        try:
-            found = predict_in(
-                family,
-                loads,
-                list(limits),
-                ARRAYS,
-                weights=list(weights),
-                cores=cores,
-                power_room_w=self.table.power_room_w,
-                larger=np.maximum,
-            )
-        except _Mixed as mixed:
-            result = np.empty_like(weights)
-            for rows in (np.flatnonzero(mixed.flags), np.flatnonzero(~mixed.flags)):
-                result[:, rows] = self._call(
-                    [_take(load, rows) for load in loads],
-                    percentages[:, rows],
-                    weights[:, rows],
-                    cores[rows],
-                )
-            return result
+        found = predict_in(
+            family,
+            self.loads,
+            list(limits),
+            ARRAYS,
+            weights=list(weights),
+            cores=np.maximum((self.cpus * running).sum(axis=0), self.cpus.dtype.type(1)),
+            power_room_w=self.table.power_room_w,
+            larger=np.maximum,
+        )
         return _stack(found, weights)
 
     def rate_left(self, running: Array) -> Array:
@@ -187,17 +148,8 @@ class KindTable:
         columns: dict[str, Any] = {}
         for name, shares in self._shares.items():
             column = shares[kinds].astype(precision)
-            columns[name] = column.view(_Column) if column.any() else 0.0
+            columns[name] = column if column.any() else 0.0
         return Load(**columns)
-
-
-def _take(load: Load, rows: Array) -> Load:
-    """The load of a place in some packs."""
-    shares: dict[str, Any] = {}
-    for name in _FIELDS:
-        share: Any = getattr(load, name)
-        shares[name] = share[rows] if isinstance(share, np.ndarray) else share
-    return Load(**shares)
 
 
 def _stack(rows: Sequence[Any], like: Array) -> Array:

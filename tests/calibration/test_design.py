@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, Group, Member, shorten
 from slurm_colloc.calibration.design import choose_design, estimate_minutes
 from slurm_colloc.calibration.place import list_needs
-from slurm_colloc.calibration.room import MOST_WORKERS, Room, choose_names, compute_gpu_memory_mb
+from slurm_colloc.calibration.room import (
+    MOST_WORKERS,
+    Room,
+    choose_names,
+    compute_gpu_memory_mb,
+)
 
 NEEDS = list_needs()
 few = settings(max_examples=20)
@@ -89,6 +95,19 @@ def test_eight_minutes_of_an_h200_have_what_a_fit_needs() -> None:
     sliced = Counter(cell.label for cell in list_shared(groups, TIMESLICE))
     assert sliced["pair"] >= 10
     assert sliced["same"] >= 6
+
+
+@pytest.mark.parametrize("light", [0, 2, 3])
+def test_where_few_are_light_there_are_packs_of_four_all_the_same(light: int) -> None:
+    left = [name for name, need in NEEDS.items() if need.light][:light]
+    needs = {name: dataclasses.replace(need, light=name in left) for name, need in NEEDS.items()}
+    groups = choose_design(needs, Room(16, H200_MB), seed=1, minutes=10.0)
+    fours = {
+        cell.members
+        for cell in list_shared(groups, MPS)
+        if cell.label == "pack4" and cell.members[0].limit is None
+    }
+    assert len(fours) >= 6
 
 
 def test_modes_and_limits_measure_the_same_members() -> None:

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -282,6 +283,34 @@ def test_packs_of_all_sizes_keep_the_limits_when_priced_together(limit: Limits) 
     ]
     Columns(pricing).remember(packs)
     assert [len(pack) for pack in packs if pricing.price_key(pack)] == [2, 3, 4]
+
+
+def test_jobs_that_were_in_packs_and_others_are_priced_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from slurm_colloc.planning import trials
+    from slurm_colloc.planning.columns import Columns
+    from slurm_colloc.planning.families import predict_in
+
+    asked: list[int] = []
+
+    def ask(*arguments: Any, **more: Any) -> Any:
+        asked.append(1)
+        return predict_in(*arguments, **more)
+
+    monkeypatch.setattr(trials, "predict_in", ask)
+
+    def count_calls(seen: float) -> tuple[int, list[float]]:
+        loads = [Load(0.02, 0.01, 0.005, sensitivity=seen * (i % 2)) for i in range(8)]
+        alike = [Subject(i, 1, 1000, 100, 1000.0 + i, load, 5.0) for i, load in enumerate(loads)]
+        asked.clear()
+        pairs = [(i, j) for i in range(8) for j in range(i + 1, 8)]
+        costs = Columns(Pricing(alike, Limits(), CALIBRATION)).compute_costs(pairs, thorough=True)
+        return len(asked), costs
+
+    (calls, costs), (calls_seen, costs_seen) = count_calls(0.0), count_calls(0.3)
+    assert calls_seen == calls > 0
+    assert costs_seen != costs
 
 
 @settings(max_examples=100, deadline=None)
