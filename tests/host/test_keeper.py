@@ -508,7 +508,8 @@ def test_clients_of_a_killed_runner_may_go_on_for_a_while_without_the_files(
     while list(base.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert identify(server_pid) is not None
+    logs = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert identify(server_pid) is not None, (logs, client.poll())
     assert listener.keeper._child.poll() is None
     client.kill()
     client.wait()
