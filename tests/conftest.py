@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
+# A shell that starts them in the background has them ignore it, and with them all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 try:
     import hypothesis
 except ImportError:

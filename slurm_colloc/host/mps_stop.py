@@ -116,7 +116,9 @@ class _Stopping:
         found: set[int] = set()
         for server in servers:
             clients = control.read_clients(server, LIST_S)
-            if clients is None and server in (control.read_servers(LIST_S) or (server,)):
+            # The daemon may still list one that was killed a moment ago.
+            is_silent = clients is None and identify(server) is not None
+            if is_silent and server in (control.read_servers(LIST_S) or (server,)):
                 self.hangs = True
                 self.notes.append(f"the MPS daemon did not say who the clients of {server} are")
             found.update(clients or ())

@@ -137,9 +137,11 @@ def test_who_waits_when_the_packs_time_is_up_gets_another_turn(impatient: CsubUs
     administrator.run(["scontrol", "update", f"JobId={pack}", "EndTime=now+1"])
     over = time.time() + 2
     wait_until(lambda: time.time() > over, "its time is up")
-    # A place becomes free before Slurm ends the pack: nothing can be started any more.
+    # A place becomes free, mostly before Slurm ends the pack, which it does within half a minute:
+    # nothing can be started any more.
     impatient.script("end", "")
-    impatient.wait_for_states(pack, {1: "COMPLETED", 2: "REQUEUED", 3: "REQUEUED"}, patience_s=120)
+    rows = impatient.wait_for_states(pack, {2: "REQUEUED", 3: "REQUEUED"}, patience_s=120)
+    assert rows[1]["state"] in ("COMPLETED", "TIMEOUT")
     (path,) = (entry.name for entry in (impatient.state / "open").iterdir())
     new = (impatient.state / "packs" / path / "slurm_job_id").read_text().strip()
     rows = impatient.finish(new)
