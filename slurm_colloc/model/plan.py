@@ -11,6 +11,9 @@ WATCHED_FROM_MB = 1024
 MPS_CLIENTS_MAX = 48
 """Clients of one MPS server (NVIDIA, Multi-Process Service, "Client-Server Connections")."""
 
+MIG_INSTANCES_MAX = 7
+"""GPU instances of one GPU (NVIDIA, Multi-Instance GPU, "Supported MIG Profiles")."""
+
 
 class SharingMode(enum.StrEnum):
     """How the members of a pack share the GPU."""

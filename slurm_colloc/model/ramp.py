@@ -121,7 +121,8 @@ class Ramp:
                 self._base = None
         if self._is_start_overdue(at, len(sights), outlook):
             outlook = dataclasses.replace(outlook, waiting=0)
-        if outlook.busy is not None:
+        # Not a number is no activity.
+        if outlook.busy is not None and outlook.busy >= 0.0:
             self._busy.append(outlook.busy)
         if outlook.room is not None:
             self._rooms.append(outlook.room)
@@ -208,6 +209,12 @@ class Ramp:
                 f"{now.bounds[number]:g} times is accepted"
             )
             return self._settle(at, now, target, sights, text)
+        if base is None and running > 1 and now.stp < SERIAL:
+            text = (
+                f"{say_no_more(running)}: {running} are slower than one after the other (sum of "
+                f"progress {now.stp:.2f})"
+            )
+            return self._settle(at, now, running, sights, text)
         if base is None or base.running >= running:
             return None
         added = running - base.running

@@ -264,7 +264,13 @@ class Track:
         """Whether the window's halves agree, as far as its steps are enough to tell."""
         end = self._looks[-1]
         middle_at = (begin.at + end.at) / 2
-        within = [look for look in self._looks if begin.at < look.at < end.at]
+        # A look may lack the steps of one whose file was not to be read just then.
+        numbers = {sight.number for sight in judged}
+        within = [
+            look
+            for look in self._looks
+            if begin.at < look.at < end.at and numbers <= look.points.keys()
+        ]
         if not within:
             return False
         middle = min(within, key=lambda look: abs(look.at - middle_at))

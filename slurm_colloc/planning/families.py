@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.model.calibration import Calibration, Load, ModeModel
-from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.plan import MIG_INSTANCES_MAX, SharingMode
 from slurm_colloc.planning.contention import predict_slowdowns
 
 SETUP_S = {
@@ -19,7 +19,7 @@ SETUP_S = {
 }
 """Seconds for which the GPU is held on top: to start MPS, to make MIG instances."""
 
-MIG_MEMBERS_MAX = 7
+MIG_MEMBERS_MAX = MIG_INSTANCES_MAX
 _MIG_SLICES = (7, 7, 3, 2, 1, 1, 1, 1)
 """Slices of each of 0, 1, 2... equal instances: all that fit onto 7 slices and 8 eighths."""
 _MIG_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}

@@ -31,9 +31,9 @@ from slurm_colloc.planning.needs import (
 from slurm_colloc.planning.request import (
     compute_overload,
     compute_thread_percentage,
-    compute_wall_limit_s,
 )
 from slurm_colloc.planning.subject import Setting, Subject
+from slurm_colloc.planning.time_limits import compute_wall_limit_s
 
 
 @dataclasses.dataclass(frozen=True)

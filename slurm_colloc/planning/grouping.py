@@ -18,10 +18,11 @@ from slurm_colloc.model.plan import (
     Plan,
     Policy,
     Rule,
+    SharingMode,
     UsageProfile,
 )
 from slurm_colloc.planning.limits import GPU_MEMORY_SHARE
-from slurm_colloc.planning.needs import Need, Question, compute_need
+from slurm_colloc.planning.needs import Need, Question, choose_time_limit_s, compute_need
 from slurm_colloc.planning.request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.unknown import plan_unknown
 
@@ -33,6 +34,10 @@ __all__ = [
     "compute_reason_to_run_alone",
     "plan",
 ]
+
+TIME_RATIO = 4
+"""Jobs share where the time limit of one is at most so many times that of the other: a pack asks
+for the longest, and a short job is not to wait in the queue like a long one."""
 
 _NOBODY = "no job came with it that could share its GPU"
 
@@ -78,6 +83,9 @@ def plan(
             f"at most {describe_count(policy.running_limit, 'member')} at the same time: "
             f"{describe_count(packs_at_once, 'pack')} of degree {widest}"
         )
+    late = [job for job in jobs if asks_over_max_time(job, capacity)]
+    if late:
+        reasons.append(_describe_late(late, capacity))
     if len(buckets) > 1:
         reasons.append(describe_groups(len(buckets)))
     if policy.rule is not Rule.CSUB and buckets:
@@ -90,6 +98,7 @@ def describe_groups(count: int) -> str:
     return (
         f"{count} groups: jobs share a pack only where partition, account, QoS, "
         "GPU type, constraint and the options passed to sbatch are equal, "
+        f"time limits differ by no more than {TIME_RATIO} times, "
         "and none asks for more than MaxTime or all do"
     )
 
@@ -112,18 +121,76 @@ def ask(
 
 def find_buckets(question: Question) -> list[list[int]]:
     """The jobs that may share, those together that may share with each other."""
-    buckets: dict[tuple[object, ...], list[int]] = {}
-    for index, job in enumerate(question.jobs):
-        if not compute_reason_to_run_alone(job, question.policy):
-            over = asks_over_max_time(job, question.capacity)
-            buckets.setdefault((job.group, job.gpu_type, over), []).append(index)
+    buckets: dict[object, list[int]] = {}
+    for index, key in find_keys(question).items():
+        buckets.setdefault(key, []).append(index)
     return list(buckets.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketKey:
+    """What jobs must agree in to share.
+
+    Attributes:
+        group: What Slurm must be asked once for.
+        gpu_type: The GPU type.
+        is_over: They ask for more than MaxTime.
+        longest_s: The longest time limit of the jobs that are so grouped by duration, in seconds;
+            None where they have none.
+    """
+
+    group: object
+    gpu_type: str | None
+    is_over: bool
+    longest_s: int | None
+
+
+def find_keys(question: Question) -> dict[int, BucketKey]:
+    """What jobs that may share agree in, by index; those of equal keys may share.
+
+    By duration they are grouped from the longest on, so that the order of the call is of no
+    consequence.
+    """
+    keys = {
+        index: BucketKey(
+            job.group,
+            job.gpu_type,
+            asks_over_max_time(job, question.capacity),
+            choose_time_limit_s(job, question.capacity),
+        )
+        for index, job in enumerate(question.jobs)
+        if not compute_reason_to_run_alone(job, question.policy)
+    }
+    alike: dict[BucketKey, set[int]] = {}
+    for key in keys.values():
+        if key.longest_s is not None:
+            alike.setdefault(dataclasses.replace(key, longest_s=None), set()).add(key.longest_s)
+    longest: dict[BucketKey, BucketKey] = {}
+    for common, limits_s in alike.items():
+        top_s = 0
+        for limit_s in sorted(limits_s, reverse=True):
+            if limit_s * TIME_RATIO < top_s or not top_s:
+                top_s = limit_s
+            own = dataclasses.replace(common, longest_s=limit_s)
+            longest[own] = dataclasses.replace(common, longest_s=top_s)
+    return {index: longest.get(key, key) for index, key in keys.items()}
 
 
 def asks_over_max_time(job: Job, capacity: Capacity) -> bool:
     """Whether Slurm will not start a job for its time limit: then no other may wait with it."""
     limit_s = capacity.time_limit_max_s
     return limit_s is not None and (job.is_unlimited or (job.time_limit_s or 0) > limit_s)
+
+
+def _describe_late(late: Sequence[Job], capacity: Capacity) -> str:
+    """That Slurm does not start jobs that ask for more than MaxTime."""
+    first = late[0]
+    asked = "no time limit" if first.is_unlimited else f"{first.time_limit_s} s"
+    others = f" and {describe_count(len(late) - 1, 'more job')}" if len(late) > 1 else ""
+    return (
+        f"{first.name}{others}: {asked} is asked for, MaxTime here is "
+        f"{capacity.time_limit_max_s} s, so Slurm will not start it"
+    )
 
 
 def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
@@ -137,6 +204,8 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
             f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus else "it asks for no GPU"
         )
     if policy.degree == 1 and (policy.pack_size or 1) == 1:
+        if policy.mode is SharingMode.EXCLUSIVE:
+            return "each job gets a GPU of its own (share=exclusive)"
         return "the degree is 1"
     if policy.pack_time_max_s is not None:
         if job.is_unlimited:

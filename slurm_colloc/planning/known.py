@@ -17,8 +17,9 @@ from slurm_colloc.planning.needs import (
     choose_time_limit_s,
 )
 from slurm_colloc.planning.predicting import build_lone, build_prediction, predict_by_model
-from slurm_colloc.planning.request import SLOWDOWN_MARGIN, build_lone_pack, build_pack
+from slurm_colloc.planning.request import build_lone_pack, build_pack
 from slurm_colloc.planning.subject import Priced, Setting, Subject
+from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown import plan_unknown
 from slurm_colloc.planning.waiting import plan_waiting
 from slurm_colloc.planning.weighing import Weighing

@@ -88,10 +88,16 @@ def compute_need(
 
 
 def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
-    """A job's `--time` in seconds, else the partition's DefaultTime; None for no limit."""
+    """A job's `--time` in seconds, else the partition's DefaultTime; None for no limit.
+
+    Slurm's default is cut to what partition, QoS and site allow; what a user asks for is not.
+    """
     if job.is_unlimited:
         return None
-    return job.time_limit_s or capacity.time_limit_default_s
+    default_s, most_s = capacity.time_limit_default_s, capacity.time_limit_max_s
+    if default_s is not None and most_s is not None:
+        default_s = min(default_s, most_s)
+    return job.time_limit_s or default_s
 
 
 def choose_gpu_memory_mb(

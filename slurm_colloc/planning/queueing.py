@@ -18,10 +18,12 @@ class Outlook:
 
     Attributes:
         gpu_s: Seconds for which its packs hold GPUs.
-        mean_finish_s: Mean over its jobs: wait and time of their pack, in seconds.
+        mean_wait_s: Mean over its jobs: median wait of their pack's request, in seconds.
+        mean_finish_s: The same of the wait and the time of their pack.
     """
 
     gpu_s: float
+    mean_wait_s: float
     mean_finish_s: float
 
 
@@ -34,16 +36,17 @@ def estimate_wait(pack: PackPlan, waits: WaitTable) -> WaitEstimate | None:
 
 def foresee(plan: Plan, waits: WaitTable) -> Outlook | None:
     """What a plan comes to, by median waits; None where a pack's wait or time is unknown."""
-    gpu_s = finish_s = 0.0
+    gpu_s = wait_s = finish_s = 0.0
     jobs = 0
     for pack in plan.packs:
         wait = estimate_wait(pack, waits)
         if wait is None or pack.predicted_finish_s is None:
             return None
         gpu_s += pack.predicted_finish_s
+        wait_s += len(pack.members) * wait.median_s
         finish_s += len(pack.members) * (wait.median_s + pack.predicted_finish_s)
         jobs += len(pack.members)
-    return Outlook(gpu_s, finish_s / jobs) if jobs else None
+    return Outlook(gpu_s, wait_s / jobs, finish_s / jobs) if jobs else None
 
 
 def choose_by_queue(plans: Sequence[Plan], waits: WaitTable) -> tuple[Plan, str]:
@@ -71,6 +74,7 @@ def choose_by_queue(plans: Sequence[Plan], waits: WaitTable) -> tuple[Plan, str]
     return best, (
         f"{len(best.packs)} packs instead of {len(plans[0].packs)}: with the queue as it was "
         f"lately, jobs end after {best_outlook.mean_finish_s / 60:.0f} min in the mean instead of "
-        f"{first.mean_finish_s / 60:.0f} min, for {best_outlook.gpu_s / 3600:.2f} instead of "
-        f"{first.gpu_s / 3600:.2f} GPU hours"
+        f"{first.mean_finish_s / 60:.0f} min (of which they wait "
+        f"{best_outlook.mean_wait_s / 60:.0f} and {first.mean_wait_s / 60:.0f} min), for "
+        f"{best_outlook.gpu_s / 3600:.2f} instead of {first.gpu_s / 3600:.2f} GPU hours"
     )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
+    MIG_INSTANCES_MAX,
+    MPS_CLIENTS_MAX,
     WATCHED_FROM_MB,
     Capacity,
     MemberPlan,
@@ -20,6 +22,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.ramp_decision import STAGE_S
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.needs import Need, choose_bound
+from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
@@ -28,9 +31,6 @@ SRUN_HOST_MEMORY_MB = 16
 RAMP_MOST_S = 120
 """What a pack asks for on top, so that it can be measured as members are added: 30 s for each
 that is not started at once, at most so much. A larger request may start later."""
-
-SLOWDOWN_MARGIN = 1.2
-"""A member may be slower than predicted by this before its wall limit ends it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,33 +79,20 @@ def compute_overload(members: Sequence[Need], at_once: int, capacity: Capacity) 
     return ""
 
 
+def compute_places_most(policy: Policy) -> int | None:
+    """How many jobs the sharing mode can hold at all; None for any number."""
+    if policy.mode is SharingMode.MIG:
+        return MIG_INSTANCES_MAX
+    return MPS_CLIENTS_MAX if policy.mode is SharingMode.MPS else None
+
+
 def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
     """The largest number of members that may run at once, at least 1."""
-    for degree in range(min(policy.degree, len(members)), 1, -1):
+    most = compute_places_most(policy) or len(members)
+    for degree in range(min(policy.degree, most, len(members)), 1, -1):
         if not compute_overload(members, degree, capacity):
             return degree
     return 1
-
-
-def compute_wall_limit_s(
-    need: Need, degree: int, policy: Policy, slowdown: float | None = None
-) -> int | None:
-    """A member's wall limit in seconds: its time alone, stretched where it shares.
-
-    Args:
-        need: The member's needs.
-        degree: Members at the same time.
-        policy: The policy; a member's bound is the most by which its time is stretched.
-        slowdown: What is predicted for it; None where unknown.
-    """
-    if need.time_limit_s is None:
-        return None
-    factor = choose_bound(need, policy) if degree > 1 else 1.0
-    # Without either the node may choose another mode than the one that this was predicted for.
-    is_certain = policy.share.endswith("!") or policy.mode is SharingMode.TIMESLICE
-    if slowdown is not None and is_certain:
-        factor = max(1.0, min(factor, slowdown * SLOWDOWN_MARGIN))
-    return round(need.time_limit_s * factor)
 
 
 def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
@@ -117,16 +104,6 @@ def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
     if mode is not SharingMode.MPS or degree < 2:
         return None
     return min(100, 200 // degree)
-
-
-def compute_makespan_s(walls: Sequence[int | None], degree: int) -> int | None:
-    """When the last member would end if each used its whole wall limit; None if one has none."""
-    ends = [0] * degree
-    for wall in walls:
-        if wall is None:
-            return None
-        heapq.heapreplace(ends, ends[0] + wall)
-    return max(ends)
 
 
 def build_pack(
@@ -167,7 +144,7 @@ def build_pack(
         ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - start_degree))
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
-    time_limit_s, cap_s, time_reason = _compute_time(
+    time_limit_s, cap_s, time_reason = compute_time(
         needs, walls, degree, capacity, policy, ramp_s=ramp_s
     )
     members = []
@@ -275,13 +252,6 @@ def describe_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def describe_bounds(needs: Sequence[Need], policy: Policy) -> str:
-    """The slowdowns that members accept, in words: `1.5`, or `1.2 to 2`."""
-    bounds = [choose_bound(need, policy) for need in needs]
-    low, high = f"{min(bounds):g}", f"{max(bounds):g}"
-    return low if low == high else f"{low} to {high}"
-
-
 def _choose_percentage(mode: SharingMode, percentage: int | None) -> int | None:
     """A member's thread limit as it is written down: the node takes None for its own default."""
     return (percentage or 100) if mode is SharingMode.MPS else percentage
@@ -300,32 +270,3 @@ def _compute_host_memory_mb(
     if wanted >= WATCHED_FROM_MB:
         wanted += policy.monitor_mb
     return wanted if share is None else max(members, min(wanted, share))
-
-
-def _compute_time(
-    needs: Sequence[Need],
-    walls: Sequence[int | None],
-    degree: int,
-    capacity: Capacity,
-    policy: Policy,
-    *,
-    ramp_s: int,
-) -> tuple[int | None, int | None, str]:
-    """The pack's time limit, a cap on each member's wall limit, and a reason where there is one."""
-    span = compute_makespan_s(walls, degree)
-    if span is None:
-        return None, None, "no --time was given: Slurm's default limits the whole pack"
-    margin_s = policy.start_margin_s + policy.probe_s
-    wanted = span + margin_s
-    limit = capacity.time_limit_max_s
-    longest = max(need.time_limit_s or 0 for need in needs)
-    if limit is None or wanted <= limit or longest > limit:
-        # Being measured takes no member's time: near MaxTime there is less of it.
-        room_s = ramp_s if limit is None else max(0, min(ramp_s, limit - wanted))
-        return wanted + room_s, None, ""
-    cap = max(1, limit - margin_s)
-    reason = (
-        f"the pack asks for {limit} s, which is MaxTime here; {wanted} s would allow "
-        f"every member its time stretched by {describe_bounds(needs, policy)}"
-    )
-    return limit, cap if len(needs) <= degree else None, reason

@@ -11,11 +11,11 @@ from slurm_colloc.planning.needs import Need, Question, compute_need
 from slurm_colloc.planning.request import (
     build_pack,
     choose_degree,
-    compute_makespan_s,
     compute_overload,
-    compute_wall_limit_s,
+    compute_places_most,
     describe_count,
 )
+from slurm_colloc.planning.time_limits import compute_makespan_s, compute_wall_limit_s
 
 
 def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
@@ -91,6 +91,9 @@ def _find_least(needs: Sequence[Need]) -> Need:
 def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy) -> str:
     """Name the limit that these members would break together, with both numbers, or ''."""
     size = policy.pack_size or policy.degree
+    most = compute_places_most(policy)
+    if most is not None and size > most and len(members) > most and not policy.pack_size:
+        return f"full with {most} members, more cannot share by {policy.mode}"
     if len(members) > size:
         return f"full with {describe_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)

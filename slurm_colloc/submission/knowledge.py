@@ -94,11 +94,12 @@ def gather_knowledge(candidates: Sequence[Candidate], settings: Settings) -> Kno
         if profile is not None:
             profiles[index] = profile
     measured = [p for p in profiles.values() if p.known_by is not KnownBy.STATED]
-    gpu = next((p.gpu_model for p in measured if p.sm_activity is not None), "")
+    gpu = next((p.gpu_model for p in measured if p.gpu_model), "")
+    is_predicted = any(p.sm_activity is not None for p in measured)
     asked = next((c.job.gpu_type for c in candidates if c.job.gpu_type), None)
     found = find_calibration(gpu or asked or "", settings.state_path, settings.calibration_path)
     reasons = list(search.reasons)
-    if measured and found.is_borrowed:
+    if is_predicted and found.is_borrowed:
         where = gpu or asked or "this GPU"
         reasons.append(
             f"there is no calibration of {where}: slowdowns are predicted by that of "

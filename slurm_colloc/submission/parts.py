@@ -17,6 +17,8 @@ from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.destination import Destination, Destinations, match_gpu_type
 from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
 
+_MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -100,12 +102,13 @@ def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
     warnings = []
     for place, profile in profiles.items():
         job, peak_mb = part.jobs[place], profile.gpu_memory_peak_mb
-        if profile.known_by is not KnownBy.EXACT or not job.gpu_memory_mb or not peak_mb:
+        if profile.known_by not in _MEASURED or not job.gpu_memory_mb or not peak_mb:
             continue
         if job.gpu_memory_mb < peak_mb:
+            who = "its earlier runs" if profile.known_by is KnownBy.EXACT else "its relatives"
             warnings.append(
-                f"{job.name}: --gpu-mem={job.gpu_memory_mb}M counts, but its earlier runs took up "
-                f"to {peak_mb} MB: it may run out of GPU memory"
+                f"{job.name}: --gpu-mem={job.gpu_memory_mb}M counts, but {who} took up to "
+                f"{peak_mb} MB: it may run out of GPU memory"
             )
     told = tuple(dict.fromkeys(warnings))
     return dataclasses.replace(part, reasons=(*part.reasons, *told), warnings=told)

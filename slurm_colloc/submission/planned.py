@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
 from slurm_colloc.model.waits import WaitTable
 from slurm_colloc.planning.grouping import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
@@ -178,7 +178,8 @@ def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
     limits = [p.plan.packs_at_once for p in parts if p.plan.packs_at_once is not None]
     reasons = list(_gather(planned.plan.reasons for planned in parts))
     groups = sum(
-        len(find_buckets(ask(planned.part.jobs, {}, Capacity(), policy))) for planned in parts
+        len(find_buckets(ask(planned.part.jobs, {}, planned.part.capacity, policy)))
+        for planned in parts
     )
     if groups > 1:
         reasons.append(describe_groups(groups))

@@ -59,6 +59,14 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
     has_company = joins or len(call.candidates) > 1
     may_probe = has_company and has_unknown(call.candidates, settings)
     size = call.pack_size or settings.pack_size or None
+    if call.pack_size is not None and call.pack_size < degree:
+        if call.degree is not None:
+            raise UsageProblem(
+                f"--degree={call.degree} run at once, but a pack has at most "
+                f"--pack-size={call.pack_size} members",
+                hint="leave one of them out, or ask for a --pack-size of the degree or more",
+            )
+        degree = call.pack_size
     return Policy(
         degree=degree,
         pack_size=_at_most(max(size, degree), most) if size else None,
@@ -88,9 +96,9 @@ def _choose_word(
     """The value of an option in which all jobs of a call must agree; None where it is not given."""
     for value, origin in values:
         if value not in choices:
-            raise UsageProblem(
-                f"{origin}: --{name}={value} is none of {', '.join(choices)}",
-            )
+            # It may come from a script of somebody else: no escape sequences, and not much of it.
+            shown = ascii(value)[1:-1][:40]
+            raise UsageProblem(f"{origin}: --{name}={shown} is none of {', '.join(choices)}")
     if len(values) > 1:
         first, second = (f"{value} ({origin})" for value, origin in values[:2])
         raise UsageProblem(

@@ -74,6 +74,7 @@ class ProfileSearch:
         job = candidate.job
         like = [] if job.profile_like is None else self._find_like(job.profile_like)
         elsewhere: list[ProfileRecord] = []
+        unlike: list[ProfileRecord] = []
         if job.gpus == 1:
             steps: tuple[tuple[KnownBy, Callable[[], list[ProfileRecord]]], ...] = (
                 (KnownBy.EXACT, lambda: self._find_exact(candidate)),
@@ -91,8 +92,11 @@ class ProfileSearch:
                     self._merged[key] = self._merge(job.name, here, known_by)
                 if (profile := self._merged[key]) is not None:
                     return profile
+                unlike = unlike or here
         if job.gpu_memory_mb is not None:
             return UsageProfile(known_by=KnownBy.STATED)
+        if unlike:
+            return _keep_memory(unlike)
         return self._take_memory(job.name, elsewhere)
 
     def _find_exact(self, candidate: Candidate) -> list[ProfileRecord]:
@@ -173,10 +177,13 @@ class ProfileSearch:
     ) -> UsageProfile | None:
         if not records:
             return None
+        for record in records:
+            if record.gpu_memory_total_mb:
+                self.gpu_memory_mb[record.gpu_model] = int(record.gpu_memory_total_mb)
         if len(records) > 1 and not agree(records):
             self.reasons.append(
                 f"{name}: the {len(records)} relatives that were measured differ by more than "
-                "10 %, so they tell nothing of it"
+                "10 %, so no more than their largest GPU memory is taken over"
             )
             return None
         newest = max(record.updated_at for record in records)
@@ -185,9 +192,6 @@ class ProfileSearch:
             self.reasons.append(
                 f"{name}: its usage profile is {days:.0f} days old; csub probe measures again"
             )
-        for record in records:
-            if record.gpu_memory_total_mb:
-                self.gpu_memory_mb[record.gpu_model] = int(record.gpu_memory_total_mb)
         merged = merge_relatives(records, known_by)
         if known_by is KnownBy.LIKE:
             # It uses as much; what it calls a step, and how many there are, is its own.
@@ -196,12 +200,24 @@ class ProfileSearch:
 
     def _take_memory(self, name: str, records: Sequence[ProfileRecord]) -> UsageProfile | None:
         """Of what ran on another GPU model only the GPU memory counts, with more room."""
-        peaks = [r.gpu_memory_peak_mb for r in records if r.gpu_memory_peak_mb]
-        if not peaks:
+        profile = _keep_memory(records)
+        if profile is None:
             return None
         models = sorted({record.gpu_model for record in records})
         self.reasons.append(
             f"{name}: measured on {', '.join(models)} only, of which no more than the GPU memory "
             "is taken over"
         )
-        return UsageProfile(gpu_memory_peak_mb=round(max(peaks)), known_by=KnownBy.UNKNOWN)
+        return dataclasses.replace(profile, gpu_model="")
+
+
+def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
+    """No more than the largest GPU memory of several; None where none is known."""
+    peaks = [r.gpu_memory_peak_mb for r in records if r.gpu_memory_peak_mb]
+    if not peaks:
+        return None
+    return UsageProfile(
+        gpu_model=records[0].gpu_model,
+        gpu_memory_peak_mb=round(max(peaks)),
+        known_by=KnownBy.UNKNOWN,
+    )

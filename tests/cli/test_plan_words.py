@@ -46,6 +46,14 @@ def test_gpu_memory_below_what_was_measured_counts_and_is_told(node: LoginNode) 
     assert done.stderr == f"csub: with gpu-mem=2G: {LESS}\n"
 
 
+def test_gpu_memory_below_that_of_relatives_is_told(node: LoginNode) -> None:
+    node.learn_small()
+    words = ("--array=1-2", SMALL)
+    told = LESS.replace("its earlier runs", "its relatives")
+    assert node.plan("--gpu-mem=2G", *words)["reasons"] == [told]
+    assert node.plan("--gpu-mem=7G", *words)["reasons"] == []
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -190,6 +190,39 @@ def test_a_pack_slower_than_one_by_one_steps_back(can_stop: bool) -> None:
         assert pack.targets == [3]
 
 
+def test_nobody_is_added_to_a_pack_slower_than_one_by_one() -> None:
+    # It began with three of five, and before that there is nothing that it could be compared with.
+    pack = SimulatedPack(lambda n: 0.7 if n > 1 else 1.0, members(5), 5, start=3)
+    pack.run(600)
+    assert pack.most == 3
+    assert pack.targets == [3, 2]
+    assert "no more than 3" in pack.decisions[0].reason
+    assert "3 are slower than one after the other (sum of progress 0.7" in pack.decisions[0].reason
+
+
+@pytest.mark.parametrize("look_s", [1.0, 2.0, 5.0])
+def test_a_look_without_a_members_steps_ends_no_ramp(look_s: float) -> None:
+    def grow_but(missing: int) -> list[int]:
+        ramp, targets = Ramp(2, 1), []
+        for look in range(60):
+            at = 1000.0 + look * look_s
+            seen = look != missing
+            sight = Sight(1, 1, (look + 1) * 10 if seen else None, at if seen else None,
+                          solo_steps_per_s=10.0 / look_s)  # fmt: skip
+            found = ramp.look(at, [sight], Outlook(waiting=1, next_kind="a"))
+            targets += [found.target] if found else []
+        return targets
+
+    assert grow_but(-1)[0] == 2
+    for missing in range(25):
+        assert grow_but(missing)[0] == 2
+
+
+def test_an_activity_that_is_no_number_is_none() -> None:
+    odd = grow(slow_down(0.05), 6, activity=lambda _: float("nan"))
+    assert odd.targets == grow(slow_down(0.05), 6).targets
+
+
 def test_a_pack_as_fast_as_one_by_one_stays() -> None:
     pack = grow(lambda _: 1.0, 4, start=4, can_stop=True)
     assert RampState.STEPPED_BACK not in {d.state for d in pack.decisions}

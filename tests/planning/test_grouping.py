@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, SharingMode, UsageProfile
-from slurm_colloc.planning.grouping import GPU_MEMORY_SHARE, compute_reason_to_run_alone, plan
+from slurm_colloc.planning.grouping import (
+    GPU_MEMORY_SHARE,
+    TIME_RATIO,
+    compute_reason_to_run_alone,
+    plan,
+)
 
 
 def build_job(number: int = 1, **changes: object) -> Job:
@@ -229,16 +235,79 @@ def test_a_time_beyond_the_partitions_limit_is_left_for_slurm_to_refuse() -> Non
     assert pack.request.time_limit_s == 7560
 
 
-@pytest.mark.parametrize("time_limit_s", [5000, None])
+@pytest.mark.parametrize("time_limit_s", [2000, None])
 def test_a_job_that_slurm_will_not_start_keeps_no_other_waiting(time_limit_s: int | None) -> None:
     over = dataclasses.replace(
-        build_jobs(1, time_limit_s=time_limit_s)[0], shape=(("time", "5000"),)
+        build_jobs(1, time_limit_s=time_limit_s)[0], shape=(("time", "2000"),)
     )
     jobs = [over, *build_jobs(2)]
     plan = make(jobs, Capacity(time_limit_max_s=800))
     assert [[m.job_index for m in pack.members] for pack in plan.packs] == [[0], [1, 2]]
-    assert "none asks for more than MaxTime or all do" in plan.reasons[0]
-    assert len(make(jobs, Capacity()).packs) == 1
+    asked = "no time limit is" if time_limit_s is None else "2000 s is"
+    assert f"job1: {asked} asked for, MaxTime here is 800 s" in plan.reasons[0]
+    assert "none asks for more than MaxTime or all do" in plan.reasons[1]
+    assert len(make(jobs, Capacity()).packs) == (2 if time_limit_s is None else 1)
+
+
+@given(
+    limits_s=st.lists(st.none() | st.sampled_from([60, 240, 241, 900, 3600, 86_400]), min_size=2),
+    order=st.randoms(use_true_random=False),
+)
+def test_jobs_share_with_those_of_about_their_time_limit(
+    limits_s: list[int | None], order: random.Random
+) -> None:
+    jobs = [build_job(n, time_limit_s=limit_s) for n, limit_s in enumerate(limits_s, start=1)]
+    policy = Policy(degree=48)
+
+    def list_packs(jobs: list[Job]) -> list[list[int]]:
+        packs = make(jobs, policy=policy).packs
+        return sorted(sorted(jobs[m.job_index].number for m in pack.members) for pack in packs)
+
+    packs = list_packs(jobs)
+    for numbers in packs:
+        limits = [limits_s[number - 1] for number in numbers]
+        known = [limit for limit in limits if limit is not None]
+        assert len(known) in (0, len(limits))
+        assert not known or max(known) <= TIME_RATIO * min(known)
+    if len(limits_s) <= 48:
+        # Who is in no pack with another could not have come on top of it.
+        longest = [limits_s[numbers[0] - 1] and max(limits_s[n - 1] or 0 for n in numbers)
+                   for numbers in packs]  # fmt: skip
+        assert len(set(longest)) == len(longest)
+    shuffled = list(jobs)
+    order.shuffle(shuffled)
+    assert list_packs(shuffled) == packs or len(limits_s) > 48
+
+
+def test_a_slurm_default_is_cut_to_what_may_be_asked_for() -> None:
+    capacity = Capacity(time_limit_max_s=1800, time_limit_default_s=3600)
+    plan = make(build_jobs(4, time_limit_s=None), capacity, Policy(start_margin_s=60))
+    (pack,) = plan.packs
+    assert pack.request is not None
+    assert pack.request.time_limit_s == 1800
+    assert {member.wall_limit_s for member in pack.members} == {1740}
+    assert not any("Slurm will not start it" in reason for reason in plan.reasons)
+
+
+def test_members_that_get_less_than_they_asked_for_are_told() -> None:
+    (pack,) = make(build_jobs(2, time_limit_s=1800), Capacity(time_limit_max_s=1800)).packs
+    cap_s = pack.members[0].wall_limit_s
+    assert cap_s is not None
+    assert cap_s < 1800
+    assert any(
+        f"a member that asks for 1800 s alone gets {cap_s} s" in reason for reason in pack.reasons
+    )
+
+
+@pytest.mark.parametrize(("mode", "most"), [(SharingMode.MPS, 48), (SharingMode.MIG, 7)])
+def test_a_sharing_mode_has_no_more_places_than_it_can(mode: SharingMode, most: int) -> None:
+    first, *_ = make(build_jobs(60), policy=Policy(degree=60, mode=mode)).packs
+    assert (len(first.members), first.degree) == (most, most)
+    assert f"no further member: full with {most} members, more cannot share by {mode}" in (
+        first.reasons
+    )
+    sliced = Policy(degree=60, mode=SharingMode.TIMESLICE)
+    assert make(build_jobs(60), policy=sliced).packs[0].degree == 60
 
 
 def test_without_a_time_slurms_default_stands() -> None:
@@ -294,6 +363,8 @@ def test_one_is_not_told_as_several() -> None:
         ({"gpus": 2}, Policy(), "it asks for 2 GPUs, a pack shares one"),
         ({"alone_because": "it asks for --nodes=2"}, Policy(), "it asks for --nodes=2"),
         ({}, Policy(degree=1), "the degree is 1"),
+        ({}, Policy(degree=1, mode=SharingMode.EXCLUSIVE),
+         "each job gets a GPU of its own (share=exclusive)"),
         ({}, Policy(running_limit=1), "the degree is 1"),
         ({}, Policy(), "no job came with it that could share its GPU"),
     ],

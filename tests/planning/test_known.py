@@ -431,17 +431,18 @@ def test_a_task_left_alone_asks_as_the_packs_of_its_array_do() -> None:
     assert [pack.request for pack in made.packs if len(pack.members) == 1] == [None]
 
 
-def test_a_job_without_a_time_limit_lets_its_pack_ask_for_none() -> None:
-    jobs = [build_job(1), build_job(2, time_limit_s=None, shape=(("time", "0"),))]
-    known = {0: SMALL, 1: SMALL}
+def test_jobs_without_a_time_limit_share_a_pack_that_asks_for_none() -> None:
     endless = dataclasses.replace(ROOMY, time_limit_max_s=None)
+    jobs = [build_job(n, time_limit_s=None, shape=(("time", "0"),)) for n in (1, 2)]
+    known = {0: SMALL, 1: SMALL}
     (pack,) = plan(jobs, known, endless, POLICY, CALIBRATION).packs
     assert pack.request is not None
     assert (pack.request.time_limit_s, pack.request.is_unlimited) == (None, True)
     assert "--time=UNLIMITED" in build_request_options(pack.request)
-    walls = {member.job_index: member.wall_limit_s for member in pack.members}
-    assert walls[1] is None
-    assert walls[0] is not None
+    assert {member.wall_limit_s for member in pack.members} == {None}
+    # One that ends is not to wait for the node that never does.
+    jobs = [build_job(1), jobs[1]]
+    assert len(plan(jobs, known, endless, POLICY, CALIBRATION).packs) == 2
     # Where there is a MaxTime, Slurm will not start it: nobody waits with it.
     assert len(plan(jobs, known, ROOMY, POLICY, CALIBRATION).packs) == 2
     capped = dataclasses.replace(POLICY, pack_time_max_s=86_400)

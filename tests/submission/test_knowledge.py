@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.plan import KnownBy
+from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.profile import Completion, Observation
 from slurm_colloc.settings import Settings
 from slurm_colloc.store import profiles
@@ -81,7 +81,7 @@ def test_nothing_is_known_where_nothing_was_measured(tmp_path: Path) -> None:
     assert found.profiles[0].sm_activity is None
 
 
-def test_relatives_that_disagree_tell_nothing(tmp_path: Path) -> None:
+def test_relatives_that_disagree_tell_no_more_than_their_memory(tmp_path: Path) -> None:
     write(tmp_path)
     call = collect(tmp_path, *OPTIONS, "a.sh", "3")
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "1"), steps_per_s=10.0, sm_active=0.2)
@@ -93,8 +93,23 @@ def test_relatives_that_disagree_tell_nothing(tmp_path: Path) -> None:
     assert found.gpu_memory_peak_mb == 6000
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "4"), steps_per_s=20.0)
     unknown = ask(tmp_path, call)
-    assert unknown.profiles == {}
+    (kept,) = unknown.profiles.values()
+    assert kept == UsageProfile(
+        gpu_memory_peak_mb=6000, known_by=KnownBy.UNKNOWN, gpu_model="NVIDIA H200"
+    )
     assert "differ by more than 10 %" in unknown.reasons[0]
+    assert "no more than their largest GPU memory" in unknown.reasons[0]
+
+
+def test_the_memory_counts_where_a_gpu_tells_no_activity(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    learn(tmp_path, call, gpu=A100, sm_active=None, gpu_memory_peak_mb=30_000.0,
+          gpu_memory_total_mb=40_960.0)  # fmt: skip
+    found = ask(tmp_path, call)
+    assert found.gpu_memory_mb == 40_960
+    assert found.profiles[0].gpu_memory_peak_mb == 30_000
+    assert not any("no calibration" in reason for reason in found.reasons)
 
 
 @pytest.mark.parametrize(
