@@ -142,6 +142,7 @@ class Policy:
         degree_max: Members of known load that run at the same time, at most; one MPS
             server takes no more.
         modes: Sharing modes that may be chosen from; none means `mode` alone.
+        is_small_for_queue: `degree_max` is lower than it would be, as smaller packs wait less.
     """
 
     degree: int = 4
@@ -159,6 +160,7 @@ class Policy:
     degree_is_asked: bool = False
     degree_max: int = MPS_CLIENTS_MAX
     modes: tuple[SharingMode, ...] = ()
+    is_small_for_queue: bool = False
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
     subjects = [build_subject(question, index) for index in range(len(jobs))]
     pricing = Pricing(subjects, Limits(), calibration)
     packs = tuple(_explain_pack(pack, question, pricing) for pack in plan.packs)
-    return PlanExplanation(packs, pairs, left_out, plan.reasons)
+    return PlanExplanation(packs, pairs, left_out, plan.reasons, plan.packs_at_once)
 
 
 def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:

@@ -133,14 +133,16 @@ class PlanExplanation:
     Attributes:
         packs: As in the plan.
         pairs: Jobs that were not put together.
-        pairs_left_out: Pairs of kinds beyond those listed.
+        pairs_left_out: Pairs of jobs for which none of those stands.
         reasons: What holds for the whole plan.
+        packs_at_once: Packs that may run at the same time; None for all.
     """
 
     packs: tuple[PackExplanation, ...]
     pairs: tuple[PairExplanation, ...]
     pairs_left_out: int
     reasons: tuple[str, ...]
+    packs_at_once: int | None = None
 
 
 def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:

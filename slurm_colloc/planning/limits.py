@@ -27,13 +27,15 @@ class Broken:
     """A limit that members would break together.
 
     Attributes:
-        constraint: `gpu_memory`, `cpus`, `host_memory`, `clients`, `time`, `slowdown`, `mig`,
-            `cost` (together they cost no less than apart), `unknown` (the load of one is
-            unknown), `alone` (one shares with nobody), `group` (Slurm has to be asked for them
-            apart), `order` (packs of unknown jobs are filled in the order of the call) or `rule`
-            (the rule that was asked for does not put them together).
+        constraint: `gpu_memory`, `cpus`, `host_memory`, `clients` (members at once), `pack_size`,
+            `queue` (members at once, as smaller packs wait less), `time` (it takes longer than a
+            pack may), `duration` (one asks for much less time than the other), `slowdown`, `mig`
+            (instances), `cost` (together they cost no less than apart), `unknown` (the load of
+            one is unknown), `alone` (one shares with nobody), `group` (Slurm has to be asked for
+            them apart), `order` (packs of unknown jobs are filled in the order of the call) or
+            `rule` (the rule that was asked for does not put them together).
         have: What they would come to; None where no number is in the way.
-        limit: What is allowed; None there, too.
+        limit: What is allowed, of `duration` the least; None there, too.
         text: Both in a sentence.
     """
 

@@ -211,6 +211,14 @@ def are_timed(question: Question, subjects: Sequence[Subject]) -> bool:
     return all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)
 
 
+def is_host_memory_assumed(question: Question, index: int) -> bool:
+    """Whether neither a job's user nor its earlier runs tell of its host memory."""
+    job, profile = question.jobs[index], question.profiles.get(index)
+    if job.host_memory_mb is not None:
+        return False
+    return profile is None or compute_host_memory_limit_mb(profile) is None
+
+
 def build_subject(question: Question, index: int) -> Subject:
     """A job as the search looks at it; its load is None where nothing can be predicted.
 

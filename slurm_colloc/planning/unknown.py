@@ -100,11 +100,23 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
     refusal = compute_overload(members, min(at_once, policy.degree), capacity)
     if refusal:
         return refusal
-    limit = capacity.time_limit_max_s
+    late = find_late(members, capacity, policy)
+    if late is None:
+        return ""
+    span_s, limit_s = late
+    return f"{len(members)} members need {span_s} s one after the other, MaxTime is {limit_s} s"
+
+
+def find_late(
+    members: Sequence[Need], capacity: Capacity, policy: Policy
+) -> tuple[int, int] | None:
+    """How long members may take of whom some wait, and MaxTime, in seconds; None if less."""
+    limit_s = capacity.time_limit_max_s
     degree = choose_degree(members, capacity, policy)
-    if limit is not None and len(members) > degree:
-        walls = [compute_wall_limit_s(need, degree, policy) for need in members]
-        span = compute_makespan_s(walls, degree)
-        if span is not None and span + policy.start_margin_s + policy.probe_s > limit:
-            return f"{len(members)} members need {span} s one after the other, MaxTime is {limit} s"
-    return ""
+    if limit_s is None or len(members) <= degree:
+        return None
+    walls = [compute_wall_limit_s(need, degree, policy) for need in members]
+    span_s = compute_makespan_s(walls, degree)
+    if span_s is None or span_s + policy.start_margin_s + policy.probe_s <= limit_s:
+        return None
+    return span_s, limit_s

@@ -29,6 +29,8 @@ _ALIKE = 0.1
 of the node's CPUs, or of the time of a step, are those of like jobs."""
 _KINDS_MOST = 16
 """Kinds of jobs up to which the heaviest neighbours are sought for each of them."""
+_SAME_GPU_TIME = 0.05
+"""How much longer GPUs may be held for the sake of fewer packs, relatively."""
 _UNLIKE = "only like jobs can take each other's places, and these are not"
 
 
@@ -89,12 +91,35 @@ def plan_waiting(
             return filled
         cuts = [_count_in_time(pack, setting, finish_s) for pack in filled]
         if cuts == [len(pack.members) for pack in filled]:
+            dear = _tell_dear(filled, setting, weighing, parts)
+            if dear:
+                return dear
             late = "" if size == policy.pack_size else _tell_late(size, finish_s)
             return [_build(question, asked, pack, setting, late) for pack in filled]
         size = min(
             count for count, pack in zip(cuts, filled, strict=True) if count < len(pack.members)
         )
     return _tell_late(degree, finish_s)
+
+
+def _tell_dear(
+    filled: Sequence[_Filled],
+    setting: Setting,
+    weighing: Weighing,
+    parts: Sequence[Sequence[int]],
+) -> str:
+    """That packs in which members wait hold the GPU much longer than those in which none does."""
+    prices = [weighing.pricing.price(members) for members in parts]
+    apart_s = sum(priced.gpu_s for priced in prices if priced is not None)
+    held_s = sum(
+        pack.members[0].run_s
+        if len(pack.members) == 1
+        else max(pack.ends_s) + SETUP_S[setting.mode]
+        for pack in filled
+    )
+    if held_s <= apart_s * (1.0 + _SAME_GPU_TIME):
+        return ""
+    return f"so they would take {held_s:.0f} s of GPU time, {apart_s:.0f} s as they are"
 
 
 def _tell_late(most: int, finish_s: float | None) -> str:

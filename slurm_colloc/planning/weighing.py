@@ -9,7 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.families import PLAIN, Family, predict_in
+from slurm_colloc.planning.families import (
+    MIG_MEMBERS_MAX,
+    PLAIN,
+    Family,
+    compute_mig_memory_share,
+    predict_in,
+)
 from slurm_colloc.planning.limits import Broken
 from slurm_colloc.planning.pricing import SLACK, Pricing
 from slurm_colloc.planning.subject import Limits, Priced, Setting, Subject
@@ -82,58 +88,115 @@ class Weighing:
         broken = [b for b in self.pricing.find_broken(members) if b.constraint != "time"]
         free = self.price_freely(members)
         if free is None:
-            return (*broken, Broken("mig", None, None, "no sharing mode takes them together"))
-        slow = find_too_slow([names[i] for i in members], chosen, free.slowdowns)
-        broken += [slow] if slow else []
+            return (*broken, self._build_too_many(len(members)))
+        broken += list_too_slow([names[i] for i in members], chosen, free.slowdowns)
+        if free.setting.mode is SharingMode.MIG:
+            broken += self._find_small_instances([names[i] for i in members], chosen)
         key = tuple(sorted(self.pricing.kind_of[i] for i in members))
         finish_s, margin = self.limits.finish_s, self.pricing.find_margin(key)
         latest_s = free.gpu_s * (1.0 + margin)
         if finish_s is not None and latest_s > finish_s * (1.0 + SLACK):
             text = f"they would last {free.gpu_s:.0f} s"
             if margin > 0:
-                text += f" (and up to {margin:.0%} more)"
+                text += f" ({latest_s:.0f} s with the margin of {margin:.0%})"
             text += f", a pack may last {finish_s:.0f} s"
             broken.append(Broken("time", latest_s, finish_s, text))
         most = self.pricing.compute_cost_limit(key)
         if free.cost >= most:
             what, unit = describe_goal(self.goal, free)
             apart = self.pricing.compute_cost_alone(key)
-            text = f"together they take {free.cost:.0f} {unit} of {what}, apart {apart:.0f} {unit}"
+            cost, alone = format_apart(free.cost, apart)
+            text = f"together they take {cost} {unit} of {what}, apart {alone} {unit}"
             if free.cost < apart:
                 text += ", which is less than the model may be wrong by"
             broken.append(Broken("cost", free.cost, most, text))
+        # Under its cheapest setting nothing is in the way, and yet it was not made: none is known.
         return tuple(broken) or (
             Broken("mig", None, None, "they do not fit onto the instances of one GPU"),
         )
+
+    def _build_too_many(self, count: int) -> Broken:
+        """No mode takes so many."""
+        if self.modes and set(self.modes) <= {SharingMode.MIG} and count > MIG_MEMBERS_MAX:
+            text = f"{count} would run at once, a GPU has at most {MIG_MEMBERS_MAX} MIG instances"
+            return Broken("mig", count, MIG_MEMBERS_MAX, text)
+        return Broken("mig", None, None, "no sharing mode takes them together")
+
+    def _find_small_instances(
+        self, names: Sequence[str], members: Sequence[Subject]
+    ) -> list[Broken]:
+        """The largest need of GPU memory, where the instances of so many have less."""
+        if self.limits.gpu_memory_mb is None:
+            return []
+        room_mb = self.limits.gpu_memory_mb * compute_mig_memory_share(len(members))
+        need_mb, place = max(
+            (member.gpu_memory_mb or 0, place) for place, member in enumerate(members)
+        )
+        if need_mb <= room_mb:
+            return []
+        text = (
+            f"{names[place]} needs {need_mb} MB of GPU memory, "
+            f"each of {len(members)} MIG instances has {room_mb:.0f} MB"
+        )
+        return [Broken("mig", need_mb, room_mb, text)]
 
 
 def find_too_slow(
     names: Sequence[str], subjects: Sequence[Subject], slowdowns: Sequence[float]
 ) -> Broken | None:
-    """The bound on slowdowns, where members pass it: how far the slowest is beyond its own.
+    """The bound on slowdowns that is passed most; see `list_too_slow`."""
+    return next(iter(list_too_slow(names, subjects, slowdowns)), None)
+
+
+def list_too_slow(
+    names: Sequence[str], subjects: Sequence[Subject], slowdowns: Sequence[float]
+) -> list[Broken]:
+    """The bounds on slowdowns that members pass, and how far the slowest is beyond each.
 
     Args:
         names: Of the members.
         subjects: The members.
         slowdowns: What is predicted for them.
+
+    Returns:
+        The one that is passed most first; members with the same bound once.
     """
-    passed = [
-        (slowdown * (1.0 + subject.margin) / subject.max_slowdown, place)
-        for place, (subject, slowdown) in enumerate(zip(subjects, slowdowns, strict=True))
-        if slowdown * (1.0 + subject.margin) > subject.max_slowdown * (1.0 + SLACK)
+    passed: dict[float, list[tuple[float, int]]] = {}
+    for place, (subject, slowdown) in enumerate(zip(subjects, slowdowns, strict=True)):
+        latest = slowdown * (1.0 + subject.margin)
+        if latest > subject.max_slowdown * (1.0 + SLACK):
+            passed.setdefault(subject.max_slowdown, []).append((latest, place))
+    return [
+        _build_too_slow(names, subjects, slowdowns, passed[bound])
+        for bound in sorted(passed, key=lambda bound: -max(passed[bound])[0] / bound)
     ]
-    if not passed:
-        return None
+
+
+def _build_too_slow(
+    names: Sequence[str],
+    subjects: Sequence[Subject],
+    slowdowns: Sequence[float],
+    passed: Sequence[tuple[float, int]],
+) -> Broken:
     # Of equally slow ones the one that came last is named: it is what was to come on top.
-    ratio, place = max(passed)
+    latest, place = max(passed)
     subject = subjects[place]
     text = f"{names[place]} would be slowed down {slowdowns[place]:.2f} times"
     if subject.margin > 0:
-        text += f" (and up to {subject.margin:.0%} more)"
+        text += f" ({latest:.2f} with the margin of {subject.margin:.0%})"
     text += f", --max-slowdown is {subject.max_slowdown:g}"
     if len(passed) > 1:
         text += f" ({len(passed)} of {len(subjects)} members would pass it)"
-    return Broken("slowdown", ratio * subject.max_slowdown, subject.max_slowdown, text)
+    return Broken("slowdown", latest, subject.max_slowdown, text)
+
+
+def format_apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with as many digits as show that they differ, at most three behind the point."""
+    for digits in range(4):
+        texts = f"{one:.{digits}f}", f"{other:.{digits}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def describe_goal(goal: Goal, priced: Priced) -> tuple[str, str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Sequence
 
 from slurm_colloc.planning.explanation import PackExplanation, PlanExplanation
+from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.report.terminal import (
     Column,
     build_table,
@@ -26,7 +29,8 @@ class PlanFigures:
         energy_wh: Energy of the GPUs while they are held, in watt hours.
         mean_slowdown: Mean over the jobs.
         worst_slowdown: The largest.
-        finish_s: When the last job ends if all packs start at once, in seconds.
+        finish_s: When the last job ends if all packs start at once, or as many as `%limit` of an
+            array lets run, in seconds.
     """
 
     packs: int
@@ -40,14 +44,14 @@ class PlanFigures:
 
 def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
     """What a plan comes to."""
-    finishes = [_find_finish_s(pack) for pack in explanation.packs]
+    held = [_find_held_s(pack) for pack in explanation.packs]
     slowdowns = [
         1.0 if len(pack.members) == 1 else member.slowdown
         for pack in explanation.packs
         for member in pack.members
     ]
     known = [slowdown for slowdown in slowdowns if slowdown is not None]
-    held_s = _sum_known(finishes)
+    held_s = _sum_known(held)
     serial_s = _sum_known([run_s for pack in explanation.packs for run_s in _find_run_s(pack)])
     is_known = bool(known) and len(known) == len(slowdowns)
     return PlanFigures(
@@ -55,14 +59,29 @@ def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
         gpu_hours=None if held_s is None else held_s / 3600,
         serial_gpu_hours=None if serial_s is None else serial_s / 3600,
         energy_wh=_sum_known([pack.energy_wh for pack in explanation.packs]),
-        mean_slowdown=sum(known) / len(known) if is_known else None,
+        # Rounding puts no mean above all that it is of.
+        mean_slowdown=min(math.fsum(known) / len(known), max(known)) if is_known else None,
         worst_slowdown=max(known) if is_known else None,
-        finish_s=None if held_s is None else max((f for f in finishes if f), default=None),
+        finish_s=None if held_s is None else _find_end_s(held, explanation.packs_at_once),
     )
 
 
+def _find_end_s(held: Sequence[float | None], packs_at_once: int | None) -> float:
+    """When the last pack ends: they start in their order, as soon as they may."""
+    ends = [0.0] * min(len(held), packs_at_once or len(held))
+    for pack_s in held:
+        heapq.heapreplace(ends, ends[0] + (pack_s or 0.0))
+    return max(ends)
+
+
+def _find_held_s(pack: PackExplanation) -> float | None:
+    """For how long a pack holds its GPU, from the start of its daemon on; None where unknown."""
+    finish_s = _find_finish_s(pack)
+    return None if finish_s is None else finish_s + SETUP_S[pack.mode]
+
+
 def _find_finish_s(pack: PackExplanation) -> float | None:
-    """How long a pack holds its GPU; None where no earlier runs tell."""
+    """When the last member of a pack ends; None where no earlier runs tell."""
     if pack.predicted_finish_s is None and len(pack.members) == 1:
         return pack.members[0].run_s
     return pack.predicted_finish_s

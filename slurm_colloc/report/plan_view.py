@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = 1
 _REASONS_MOST = 20
+_PAIRS_MOST = 50
+"""Pairs that a screen shows; JSON has more."""
+_TOLD_MOST = 12
+"""Packs that are alike whose members are told."""
 _NUMBERS_WIDE = 16
 _NUMBERS_LINES = 4
 """Columns and lines of the numbers of members that are alike; the blanks between them go away."""
@@ -136,9 +140,22 @@ def _render_packs(
     if len(pack.members) > 1:
         parts += [f"  {line}" for line in render_budget(pack, width - 2)]
     parts += _indent(_render_members(packs, width - 2))
+    if len(packs) > 1 and len(pack.members) > 1:
+        parts += _tell_who(numbers, packs, width)
     if explain:
         parts += [_fold(text, width, "  because ") for text in pack.reasons]
     return parts
+
+
+def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: int) -> list[str]:
+    """Which members are in which of packs that are alike."""
+    told = [
+        f"{number} has {format_task_ids(sorted(member.number for member in pack.members))}"
+        for number, pack in zip(numbers, packs, strict=True)
+    ]
+    left = len(told) - _TOLD_MOST
+    more = f"; and {left} more" if left > 0 else ""
+    return [_fold(f"pack {'; '.join(told[:_TOLD_MOST])}{more}", width, "  ")]
 
 
 def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
@@ -207,10 +224,11 @@ def _render_reasons(
         labels = dict(zip(named, label_jobs(named.values()), strict=True))
         parts += [
             _fold(tell_pair(pair, named, labels), width, "  ", hanging=2)
-            for pair in explanation.pairs
+            for pair in explanation.pairs[:_PAIRS_MOST]
         ]
-    if explanation.pairs_left_out:
-        parts.append(f"  and {_count(explanation.pairs_left_out, 'more pair')} of jobs")
+    left = explanation.pairs_left_out + sum(p.pairs for p in explanation.pairs[_PAIRS_MOST:])
+    if left:
+        parts.append(f"  and {_count(left, 'more pair')} of jobs")
     return parts
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Plan
 from slurm_colloc.planning.alike import merge_alike
-from slurm_colloc.planning.apart import PAIRS_MOST, explain_pairs
+from slurm_colloc.planning.apart import PAIRS_MOST, count_pairs_apart, explain_pairs
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import (
     PackExplanation,
@@ -29,16 +29,16 @@ def explain_planning(planning: Planning) -> PlanExplanation:
     own = [_explain_part(planned, labels) for planned in planning.parts]
     packs = [pack for explanation in own for pack in explanation.packs]
     pairs = [pair for explanation in own for pair in explanation.pairs]
-    left_out = sum(explanation.pairs_left_out for explanation in own)
     for first, second in itertools.combinations(planning.parts, 2):
-        found, more = _explain_across(first, second, planning, labels, most=PAIRS_MOST - len(pairs))
+        found = _explain_across(first, second, planning, labels, most=PAIRS_MOST - len(pairs))
         pairs = list(merge_alike((*pairs, *found), labels))
-        left_out += more
+    told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
     return PlanExplanation(
         tuple(sorted(packs, key=_find_first)),
-        tuple(sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))),
-        left_out + len(pairs[PAIRS_MOST:]),
+        tuple(told),
+        count_pairs_apart(planning.plan) - sum(pair.pairs for pair in told),
         planning.plan.reasons,
+        planning.plan.packs_at_once,
     )
 
 
@@ -49,8 +49,8 @@ def _explain_across(
     labels: Sequence[str],
     *,
     most: int,
-) -> tuple[list[PairExplanation], int]:
-    """What keeps jobs of two parts apart, a pair of kinds at a time, and how many more there are.
+) -> list[PairExplanation]:
+    """What keeps jobs of two parts apart, a pair of kinds at a time.
 
     That is what Slurm is asked, or that one of them shares with nobody, so no limit counts.
     """
@@ -67,7 +67,7 @@ def _explain_across(
         ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
         count = len(mine) * len(theirs)
         found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
-    return found, len(kinds[0]) * len(kinds[1]) - len(found)
+    return found
 
 
 def _find_job(planned: PlannedPart, index: int) -> Job:

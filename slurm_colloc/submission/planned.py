@@ -216,7 +216,7 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
         return None
     if any(pack.predicted_finish_s is None for pack in chosen.packs):
         return None
-    return dataclasses.replace(policy, degree_max=-(-largest // 2))
+    return dataclasses.replace(policy, degree_max=-(-largest // 2), is_small_for_queue=True)
 
 
 def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:

@@ -28,6 +28,7 @@ from tests.bench.measuring import (
 )
 from tests.bench.own_jobs import measure_own_jobs
 from tests.bench.planning import measure_planning
+from tests.bench.planning_calls import measure_planning_calls
 from tests.bench.queue import measure_queue
 from tests.bench.rpcs import measure_rpcs
 from tests.bench.runner import measure_runner
@@ -54,6 +55,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
         yield measure_instrument()
     if "planning" in chosen:
         yield measure_planning()
+        yield measure_planning_calls()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return

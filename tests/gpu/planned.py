@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,11 @@ def write_script(bed: Bed, batch: Batch, seconds: float, *, fused: int = 1) -> P
     return bed.user.script(f"{name}.sh", "\n".join(lines))
 
 
-def plan(bed: Bed, batch: Batch, script: Path, count: int) -> dict[str, Any]:
+def plan(
+    bed: Bed, batch: Batch, script: Path, count: int, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """What csub would do with so many of them."""
-    words = ["plan", "--json", *batch.asked, f"--max-slowdown={batch.bound:g}"]
+    words = ["plan", "--json", *batch.asked, f"--max-slowdown={batch.bound:g}", *more]
     planned: dict[str, Any] = json.loads(
         bed.user.csub(*words, f"--array=1-{count}", str(script)).stdout
     )
@@ -149,7 +151,14 @@ def choose_members(bed: Bed, batch: Batch, script: Path) -> tuple[int, dict[str,
 
 
 def run_together(
-    bed: Bed, batch: Batch, script: Path, name: str, *, members: int, window_s: float
+    bed: Bed,
+    batch: Batch,
+    script: Path,
+    name: str,
+    *,
+    members: int,
+    window_s: float,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run so many trainings of a batch; what was measured.
 
@@ -160,8 +169,9 @@ def run_together(
         name: What this run is called in planner.csv, and its logs.
         members: How many; several are an array.
         window_s: Length of the common window, or what there is.
+        more: Further options.
     """
-    words = list(batch.asked)
+    words = [*batch.asked, *more]
     if members > 1:
         words += [f"--array=1-{members}", f"--max-slowdown={batch.bound:g}"]
     job_id = bed.submit(name, *words, str(script))

@@ -150,9 +150,17 @@ def measure_wall(bed: Bed, batch: Batch) -> None:
 def measure_ramp(bed: Bed, batch: Batch) -> None:
     """Trainings that csub does not know, and what it plans once it does."""
     script = write_script(bed, batch, RAMP_S)
-    before = plan(bed, batch, script, batch.members)
+    # Of trainings that nobody knows, nothing but its user's word makes one pack.
+    more = [f"--degree={batch.members}"]
+    before = plan(bed, batch, script, batch.members, more)
     pack = run_together(
-        bed, batch, script, f"{batch.name}-pack", members=batch.members, window_s=WINDOW_S
+        bed,
+        batch,
+        script,
+        f"{batch.name}-pack",
+        members=batch.members,
+        window_s=WINDOW_S,
+        more=more,
     )
     steps = [event for event in bed.read_events(pack["job_id"]) if event["event"] == "ramp"]
     members, planned = choose_members(bed, batch, script)

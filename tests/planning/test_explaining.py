@@ -154,6 +154,7 @@ def test_the_limit_in_the_way_is_named_with_both_numbers(
 def test_a_job_over_max_time_is_told_with_both_numbers_and_shares_where_more_is_allowed() -> None:
     jobs, known = build_call(("a", SMALL), ("b", SMALL), ("longer", SMALL), ("endless", SMALL))
     jobs[0] = dataclasses.replace(jobs[0], time_limit_s=9000)
+    jobs[1] = dataclasses.replace(jobs[1], time_limit_s=3000)
     jobs[2] = dataclasses.replace(jobs[2], time_limit_s=9600)
     jobs[3] = dataclasses.replace(jobs[3], time_limit_s=None, shape=(("time", "0"),))
 
@@ -172,7 +173,11 @@ def test_a_job_over_max_time_is_told_with_both_numbers_and_shares_where_more_is_
         )
     with pytest.raises(StopIteration):
         find_pair(explain_with(9000), "a", "b")
-    assert explain_with(None).pairs == ()
+    assert {(p.first, p.second) for p in explain_with(None).pairs} == {
+        ("a", "endless"),
+        ("b", "endless"),
+        ("longer", "endless"),
+    }
 
 
 def test_all_limits_that_are_broken_are_named() -> None:

@@ -171,3 +171,14 @@ def test_a_policy_without_a_pack_size_lets_nobody_wait() -> None:
     packs = plan(jobs, known, ROOMY, policy, CALIBRATION).packs
     assert [len(pack.members) for pack in packs] == [3, 3, 3]
     assert not any("wait" in reason for pack in packs for reason in pack.reasons)
+
+
+def test_nobody_waits_where_packs_without_waiting_members_hold_the_gpu_for_less() -> None:
+    # Nine by three are three packs; four in a pack of three places would take two rounds each.
+    packs = make([SMALL] * 9, degree=3, size=4).packs
+    assert [(len(pack.members), pack.degree) for pack in packs] == [(3, 3)] * 3
+    (told,) = {reason for pack in packs for reason in pack.reasons if "nobody waits" in reason}
+    assert re.search(r"so they would take 30\d\d s of GPU time, 18\d\d s as they are", told)
+    # Eight by two are as good in two packs as in four.
+    packs = make([SMALL] * 8, degree=2, size=4).packs
+    assert [(len(pack.members), pack.degree) for pack in packs] == [(4, 2)] * 2

@@ -6,11 +6,13 @@ import dataclasses
 import json
 import re
 
+import pytest
+
 from slurm_colloc.model.plan import Policy, Rule, UsageProfile
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.grouping import plan
-from slurm_colloc.report.plan_figures import render_comparison
+from slurm_colloc.report.plan_figures import compute_plan_figures, render_comparison
 from slurm_colloc.report.plan_view import build_plan_json, render_plan
 from tests.planning.known_jobs import (
     CALIBRATION,
@@ -149,3 +151,46 @@ def test_the_comparison_shows_energy() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("GPU energy (Wh)")]
     assert row.split()[-1] == "unknown"
     assert build_plan_json(unknown)["figures"]["energy_wh"] is None
+
+
+def test_the_last_job_ends_when_as_many_packs_ran_as_may() -> None:
+    kinds = [("small", SMALL)] * 12
+    policy = dataclasses.replace(POLICY, degree=2, degree_is_asked=True)
+    free = compute_plan_figures(explain_by(policy, *kinds))
+    limited = dataclasses.replace(policy, running_limit=4)
+    held = compute_plan_figures(explain_by(limited, *kinds))
+    assert (free.packs, held.packs) == (6, 6)
+    assert free.finish_s is not None
+    assert held.finish_s == 3 * free.finish_s
+    assert held.gpu_hours == free.gpu_hours == pytest.approx(6 * free.finish_s / 3600)
+
+
+def test_a_mean_is_never_above_the_worst() -> None:
+    for count in range(2, 12):
+        figures = compute_plan_figures(explain_by(POLICY, *[("small", SMALL)] * count))
+        assert figures.mean_slowdown is not None
+        assert figures.worst_slowdown is not None
+        assert figures.mean_slowdown <= figures.worst_slowdown
+
+
+def test_who_shares_with_whom_is_told_where_packs_are_alike() -> None:
+    policy = dataclasses.replace(POLICY, degree=3, degree_is_asked=True)
+    text = render_plan(explain_by(policy, *[("small", SMALL)] * 9), 80)
+    assert "  pack 1 has 1-3; 2 has 4-6; 3 has 7-9\n" in text
+    many = render_plan(explain_by(policy, *[("small", SMALL)] * 60), 80)
+    assert "12 has 34-36; and 8 more" in " ".join(many.split())
+    assert "has" not in render_plan(explain_by(POLICY, *[("small", SMALL)] * 3), 80)
+
+
+def test_a_screen_shows_some_pairs_and_counts_the_others_and_json_has_more() -> None:
+    kinds = [
+        (f"j{n}", dataclasses.replace(SMALL, run_s=70.0 * n, gpu_memory_peak_mb=80_000))
+        for n in range(1, 17)
+    ]
+    explanation = explain_by(POLICY, *kinds)
+    assert len(build_plan_json(explanation)["not_together"]) == 120
+    assert build_plan_json(explanation)["not_together_left_out"] == 0
+    text = render_plan(explanation, 100, explain=True)
+    shown = text.partition("Not together:")[2]
+    assert shown.count(" MB are usable") == 50
+    assert "  and 70 more pairs of jobs\n" in text

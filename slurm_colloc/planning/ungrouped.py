@@ -1,0 +1,72 @@
+"""Why two jobs are not planned together, whatever they take of a GPU; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.planning.grouping import (
+    TIME_RATIO,
+    BucketKey,
+    compute_reason_to_run_alone,
+)
+from slurm_colloc.planning.limits import Broken
+from slurm_colloc.planning.needs import Question, choose_time_limit_s
+
+
+def find_difference(
+    question: Question, keys: Mapping[int, BucketKey], names: Sequence[str], i: int, j: int
+) -> Broken | None:
+    """What two jobs do not agree in that share a pack.
+
+    Args:
+        question: What planning was asked.
+        keys: From `find_keys`; those that share with nobody have none.
+        names: What the jobs are called, by index.
+        i: One job.
+        j: The other.
+
+    Returns:
+        It; None where the two may be planned together.
+    """
+    for index in (i, j):
+        if index not in keys:
+            why = compute_reason_to_run_alone(question.jobs[index], question.policy)
+            return Broken("alone", None, None, f"{names[index]} runs alone: {why}")
+    one, other = keys[i], keys[j]
+    if (one.group, one.gpu_type) != (other.group, other.gpu_type):
+        text = "partition, account, QoS, GPU type or another option for sbatch is not equal"
+        return Broken("group", None, None, text)
+    if one.is_over != other.is_over:
+        return _build_over(question, names, i if one.is_over else j)
+    if one.longest_s != other.longest_s:
+        return _build_duration(question, keys, names, i, j)
+    return None
+
+
+def _build_over(question: Question, names: Sequence[str], index: int) -> Broken:
+    asked_s = question.jobs[index].time_limit_s
+    limit_s = question.capacity.time_limit_max_s
+    asked = "no time limit" if asked_s is None else f"{asked_s} s"
+    text = f"{names[index]} asks for {asked}, MaxTime here is {limit_s} s: Slurm will not start it"
+    return Broken("time", asked_s, limit_s, text)
+
+
+def _build_duration(
+    question: Question, keys: Mapping[int, BucketKey], names: Sequence[str], i: int, j: int
+) -> Broken:
+    """Their time limits are too different."""
+    asked = {
+        index: choose_time_limit_s(question.jobs[index], question.capacity) for index in (i, j)
+    }
+    if None in asked.values():
+        endless, limited = (i, j) if asked[i] is None else (j, i)
+        text = f"{names[limited]} asks for {asked[limited]} s, {names[endless]} for no time limit"
+        return Broken("duration", asked[limited], None, text)
+    short, long = sorted((i, j), key=lambda index: keys[index].longest_s or 0)
+    longest_s = keys[long].longest_s or 0
+    least_s = -(-longest_s // TIME_RATIO)
+    text = (
+        f"{names[short]} asks for {asked[short]} s, {names[long]} shares with jobs that ask for "
+        f"{least_s} to {longest_s} s, for a short job is not to wait like a long one"
+    )
+    return Broken("duration", asked[short], least_s, text)

@@ -1,0 +1,269 @@
+"""What keeps two jobs apart, limit by limit: relaxing what is named makes the pack legal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, Goal, Policy, SharingMode, UsageProfile
+from slurm_colloc.planning.apart import count_pairs_apart
+from slurm_colloc.planning.explaining import build_explanation
+from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
+from slurm_colloc.planning.families import compute_mig_memory_share
+from slurm_colloc.planning.grouping import TIME_RATIO, ask, find_keys, plan
+from slurm_colloc.planning.needs import build_limits, build_subject
+from slurm_colloc.planning.pricing import Pricing
+from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.weighing import Weighing
+from tests.planning import known_jobs
+from tests.planning.known_jobs import (
+    CALIBRATION,
+    LARGE,
+    MODES,
+    POLICY,
+    ROOMY,
+    SATURATING,
+    SMALL,
+    build_call,
+    build_job,
+)
+
+slow = settings(suppress_health_check=[HealthCheck.too_slow])
+MIG = dataclasses.replace(POLICY, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
+_OF_THE_GPU = {
+    "cpus": "cpus",
+    "host_memory": "host_memory_mb",
+    "gpu_memory": "gpu_memory_mb",
+    "clients": "members",
+    "pack_size": "members",
+    "time": "finish_s",
+}
+
+
+def explain(
+    *kinds: tuple[str, UsageProfile | None], policy: Policy = POLICY, capacity: Capacity = ROOMY
+) -> PlanExplanation:
+    jobs, known = build_call(*kinds)
+    made = plan(jobs, known, capacity, policy, CALIBRATION)
+    return build_explanation(made, jobs, known, capacity, policy, CALIBRATION)
+
+
+def find_pair(explanation: PlanExplanation, first: str, second: str) -> PairExplanation:
+    return next(p for p in explanation.pairs if {p.first, p.second} == {first, second})
+
+
+def relax(
+    subjects: list[Subject], limits: Limits, broken: tuple[tuple[str, float, float], ...]
+) -> tuple[list[Subject], Limits]:
+    """The jobs and the GPU with each named limit raised to what the pack comes to."""
+    for constraint, have, limit in broken:
+        if constraint == "slowdown":
+            subjects = [
+                dataclasses.replace(s, max_slowdown=have * 1.0001) if s.max_slowdown == limit else s
+                for s in subjects
+            ]
+        elif constraint == "mig":
+            room_mb = int(have / compute_mig_memory_share(len(subjects))) + 1
+            limits = dataclasses.replace(limits, gpu_memory_mb=room_mb)
+        else:
+            name = _OF_THE_GPU[constraint]
+            raised = have * 1.0001 if name == "finish_s" else int(have)
+            limits = dataclasses.replace(limits, **{name: max(raised, getattr(limits, name))})
+    return subjects, limits
+
+
+@slow
+@given(
+    call=st.lists(
+        st.tuples(known_jobs.SOUND_PROFILES, st.none() | st.sampled_from([1.0, 1.1, 1.3, 2.0])),
+        min_size=2,
+        max_size=6,
+    ),
+    capacity=known_jobs.CAPACITIES,
+    goal=st.sampled_from(Goal),
+    pack_size=st.none() | st.integers(2, 6),
+    modes=st.sampled_from([MODES, (SharingMode.MIG,), (SharingMode.MPS, SharingMode.MIG)]),
+)
+def test_raising_every_limit_that_is_named_makes_the_pair_legal(
+    call: list[tuple[UsageProfile, float | None]],
+    capacity: Capacity,
+    goal: Goal,
+    pack_size: int | None,
+    modes: tuple[SharingMode, ...],
+) -> None:
+    jobs = [build_job(n, max_slowdown=bound) for n, (_, bound) in enumerate(call, start=1)]
+    profiles = {index: profile for index, (profile, _) in enumerate(call)}
+    policy = Policy(goal=goal, pack_size=pack_size, mode=modes[0], modes=modes)
+    made = plan(jobs, profiles, capacity, policy, CALIBRATION)
+    explanation = build_explanation(made, jobs, profiles, capacity, policy, CALIBRATION)
+    assert explanation.pairs_left_out == 0
+    assert sum(pair.pairs for pair in explanation.pairs) == count_pairs_apart(made)
+    question = ask(jobs, profiles, capacity, policy, CALIBRATION)
+    subjects = [build_subject(question, index) for index in range(len(jobs))]
+    limits = build_limits(question, subjects)
+    for pair in explanation.pairs:
+        told = {b.constraint for b in pair.broken}
+        if told <= {"cost", "unknown"}:
+            continue
+        numbers = [(b.constraint, b.have, b.limit) for b in pair.broken]
+        assert all(have is not None and limit is not None for _, have, limit in numbers), pair.text
+        if pair.pack_indices and any(
+            len(pack.members) > pack.degree for pack in made.packs if len(pack.members) > 1
+        ):
+            # Who waits in a pack takes nobody's place.
+            assert told == {"pack_size"}
+            continue
+        new = pair.second_index
+        if new in pair.pack_indices:
+            new = pair.first_index
+        members = [*(pair.pack_indices or (pair.first_index,)), new]
+        weighing = Weighing(
+            [subjects[i] for i in members], limits, CALIBRATION, goal=goal, modes=modes
+        )
+        everybody = range(len(members))
+        assert weighing.pricing.price(everybody) is None
+        sure = tuple(
+            (c, h, limit) for c, h, limit in numbers if h is not None and limit is not None
+        )
+        if "cost" in told:
+            continue
+        relaxed, roomier = relax([subjects[i] for i in members], limits, sure)
+        pricing = Pricing(relaxed, roomier, CALIBRATION, goal=goal, modes=modes)
+        assert pricing.price(everybody) is not None, pair.text
+
+
+@slow
+@given(
+    limits_s=st.lists(
+        st.none() | st.sampled_from([60, 600, 900, 2399, 2400, 7200, 40_000]),
+        min_size=2,
+        max_size=6,
+    ),
+    most_s=st.none() | st.sampled_from([3600, 86_400]),
+)
+def test_asking_for_as_much_as_is_named_lets_a_job_be_planned_with_the_other(
+    limits_s: list[int | None], most_s: int | None
+) -> None:
+    jobs = [_build_asking(number, limit_s) for number, limit_s in enumerate(limits_s, start=1)]
+    capacity = dataclasses.replace(ROOMY, time_limit_max_s=most_s)
+    profiles = dict.fromkeys(range(len(jobs)), SMALL)
+    made = plan(jobs, profiles, capacity, POLICY, CALIBRATION)
+    explanation = build_explanation(made, jobs, profiles, capacity, POLICY, CALIBRATION)
+    keys = find_keys(ask(jobs, profiles, capacity, POLICY, CALIBRATION))
+    for pair in explanation.pairs:
+        i, j = pair.first_index, pair.second_index
+        (broken,) = pair.broken
+        assert (broken.constraint in {"duration", "time"}) == (keys[i] != keys[j])
+        if broken.constraint != "duration":
+            continue
+        short, long = sorted((i, j), key=lambda index: keys[index].longest_s or 10**9)
+        assert broken.have == limits_s[short]
+        if broken.limit is None:
+            assert limits_s[long] is None
+            jobs[short] = _build_asking(short + 1, None)
+        else:
+            assert broken.have is not None
+            assert broken.have < broken.limit
+            jobs[short] = _build_asking(short + 1, int(broken.limit))
+        raised = find_keys(ask(jobs, profiles, capacity, POLICY, CALIBRATION))
+        assert raised[short] == raised[long]
+        jobs[short] = _build_asking(short + 1, limits_s[short])
+
+
+def _build_asking(number: int, limit_s: int | None) -> Job:
+    shape = (("time", "0"),) if limit_s is None else ()
+    return build_job(number, time_limit_s=limit_s, shape=shape)
+
+
+def test_time_limits_that_are_too_different_are_told_with_both_numbers() -> None:
+    jobs, known = build_call(("short", SMALL), ("long", SMALL), ("longest", SMALL))
+    for index, asked_s in enumerate((600, 3600, 7200)):
+        jobs[index] = dataclasses.replace(jobs[index], time_limit_s=asked_s)
+    made = plan(jobs, known, ROOMY, POLICY, CALIBRATION)
+    explanation = build_explanation(made, jobs, known, ROOMY, POLICY, CALIBRATION)
+    assert {(p.first, p.second) for p in explanation.pairs} == {
+        ("short", "long"),
+        ("short", "longest"),
+    }
+    pair = find_pair(explanation, "short", "long")
+    assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [
+        ("duration", 600, 7200 / TIME_RATIO)
+    ]
+    assert "short asks for 600 s, long shares with jobs that ask for 1800 to 7200 s" in pair.text
+
+
+@pytest.mark.parametrize("profile", [SMALL, None])
+def test_the_asked_size_of_packs_is_told_as_such(profile: UsageProfile | None) -> None:
+    policy = dataclasses.replace(POLICY, degree=2, degree_is_asked=True, pack_size=3)
+    pair = explain(*[("job", profile)] * 5, policy=policy).pairs[0]
+    assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("pack_size", 4, 3)]
+    assert pair.text == "4 would be in one pack, --pack-size is 3"
+
+
+def test_small_packs_for_the_queue_s_sake_are_told_as_such() -> None:
+    policy = dataclasses.replace(POLICY, degree_max=2, is_small_for_queue=True)
+    pair = explain(*[("job", SMALL)] * 4, policy=policy).pairs[0]
+    assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("queue", 3, 2)]
+    assert pair.text == "3 would run at once, 2 may, as smaller packs wait less in the queue"
+
+
+def test_small_mig_instances_are_told_with_both_numbers_beside_other_limits() -> None:
+    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    pair = explain(("a", SMALL), ("b", SMALL), ("huge", huge), policy=MIG).pairs[0]
+    found = [(b.constraint, b.have, b.limit) for b in pair.broken]
+    usable = int(143_771 * 0.95)
+    assert found == [("mig", 64_024, usable * 2 / 8)]
+    assert "huge needs 64024 MB of GPU memory, each of 3 MIG instances has" in pair.text
+    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=70_000)
+    narrow = dataclasses.replace(ROOMY, cpus_per_gpu=1)
+    (pair,) = explain(("a", SMALL), ("huge", huge), policy=MIG, capacity=narrow).pairs
+    assert {b.constraint for b in pair.broken} == {"cpus", "mig"}
+
+
+def test_each_bound_that_is_passed_is_named() -> None:
+    jobs, known = build_call(("a", SATURATING), ("b", SATURATING), ("c", SATURATING))
+    for index, bound in enumerate((1.2, 1.3, 1.3)):
+        jobs[index] = dataclasses.replace(jobs[index], max_slowdown=bound)
+    made = plan(jobs, known, ROOMY, POLICY, CALIBRATION)
+    explanation = build_explanation(made, jobs, known, ROOMY, POLICY, CALIBRATION)
+    slow = [b for b in find_pair(explanation, "a", "b").broken if b.constraint == "slowdown"]
+    assert [b.limit for b in slow] == [1.2, 1.3]
+    assert [b.text.split(" ", 1)[0] for b in slow] == ["a", "b"]
+    same = [b for b in find_pair(explanation, "b", "c").broken if b.constraint == "slowdown"]
+    assert [b.limit for b in same] == [1.3]
+    assert "(2 of 2 members would pass it)" in same[0].text
+
+
+@pytest.mark.parametrize("goal", list(Goal))
+def test_what_saves_too_little_is_told_with_both_numbers(goal: Goal) -> None:
+    policy = dataclasses.replace(POLICY, goal=goal, slowdown_bound=100.0)
+    pairs = explain(*[("big", LARGE)] * 3, ("s", SMALL), ("fill", SATURATING), policy=policy).pairs
+    told = [b for pair in pairs for b in pair.broken if b.constraint == "cost"]
+    assert told
+    for broken in told:
+        assert broken.have is not None
+        assert broken.limit is not None
+        assert broken.have >= broken.limit
+
+
+def test_host_memory_that_nobody_stated_is_told_as_assumed() -> None:
+    jobs, known = build_call(*[("job", None)] * 5)
+    stated, unstated = (
+        [dataclasses.replace(job, host_memory_mb=memory_mb) for job in jobs]
+        for memory_mb in (100_000, None)
+    )
+    found = []
+    for call in (stated, unstated):
+        made = plan(call, known, ROOMY, POLICY, CALIBRATION)
+        pair = build_explanation(made, call, known, ROOMY, POLICY, CALIBRATION).pairs[0]
+        found.append(next(b for b in pair.broken if b.constraint == "host_memory"))
+    assert (found[0].have, found[0].limit) == (found[1].have, found[1].limit) == (500_000, 400_000)
+    assert found[0].text == "5 at once need 500000 MB of host memory, the GPU's share is 400000 MB"
+    assert found[1].text == (
+        f"{found[0].text} (of 5 without --mem 100000 MB each are assumed, "
+        "the share over the degree)"
+    )
