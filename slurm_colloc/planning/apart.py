@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,12 @@ from slurm_colloc.model.plan import Plan, Rule
 from slurm_colloc.planning.alike import add_alike
 from slurm_colloc.planning.explanation import PairExplanation, label_jobs
 from slurm_colloc.planning.grouping import BucketKey, compute_reason_to_run_alone
-from slurm_colloc.planning.needs import Question, build_subject, choose_time_limit_s
+from slurm_colloc.planning.needs import (
+    Question,
+    build_subject,
+    choose_time_limit_s,
+    forget_loads,
+)
 from slurm_colloc.planning.pair_reasons import PairReasons
 from slurm_colloc.planning.subject import Subject
 
@@ -41,8 +45,7 @@ def explain_pairs(
         The pairs, those that are alike once, and how many pairs of jobs none of them stands for.
     """
     if question.policy.rule is Rule.FIRST_FIT:
-        # That rule does not look at them.
-        question = dataclasses.replace(question, profiles={})
+        question = forget_loads(question)
     subjects = [build_subject(question, index) for index in range(len(question.jobs))]
     if labels is None:
         labels = label_jobs((job.name, job.number) for job in question.jobs)

@@ -13,12 +13,12 @@ import numpy as np
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.arrays import Array, compute_spans_s
 from slurm_colloc.planning.durations import KEPT_SHARE
+from slurm_colloc.planning.energy import TINY_S, compute_base_j, compute_energy_j, compute_work_j
 from slurm_colloc.planning.families import (
-    MIG_MEMBERS_MAX,
     SETUP_S,
-    compute_mig_memory_share,
     is_tried,
 )
+from slurm_colloc.planning.instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.pricing import SLACK, Key, Pricing, build_setting
 from slurm_colloc.planning.subject import Priced
 from slurm_colloc.planning.trials import KindTable, Trials
@@ -83,8 +83,8 @@ class Columns:
         self._run_s = np.array([kind.run_s for kind in kinds])
         self._margin = np.array([kind.margin for kind in kinds])
         self._bound = np.array([kind.max_slowdown for kind in kinds]) * (1.0 + SLACK)
-        self._work_j = np.array([pricing.compute_work_j(kind) for kind in range(len(kinds))])
-        self._alone = np.array([pricing.compute_cost_alone((kind,)) for kind in range(len(kinds))])
+        self._work_j = np.array([compute_work_j(kind) for kind in kinds])
+        self._base_j = np.array([compute_base_j(kind) for kind in kinds])
 
     def compute_costs(self, packs: Sequence[Key], *, thorough: bool) -> list[float]:
         """Cost of each pack; infinite where none is legal.
@@ -118,13 +118,14 @@ class Columns:
             return None
         family = self._pricing.families[int(found.families[place])]
         duration_s = float(found.duration_s[place])
-        gpu_s = duration_s + SETUP_S[family.mode]
         return Priced(
             build_setting(family, found.percentages[:size, place].tolist()),
             tuple(found.slowdowns[:size, place].tolist()),
             duration_s,
-            gpu_s,
-            self._pricing.compute_energy_j(gpu_s, float(self._work_j[kinds[:size, place]].sum())),
+            duration_s + SETUP_S[family.mode],
+            self._pricing.compute_pack_energy_j(
+                tuple(kinds[:size, place].tolist()), duration_s, family.mode
+            ),
             float(found.costs[place]),
         )
 
@@ -193,8 +194,6 @@ class Columns:
         for tries in tried:
             if np.isfinite(tries.estimates).any():
                 self._keep_best(tries, kinds, taken, found, thorough=thorough)
-        alone = (self._alone[kinds] * taken).sum(axis=0)
-        found.costs[found.costs >= alone * (1.0 - self._margin[kinds].max(axis=0))] = np.inf
         return found
 
     def _choose_trials(
@@ -256,14 +255,19 @@ class Columns:
             taken=trials.taken,
             kept_share=KEPT_SHARE if thorough else _ROUGH_SHARE[len(kinds) <= _SMALL],
         )
-        gpu_s = duration_s.astype(float) + SETUP_S[trials.families[0][0].mode]
+        working_s = duration_s.astype(float)
+        gpu_s = working_s + SETUP_S[trials.families[0][0].mode]
+        alone_s = (self._run_s[trials.kinds] * trials.taken).sum(axis=0)
+        delay_s = ends_s.astype(float) - alone_s
         work_j = (self._work_j[trials.kinds] * trials.taken).sum(axis=0)
-        delay_s = ends_s.astype(float) - trials.run_s.sum(axis=0, dtype=float)
-        energy_j = pricing.compute_energy_j(gpu_s, work_j)
-        costs = np.asarray(pricing.compute_cost(gpu_s, delay_s, energy_j)).copy()
+        base_j = (self._base_j[trials.kinds] * trials.taken).sum(axis=0)
+        share = working_s / np.maximum(alone_s, TINY_S)
+        energy_j = compute_energy_j(pricing.idle_power_w, gpu_s, share, base_j, work_j)
+        costs = np.array(pricing.compute_cost(gpu_s, delay_s, energy_j))
+        margins = self._margin[trials.kinds].max(axis=0)
+        costs[pricing.compute_time_s(gpu_s, delay_s) >= alone_s * (1.0 - margins)] = np.inf
         finish_s = pricing.limits.finish_s
         if finish_s is not None:
-            margins = self._margin[trials.kinds].max(axis=0)
             costs[gpu_s * (1.0 + margins) > finish_s * (1.0 + SLACK)] = np.inf
         families, packs = np.nonzero(chosen)
         for place, number in enumerate(numbers):
@@ -282,8 +286,7 @@ class Columns:
         usable_mb = self._pricing.limits.gpu_memory_mb
         if usable_mb is not None:
             rooms_mb = [0.0] + [
-                usable_mb * compute_mig_memory_share(size)
-                for size in range(1, len(trials.kinds) + 1)
+                compute_instance_mb(usable_mb, size) for size in range(1, len(trials.kinds) + 1)
             ]
             needs_mb = self._gpu_memory_mb[trials.kinds].max(axis=0)
             fits &= needs_mb <= np.array(rooms_mb)[sizes]

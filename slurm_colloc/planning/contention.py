@@ -41,7 +41,7 @@ _COPIES_WAIT = 0.5
 """Under time slicing copies wait for partners' turns about half as much as kernels: on an H200 the
 one training that copies was then predicted best (mean error 0.044; as much as kernels 0.047, not at
 all 0.073)."""
-_AT_WORK_W = 46.0
+AT_WORK_W = 46.0
 """A GPU that works at all draws so much more than an idle one, once, however many members it has:
 125 W and 79 W on an H200. With it the power of 206 packs there came out with 7.5 % standard
 deviation, without it with 14 %, and packs of many small trainings with half as much again."""
@@ -185,8 +185,8 @@ def predict_slowdowns(
         over = maximum(1.0, needed / cores)
         slowdowns = [slowdown * over for slowdown in slowdowns]
     if power_room_w is not None and power_room_w > 0:
-        drawn = _AT_WORK_W + _sum(
-            there * larger(load.power_w - _AT_WORK_W, 0.0) / slowdown
+        drawn = AT_WORK_W + _sum(
+            there * larger(load.power_w - AT_WORK_W, 0.0) / slowdown
             for there, load, slowdown in _zip(present, loads, slowdowns)
         )
         # Clocks fall about as the square root of what is missing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
@@ -12,7 +11,6 @@ from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, Usag
 from slurm_colloc.planning import rivals
 from slurm_colloc.planning.apart import explain_pairs
 from slurm_colloc.planning.explanation import MemberExplanation, PackExplanation, PlanExplanation
-from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.grouping import ask
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.needs import (
@@ -20,6 +18,7 @@ from slurm_colloc.planning.needs import (
     are_timed,
     build_load,
     build_subject,
+    has_power,
     has_run_s,
 )
 from slurm_colloc.planning.pricing import Pricing
@@ -116,14 +115,10 @@ def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
 
 
 def _compute_energy_wh(pack: PackPlan, question: Question, pricing: Pricing) -> float | None:
-    """What `--goal=energy` counts of a pack, in watt hours; None where a figure is unknown.
-
-    There what the power of a job is not known of counts as nothing, so that a choice is made.
-    """
+    """What `--goal=energy` counts of a pack, in watt hours; None where a figure is unknown."""
     indices = [member.job_index for member in pack.members]
     subjects = [pricing.subjects[index] for index in indices]
-    profiles = [question.profiles.get(index, UsageProfile()) for index in indices]
-    if not are_timed(question, subjects) or not all(_has_power(profile) for profile in profiles):
+    if not are_timed(question, subjects) or not has_power(question, indices):
         return None
     if any(subject.load is None for subject in subjects):
         return None
@@ -132,14 +127,9 @@ def _compute_energy_wh(pack: PackPlan, question: Question, pricing: Pricing) -> 
         if len(subjects) > 1:
             return None
         finish_s = subjects[0].run_s
-    work_j = sum(pricing.compute_work_j(pricing.kind_of[index]) for index in indices)
-    energy_j: float | None = pricing.compute_energy_j(finish_s + SETUP_S[pack.mode], work_j)
+    key = tuple(pricing.kind_of[index] for index in indices)
+    energy_j = pricing.compute_pack_energy_j(key, finish_s, pack.mode)
     return None if energy_j is None else energy_j / _J_PER_WH
-
-
-def _has_power(profile: UsageProfile) -> bool:
-    """Whether the GPU's power is known while a job is alone on it."""
-    return profile.power_w is not None and math.isfinite(profile.power_w)
 
 
 def _explain_member(

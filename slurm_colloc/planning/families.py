@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.model.calibration import Calibration, Load, ModeModel
-from slurm_colloc.model.plan import MIG_INSTANCES_MAX, SharingMode
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.contention import predict_slowdowns
+from slurm_colloc.planning.instances import MIG_EIGHTHS, MIG_MEMBERS_MAX, MIG_SLICES
 
 SETUP_S = {
     SharingMode.EXCLUSIVE: 0.0,
@@ -19,11 +20,6 @@ SETUP_S = {
 }
 """Seconds for which the GPU is held on top: to start MPS, to make MIG instances."""
 
-MIG_MEMBERS_MAX = MIG_INSTANCES_MAX
-_MIG_SLICES = (7, 7, 3, 2, 1, 1, 1, 1)
-"""Slices of each of 0, 1, 2... equal instances: all that fit onto 7 slices and 8 eighths."""
-_MIG_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Eighths of the GPU's memory that an instance of so many slices gets."""
 _PERCENT = 100
 _SHARE_MIN = 10
 _UNITS = 1_000_000
@@ -113,7 +109,7 @@ def compute_percentages(
         arithmetic: For numbers or arrays.
     """
     if family.mode is SharingMode.MIG:
-        slices = arithmetic.pick(_MIG_SLICES, arithmetic.minimum(count, MIG_MEMBERS_MAX))
+        slices = arithmetic.pick(MIG_SLICES, arithmetic.minimum(count, MIG_MEMBERS_MAX))
         return [slices * _PERCENT // 7] * len(activities)
     if not family.total:
         return [_PERCENT + 0 * count] * len(activities)
@@ -128,15 +124,10 @@ def compute_percentages(
     return [equal] * len(activities)
 
 
-def compute_mig_memory_share(count: int) -> float:
-    """Share of the GPU's memory that each of so many equal instances has."""
-    return _MIG_EIGHTHS[_MIG_SLICES[min(count, MIG_MEMBERS_MAX)]] / 8
-
-
 def _compute_stretch(percent: int) -> float:
     """1/e of an instance: e is the harmonic mean of its share of SMs and of memory."""
     slices = max(1, min(7, round(percent * 7 / _PERCENT)))
-    eighths = _MIG_EIGHTHS.get(slices, slices + 1)
+    eighths = MIG_EIGHTHS.get(slices, slices + 1)
     return (7 / slices + 8 / eighths) / 2
 
 

@@ -19,11 +19,11 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.joining import find_known, find_mixture
 from slurm_colloc.planning.needs import (
     Need,
     Question,
-    build_limits,
     choose_bound,
     choose_gpu_memory_mb,
     compute_need,

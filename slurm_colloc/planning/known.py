@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from slurm_colloc.model.plan import PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, PackPlan, Rule
 from slurm_colloc.planning import rivals, search
 from slurm_colloc.planning.declining import Declining
 from slurm_colloc.planning.explanation import label_jobs
+from slurm_colloc.planning.gpu_limits import build_limits, list_modes
 from slurm_colloc.planning.needs import (
     Need,
     Question,
-    build_limits,
     build_subject,
     choose_time_limit_s,
+    forget_loads,
+    has_power,
 )
 from slurm_colloc.planning.predicting import build_lone, build_prediction, predict_by_model
 from slurm_colloc.planning.request import build_lone_pack, build_pack
@@ -27,7 +29,6 @@ from slurm_colloc.planning.weighing import Weighing
 __all__ = [
     "build_known_pack",
     "build_needs",
-    "choose_modes",
     "is_known",
     "plan_by_loads",
     "predict_by_model",
@@ -45,7 +46,7 @@ def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
 def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     rule = question.policy.rule
     if rule is Rule.FIRST_FIT:
-        return plan_unknown(dataclasses.replace(question, profiles={}), indices)
+        return plan_unknown(forget_loads(question), indices)
     subjects = [build_subject(question, index) for index in indices]
     if rule is not Rule.CSUB:
         return _plan_by_rival(question, subjects)
@@ -97,24 +98,43 @@ def is_known(subject: Subject) -> bool:
     return subject.load is not None and subject.gpu_memory_mb is not None
 
 
-def choose_modes(policy: Policy) -> tuple[SharingMode, ...]:
-    """The sharing modes that may be chosen from."""
-    modes = policy.modes or (policy.mode,)
-    return tuple(mode for mode in modes if mode is not SharingMode.EXCLUSIVE)
-
-
 def weigh(question: Question, subjects: Sequence[Subject]) -> Weighing:
     """The jobs of known load of a call that may share with each other."""
     return Weighing(
         subjects,
         build_limits(question, subjects),
         question.calibration,
-        goal=question.policy.goal,
-        modes=choose_modes(question.policy),
+        goal=Goal.THROUGHPUT if describe_lack(question, subjects) else question.policy.goal,
+        modes=list_modes(question.policy),
     )
 
 
+def describe_lack(question: Question, subjects: Sequence[Subject]) -> str:
+    """What is not known that the goal would count; empty where nothing is lacking."""
+    if question.policy.goal is not Goal.ENERGY:
+        return ""
+    calibration = question.calibration
+    if calibration is None or calibration.idle_power_w is None:
+        lack = "the power of the idle GPU is not known"
+    else:
+        lacking = [s.index for s in subjects if not has_power(question, [s.index])]
+        if not lacking:
+            return ""
+        names = label_jobs((job.name, job.number) for job in question.jobs)
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        lack = f"what power {names[lacking[0]]}{others} would draw is not known"
+    return f"{lack}: GPU time counts in place of energy"
+
+
 def _plan_known(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
+    packs = _divide(question, subjects)
+    lack = describe_lack(question, subjects)
+    if lack:
+        packs = [dataclasses.replace(pack, reasons=(*pack.reasons, lack)) for pack in packs]
+    return packs
+
+
+def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
     weighing = weigh(question, subjects)
     parts = search.partition(weighing.pricing)
     waiting = plan_waiting(question, weighing, parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.planning.instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.subject import Limits, Subject
 
 GPU_MEMORY_SHARE = 0.95
@@ -130,4 +131,27 @@ def find_broken(subjects: Sequence[Subject], limits: Limits) -> tuple[Broken, ..
                 f"the longest runs {longest:.0f} s alone, a pack may last {limits.finish_s:.0f} s"
             )
             broken.append(Broken("time", longest, limits.finish_s, text))
+    if limits.has_instances:
+        broken += find_broken_instances(subjects, limits)
     return tuple(broken)
+
+
+def find_broken_instances(subjects: Sequence[Subject], limits: Limits) -> list[Broken]:
+    """What these jobs would break if each had one of equal MIG instances of the GPU.
+
+    Args:
+        subjects: The jobs.
+        limits: What one GPU has.
+    """
+    count = len(subjects)
+    if count > MIG_MEMBERS_MAX:
+        text = f"{count} would run at once, a GPU has at most {MIG_MEMBERS_MAX} MIG instances"
+        return [Broken("mig", count, MIG_MEMBERS_MAX, text)]
+    if limits.gpu_memory_mb is None:
+        return []
+    need_mb = max(subject.gpu_memory_mb or 0 for subject in subjects)
+    room_mb = compute_instance_mb(limits.gpu_memory_mb, count)
+    if need_mb <= room_mb:
+        return []
+    text = f"one needs {need_mb} MB of GPU memory, each of {count} MIG instances has {room_mb} MB"
+    return [Broken("mig", need_mb, room_mb, text)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.job import Job
@@ -13,10 +13,9 @@ from slurm_colloc.model.profile import RUN_MOST_S
 from slurm_colloc.planning.limits import (
     compute_gpu_memory_limit_mb,
     compute_host_memory_limit_mb,
-    compute_usable_gpu_memory_mb,
     is_borrowed,
 )
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.subject import Subject
 
 RUN_DEFAULT_S = 3600.0
 """How long a job is taken to run of which nothing tells."""
@@ -211,6 +210,12 @@ def are_timed(question: Question, subjects: Sequence[Subject]) -> bool:
     return all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)
 
 
+def has_power(question: Question, indices: Iterable[int]) -> bool:
+    """Whether the GPU's power is known while each of these jobs is alone on it."""
+    found = (question.profiles.get(index) for index in indices)
+    return all(p is not None and p.power_w is not None and _is_amount(p.power_w) for p in found)
+
+
 def is_host_memory_assumed(question: Question, index: int) -> bool:
     """Whether neither a job's user nor its earlier runs tell of its host memory."""
     job, profile = question.jobs[index], question.profiles.get(index)
@@ -254,27 +259,18 @@ def build_subject(question: Question, index: int) -> Subject:
     )
 
 
-def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
-    """What one GPU has for a pack of jobs whose load is known.
+def forget_loads(question: Question) -> Question:
+    """The same question for a rule that looks at no loads: of profiles only memory is left.
 
-    How long a pack may last counts only where earlier runs tell how long jobs take: `--time` is
-    what a job may take at most, and Slurm's own limit cuts that off.
+    What a job was measured to take of the GPU's memory is a hard limit under any rule.
     """
-    capacity, policy = question.capacity, question.policy
-    members = policy.degree_max
-    if policy.degree_is_asked or capacity.gpu_memory_mb is None:
-        # How many fit into an unknown GPU's memory, nobody can say.
-        members = min(members, policy.degree)
-    if policy.pack_size is not None:
-        members = min(members, policy.pack_size)
-    finish_s = None
-    longest_s = capacity.time_limit_max_s
-    if longest_s is not None and are_timed(question, subjects):
-        finish_s = float(max(1, longest_s - policy.start_margin_s))
-    return Limits(
-        cpus=capacity.cpus_per_gpu,
-        host_memory_mb=capacity.host_memory_mb_per_gpu,
-        gpu_memory_mb=compute_usable_gpu_memory_mb(capacity.gpu_memory_mb),
-        members=max(1, members),
-        finish_s=finish_s,
-    )
+    memory = {
+        index: UsageProfile(
+            gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+            host_memory_peak_mb=profile.host_memory_peak_mb,
+            known_by=profile.known_by,
+            gpu_model=profile.gpu_model,
+        )
+        for index, profile in question.profiles.items()
+    }
+    return dataclasses.replace(question, profiles=memory)

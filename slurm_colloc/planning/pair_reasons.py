@@ -7,15 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.explanation import PairExplanation
+from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import find_keys
 from slurm_colloc.planning.known import is_known, weigh
 from slurm_colloc.planning.limits import Broken, find_broken
-from slurm_colloc.planning.needs import (
-    Question,
-    build_limits,
-    compute_need,
-    is_host_memory_assumed,
-)
+from slurm_colloc.planning.needs import Question, compute_need, is_host_memory_assumed
 from slurm_colloc.planning.subject import Subject
 from slurm_colloc.planning.ungrouped import find_difference
 from slurm_colloc.planning.unknown import compute_refusal, find_late

@@ -9,18 +9,18 @@ from typing import Any
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.durations import compute_ends_s
+from slurm_colloc.planning.energy import TINY_S, compute_base_j, compute_energy_j, compute_work_j
 from slurm_colloc.planning.families import (
     PLAIN,
     SETUP_S,
     Family,
     build_families,
-    compute_mig_memory_share,
     compute_percentages,
     count_activity,
     is_tried,
     predict_in,
 )
-from slurm_colloc.planning.limits import Broken, find_broken
+from slurm_colloc.planning.limits import Broken, find_broken, find_broken_instances
 from slurm_colloc.planning.subject import Limits, Priced, Setting, Subject
 
 Key = tuple[int, ...]
@@ -125,9 +125,9 @@ class Pricing:
             total += priced.cost
         return total
 
-    def compute_cost_limit(self, key: Key) -> float:
-        """What a shared pack has to cost less than, to be worth its risk."""
-        return self.compute_cost_alone(key) * (1.0 - self.find_margin(key))
+    def compute_time_limit_s(self, key: Key) -> float:
+        """What a shared pack has to take less than, to be worth its risk; see `compute_time_s`."""
+        return sum(self.kinds[kind].run_s for kind in key) * (1.0 - self.find_margin(key))
 
     def find_margin(self, key: Key) -> float:
         """By how much the prediction of a pack may be wrong, relatively: as that of its worst."""
@@ -136,31 +136,35 @@ class Pricing:
     def compute_cost(self, gpu_s: Any, delay_s: Any, energy_j: Any) -> Any:
         """What the goal counts; of numbers or arrays.
 
-        Throughput counts GPU time. Latency counts on top by how much later than alone the members
-        end, so that a pack has to save more than its members wait for.
-
         Args:
             gpu_s: Seconds for which the GPU is held.
             delay_s: By how much later than alone the members end, summed up.
             energy_j: Energy; None where unknown: then GPU time stands for it.
         """
-        if self.goal is Goal.LATENCY:
-            return gpu_s + delay_s
         if self.goal is Goal.ENERGY and energy_j is not None:
             return energy_j
-        return gpu_s
+        return self.compute_time_s(gpu_s, delay_s)
 
-    def compute_energy_j(self, gpu_s: Any, work_j: Any) -> Any:
-        """Energy of a pack: idle power while the GPU is held, and what the members' work takes.
+    def compute_time_s(self, gpu_s: Any, delay_s: Any) -> Any:
+        """The time that a pack has to save; of numbers or arrays.
 
-        None where the idle power is unknown. Of numbers or arrays.
+        That is GPU time, also where energy counts: most of a GPU's energy is that of the work, and
+        it is time that the prediction may be wrong by. Latency counts on top by how much later than
+        alone the members end, so that a pack has to save more than its members wait for.
         """
-        return None if self.idle_power_w is None else self.idle_power_w * gpu_s + work_j
+        return gpu_s + delay_s if self.goal is Goal.LATENCY else gpu_s
 
-    def compute_work_j(self, kind: int) -> float:
-        """Energy above idle that the work of a job takes, however fast it is done."""
-        subject = self.kinds[kind]
-        return subject.load.power_w * subject.run_s if subject.load else 0.0
+    def compute_pack_energy_j(self, key: Key, working_s: float, mode: SharingMode) -> float | None:
+        """Energy of a pack of these kinds that works for so long; None where it is unknown."""
+        members = [self.kinds[kind] for kind in key]
+        energy_j: float | None = compute_energy_j(
+            self.idle_power_w,
+            working_s + SETUP_S[mode],
+            working_s / max(TINY_S, sum(member.run_s for member in members)),
+            sum(map(compute_base_j, members)),
+            sum(map(compute_work_j, members)),
+        )
+        return energy_j
 
     def predict(self, number: int, key: Key) -> list[float]:
         """The members' slowdowns under one of the families, while all run."""
@@ -168,7 +172,7 @@ class Pricing:
 
     def _compute(self, key: Key) -> Priced | None:
         if len(key) == 1:
-            return self._price_alone(self.kinds[key[0]], self.compute_work_j(key[0]))
+            return self._price_alone(key[0])
         members = [self.kinds[kind] for kind in key]
         if not key or any(member.load is None for member in members):
             return None
@@ -183,12 +187,11 @@ class Pricing:
             priced = self._price_in(number, key, members)
             if priced is not None and (best is None or priced.cost < best.cost):
                 best = priced
-        if best is None or best.cost >= self.compute_cost_limit(key):
-            return None
         return best
 
-    def _price_alone(self, subject: Subject, work_j: float) -> Priced:
-        energy_j = self.compute_energy_j(subject.run_s, work_j)
+    def _price_alone(self, kind: int) -> Priced:
+        subject = self.kinds[kind]
+        energy_j = self.compute_pack_energy_j((kind,), subject.run_s, SharingMode.EXCLUSIVE)
         cost = self.compute_cost(subject.run_s, 0.0, energy_j)
         setting = Setting(SharingMode.EXCLUSIVE, (None,))
         return Priced(setting, (1.0,), subject.run_s, subject.run_s, energy_j, cost)
@@ -213,16 +216,16 @@ class Pricing:
             latest_s = gpu_s * (1.0 + self.find_margin(key))
             if latest_s > self.limits.finish_s * (1.0 + SLACK):
                 return None
-        energy_j = self.compute_energy_j(gpu_s, sum(self.compute_work_j(kind) for kind in key))
-        cost = self.compute_cost(gpu_s, sum(ends) - sum(run_s), energy_j)
+        delay_s = sum(ends) - sum(run_s)
+        if self.compute_time_s(gpu_s, delay_s) >= self.compute_time_limit_s(key):
+            return None
+        energy_j = self.compute_pack_energy_j(key, duration_s, family.mode)
+        cost = self.compute_cost(gpu_s, delay_s, energy_j)
         setting = build_setting(family, percentages)
         return Priced(setting, tuple(slowdowns), duration_s, gpu_s, energy_j, cost)
 
     def _fits_instances(self, members: Sequence[Subject]) -> bool:
-        if self.limits.gpu_memory_mb is None:
-            return True
-        room_mb = self.limits.gpu_memory_mb * compute_mig_memory_share(len(members))
-        return all((member.gpu_memory_mb or 0) <= room_mb for member in members)
+        return not find_broken_instances(members, self.limits)
 
     def _rate(self, number: int, key: Key) -> tuple[tuple[int, ...], list[float]]:
         """Limits in percent, and slowdowns under them."""

@@ -20,6 +20,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
 )
 from slurm_colloc.model.ramp_decision import STAGE_S
+from slurm_colloc.planning.instances import compute_instance_mb
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.needs import Need, choose_bound
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
@@ -63,7 +64,12 @@ class Prediction:
     is_borrowed: bool = False
 
 
-def compute_overload(members: Sequence[Need], at_once: int, capacity: Capacity) -> str:
+def compute_overload(
+    members: Sequence[Need],
+    at_once: int,
+    capacity: Capacity,
+    mode: SharingMode = SharingMode.MPS,
+) -> str:
     """Name the resource of which the largest `at_once` members need more than there is, or ''."""
     cpus = sum(heapq.nlargest(at_once, (need.cpus for need in members)))
     if capacity.cpus_per_gpu is not None and cpus > capacity.cpus_per_gpu:
@@ -76,6 +82,14 @@ def compute_overload(members: Sequence[Need], at_once: int, capacity: Capacity) 
     usable = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
+    if mode is SharingMode.MIG and usable is not None and at_once > 1:
+        largest = max(need.gpu_memory_mb or 0 for need in members)
+        room_mb = compute_instance_mb(usable, at_once)
+        if largest > room_mb:
+            return (
+                f"one needs {largest} MB of GPU memory, each of {at_once} MIG instances "
+                f"has {room_mb} MB"
+            )
     return ""
 
 
@@ -90,7 +104,7 @@ def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -
     """The largest number of members that may run at once, at least 1."""
     most = compute_places_most(policy) or len(members)
     for degree in range(min(policy.degree, most, len(members)), 1, -1):
-        if not compute_overload(members, degree, capacity):
+        if not compute_overload(members, degree, capacity, policy.mode):
             return degree
     return 1
 

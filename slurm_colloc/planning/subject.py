@@ -47,6 +47,7 @@ class Limits:
         gpu_memory_mb: GPU memory that members may use together, in MB.
         members: Members at most.
         finish_s: Seconds that a pack may last, its setup and its margin included.
+        has_instances: Each member has one of equal MIG instances, whatever else there is.
     """
 
     cpus: int | None = None
@@ -54,6 +55,7 @@ class Limits:
     gpu_memory_mb: int | None = None
     members: int | None = None
     finish_s: float | None = None
+    has_instances: bool = False
 
 
 @dataclass(frozen=True)

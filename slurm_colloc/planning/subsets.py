@@ -14,15 +14,15 @@ import numpy as np
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.arrays import ARRAYS, Array, compute_spans_s
+from slurm_colloc.planning.energy import TINY_S, compute_base_j, compute_energy_j, compute_work_j
 from slurm_colloc.planning.families import (
-    MIG_MEMBERS_MAX,
     SETUP_S,
     Family,
-    compute_mig_memory_share,
     compute_percentages,
     count_activity,
     predict_in,
 )
+from slurm_colloc.planning.instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.pricing import SLACK, Key, Pricing
 
 _CHUNK_BITS = 13
@@ -60,10 +60,13 @@ class _Subsets:
         alone = [pricing.compute_cost_alone((kind,)) for kind in key]
         self._alone = _sum_up(alone, np.float64)
         margins = _fold([subject.margin for subject in self._subjects], np.maximum)
-        self._cost_limits = self._alone * (1.0 - margins)
+        alone_s = _sum_up([subject.run_s for subject in self._subjects], np.float64)
+        self._alone_s = np.maximum(alone_s, TINY_S)
+        self._time_limits_s = alone_s * (1.0 - margins)
         finish_s = pricing.limits.finish_s
         self._latest_s = None if finish_s is None else finish_s * (1.0 + SLACK) / (1.0 + margins)
-        self._work_j = _sum_up([pricing.compute_work_j(kind) for kind in key], np.float64)
+        self._work_j = _sum_up([compute_work_j(subject) for subject in self._subjects], np.float64)
+        self._base_j = _sum_up([compute_base_j(subject) for subject in self._subjects], np.float64)
         self._run_s = np.array([subject.run_s for subject in self._subjects], np.float32)
 
     def compute_costs(self) -> Array:
@@ -86,7 +89,6 @@ class _Subsets:
                     subsets, places = subsets[chosen], places[:, chosen]  # noqa: PLW2901
                 found = self._price(family, subsets, places, slowdowns, floors)
                 costs[subsets] = np.minimum(costs[subsets], found)
-        costs[costs >= self._cost_limits] = np.inf
         singles = 1 << np.arange(self.members)
         costs[singles] = self._alone[singles]
         costs[0] = 0.0
@@ -122,7 +124,7 @@ class _Subsets:
         if usable_mb is not None:
             largest = _fold([s.gpu_memory_mb or 0 for s in self._subjects], np.maximum)
             rooms = [0.0] + [
-                usable_mb * compute_mig_memory_share(size) for size in range(1, self.members + 1)
+                compute_instance_mb(usable_mb, size) for size in range(1, self.members + 1)
             ]
             fits &= largest <= np.array(rooms)[self.sizes]
         return fits
@@ -213,11 +215,20 @@ class _Subsets:
         run_s = self._run_s[places]
         first = flat.take(offsets + subsets)
         duration_s, ends_s = compute_spans_s(run_s, first, floors[places, percentages], rate)
-        gpu_s = duration_s.astype(np.float64) + SETUP_S[family.mode]
         pricing = self._pricing
-        energy_j: Any = pricing.compute_energy_j(gpu_s, self._work_j[subsets])
+        working_s = duration_s.astype(np.float64)
+        gpu_s = working_s + SETUP_S[family.mode]
+        energy_j: Any = compute_energy_j(
+            pricing.idle_power_w,
+            gpu_s,
+            working_s / self._alone_s[subsets],
+            self._base_j[subsets],
+            self._work_j[subsets],
+        )
         delay_s: Any = ends_s.astype(np.float64) - run_s.sum(axis=0, dtype=np.float64)
         costs: Array = np.array(pricing.compute_cost(gpu_s, delay_s, energy_j))
+        saved_s: Any = self._time_limits_s[subsets] - pricing.compute_time_s(gpu_s, delay_s)
+        costs[saved_s <= 0] = np.inf
         if self._latest_s is not None:
             costs[gpu_s > self._latest_s[subsets]] = np.inf
         return costs

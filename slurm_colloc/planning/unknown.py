@@ -97,7 +97,7 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
     if len(members) > size:
         return f"full with {describe_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
-    refusal = compute_overload(members, min(at_once, policy.degree), capacity)
+    refusal = compute_overload(members, min(at_once, policy.degree), capacity, policy.mode)
     if refusal:
         return refusal
     late = find_late(members, capacity, policy)

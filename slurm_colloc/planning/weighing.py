@@ -9,14 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.families import (
-    MIG_MEMBERS_MAX,
-    PLAIN,
-    Family,
-    compute_mig_memory_share,
-    predict_in,
-)
-from slurm_colloc.planning.limits import Broken
+from slurm_colloc.planning.families import PLAIN, Family, predict_in
+from slurm_colloc.planning.limits import Broken, find_broken_instances
 from slurm_colloc.planning.pricing import SLACK, Pricing
 from slurm_colloc.planning.subject import Limits, Priced, Setting, Subject
 
@@ -88,10 +82,11 @@ class Weighing:
         broken = [b for b in self.pricing.find_broken(members) if b.constraint != "time"]
         free = self.price_freely(members)
         if free is None:
-            return (*broken, self._build_too_many(len(members)))
+            none = Broken("mig", None, None, "no sharing mode takes them together")
+            return tuple(broken) or (none,)
         broken += list_too_slow([names[i] for i in members], chosen, free.slowdowns)
-        if free.setting.mode is SharingMode.MIG:
-            broken += self._find_small_instances([names[i] for i in members], chosen)
+        if free.setting.mode is SharingMode.MIG and not self.limits.has_instances:
+            broken += find_broken_instances(chosen, self.limits)
         key = tuple(sorted(self.pricing.kind_of[i] for i in members))
         finish_s, margin = self.limits.finish_s, self.pricing.find_margin(key)
         latest_s = free.gpu_s * (1.0 + margin)
@@ -101,44 +96,23 @@ class Weighing:
                 text += f" ({latest_s:.0f} s with the margin of {margin:.0%})"
             text += f", a pack may last {finish_s:.0f} s"
             broken.append(Broken("time", latest_s, finish_s, text))
-        most = self.pricing.compute_cost_limit(key)
-        if free.cost >= most:
-            what, unit = describe_goal(self.goal, free)
-            apart = self.pricing.compute_cost_alone(key)
-            cost, alone = format_apart(free.cost, apart)
-            text = f"together they take {cost} {unit} of {what}, apart {alone} {unit}"
-            if free.cost < apart:
+        # Where energy counts, it is still time that a pack has to save.
+        took_s = free.gpu_s if self.goal is Goal.ENERGY else free.cost
+        most_s = self.pricing.compute_time_limit_s(key)
+        if took_s >= most_s:
+            alone_s = sum(subject.run_s for subject in chosen)
+            what, _ = describe_goal(
+                Goal.THROUGHPUT if self.goal is Goal.ENERGY else self.goal, free
+            )
+            together, apart = format_apart(took_s, alone_s)
+            text = f"together they take {together} s of {what}, apart {apart} s"
+            if took_s < alone_s:
                 text += ", which is less than the model may be wrong by"
-            broken.append(Broken("cost", free.cost, most, text))
+            broken.append(Broken("cost", took_s, most_s, text))
         # Under its cheapest setting nothing is in the way, and yet it was not made: none is known.
         return tuple(broken) or (
             Broken("mig", None, None, "they do not fit onto the instances of one GPU"),
         )
-
-    def _build_too_many(self, count: int) -> Broken:
-        """No mode takes so many."""
-        if self.modes and set(self.modes) <= {SharingMode.MIG} and count > MIG_MEMBERS_MAX:
-            text = f"{count} would run at once, a GPU has at most {MIG_MEMBERS_MAX} MIG instances"
-            return Broken("mig", count, MIG_MEMBERS_MAX, text)
-        return Broken("mig", None, None, "no sharing mode takes them together")
-
-    def _find_small_instances(
-        self, names: Sequence[str], members: Sequence[Subject]
-    ) -> list[Broken]:
-        """The largest need of GPU memory, where the instances of so many have less."""
-        if self.limits.gpu_memory_mb is None:
-            return []
-        room_mb = self.limits.gpu_memory_mb * compute_mig_memory_share(len(members))
-        need_mb, place = max(
-            (member.gpu_memory_mb or 0, place) for place, member in enumerate(members)
-        )
-        if need_mb <= room_mb:
-            return []
-        text = (
-            f"{names[place]} needs {need_mb} MB of GPU memory, "
-            f"each of {len(members)} MIG instances has {room_mb:.0f} MB"
-        )
-        return [Broken("mig", need_mb, room_mb, text)]
 
 
 def find_too_slow(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Rule, SharingMode
+from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import ask
 from slurm_colloc.planning.limits import find_broken
-from slurm_colloc.planning.needs import build_limits, build_subject
+from slurm_colloc.planning.needs import build_subject
 from slurm_colloc.planning.rivals import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,

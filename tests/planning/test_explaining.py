@@ -21,9 +21,10 @@ from slurm_colloc.planning.apart import PAIRS_MOST
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
+from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import ask, plan
 from slurm_colloc.planning.limits import Broken
-from slurm_colloc.planning.needs import build_limits, build_subject
+from slurm_colloc.planning.needs import build_subject
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Setting, Subject
 from slurm_colloc.planning.weighing import Weighing, predict_setting
@@ -323,11 +324,11 @@ def test_energy_is_what_the_goal_energy_counts() -> None:
     assert priced is not None
     assert priced.energy_j is not None
     assert pack.energy_wh == pytest.approx(priced.energy_j / 3600)
-    # Idle power while it is held, and what the work takes above that.
-    assert pack.predicted_finish_s is not None
-    work_j = 600 * (85 + 275 + 85)
-    held_s = pack.predicted_finish_s + 2
-    assert pack.energy_wh == pytest.approx((75 * held_s + work_j) / 3600)
+    # Idle power while it is held, that of a GPU at work, and what the work takes above both.
+    finish_s = pack.predicted_finish_s
+    assert finish_s is not None
+    work_j = 600 * (39 + 229 + 39)
+    assert pack.energy_wh == pytest.approx((75 * (finish_s + 2) + 46 * finish_s + work_j) / 3600)
 
 
 @pytest.mark.parametrize("rule", list(Rule))
