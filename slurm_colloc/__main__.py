@@ -7,11 +7,12 @@ script that is called like a subcommand.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Sequence
 
+from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
 from slurm_colloc.errors import CollocError
+from slurm_colloc.model.printable import escape_controls
 
 SUBCOMMANDS = frozenset(
     {
@@ -19,6 +20,7 @@ SUBCOMMANDS = frozenset(
         "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
     }
 )  # fmt: skip
+_LINE_BREAK = "\n"
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 
@@ -74,6 +76,7 @@ def main() -> None:
     # A tenth of a submission would go into looking for garbage in what the imports made, and as
     # much again at the end; commands that run long still collect theirs.
     gc.set_threshold(100_000, 50, 100)
+    guard_streams()
     status = run(sys.argv[1:])
     gc.freeze()
     sys.exit(status)
@@ -81,27 +84,53 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; the exit status."""
+    status = 0
     try:
-        status = choose_command(argv)()
+        status = _run_command(argv)
         sys.stdout.flush()
+    except OutputFailed as problem:
+        drop_output()
+        if problem.is_reader_gone:
+            return status
+        sys.stderr.write(f"csub: {problem}\n")
+        if problem.lost_line:
+            sys.stderr.write(f"csub: not written: {problem.lost_line}\n")
+        return status or 1
+    return status
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    try:
+        return choose_command(argv)()
     except CollocError as problem:
-        sys.stderr.write(f"csub: error: {problem}\n")
+        _tell(str(problem))
         return problem.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("csub: interrupted\n")
         return 130
-    except BrokenPipeError:
-        # The reader has gone (`csub queue | head`); what Python would still flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+    except SystemExit as end:
+        # argparse ends so, after what it has to say.
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        return end.code or 0
+    except OutputFailed:
+        raise
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        _tell(f"{where}{problem.strerror or problem}")
+        return 1
     except Exception as problem:
         click_exit = getattr(problem, "exit_code", None)
         shown = getattr(problem, "format_message", None)
         if click_exit is None or shown is None:
             raise
-        sys.stderr.write(f"csub: error: {shown()}\n")
+        _tell(shown())
         return int(click_exit)
-    return status
+
+
+def _tell(text: str) -> None:
+    # It may hold anything that the user, a file or Slurm has written; Slurm writes lines.
+    sys.stderr.write(f"csub: error: {escape_controls(text, keep=_LINE_BREAK)}\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.profile import PCIE_MIB_S
+from slurm_colloc.store.files import tell_kind
 
 IDLE = "idle"
 """Label of a row without a training."""
@@ -108,23 +110,31 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     """
     rows: list[Row] = []
     for path in paths:
+        shown = escape_controls(str(path))
         hint = "it must be a table that csub calibrate --raw has written"
         try:
             if not path.exists():
-                raise UsageProblem(f"cannot read {path}: it does not exist")
+                raise UsageProblem(f"cannot read {shown}: it does not exist")
             if not path.is_file():
-                raise UsageProblem(f"cannot read {path}: it is no file", hint=hint)
+                kind = tell_kind(path.stat().st_mode)
+                raise UsageProblem(f"cannot read {shown}: it is {kind}, no file", hint=hint)
             if path.stat().st_size > _BYTES_MOST:
-                raise UsageProblem(f"{path}: it is larger than {_BYTES_MOST >> 20} MB", hint=hint)
-            with path.open(newline="", encoding="utf-8") as file:
+                raise UsageProblem(f"{shown}: it is larger than {_BYTES_MOST >> 20} MB", hint=hint)
+            # A spreadsheet writes a byte order mark before the first name.
+            with path.open(newline="", encoding="utf-8-sig") as file:
                 found = [row for row in csv.DictReader(file) if None not in row.values()]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UsageProblem(f"cannot read {path}: {error}", hint=hint) from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageProblem(f"cannot read {shown}: {reason}", hint=hint) from error
+        except UnicodeDecodeError as error:
+            raise UsageProblem(f"cannot read {shown}: it is no UTF-8 text", hint=hint) from error
+        except (csv.Error, ValueError) as error:
+            raise UsageProblem(f"cannot read {shown}: {error}", hint=hint) from error
         if not found:
-            raise UsageProblem(f"{path}: it holds no rows", hint=hint)
+            raise UsageProblem(f"{shown}: it holds no rows", hint=hint)
         missing = [name for name in _NEEDED if name not in found[0]]
         if missing:
-            raise UsageProblem(f"{path}: it has no column {missing[0]}", hint=hint)
+            raise UsageProblem(f"{shown}: it has no column {missing[0]}", hint=hint)
         rows += found
     return rows
 

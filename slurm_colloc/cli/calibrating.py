@@ -16,6 +16,7 @@ import typer
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:
     from slurm_colloc.calibration.place import Place
@@ -83,27 +84,31 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         raise UsageProblem("rows are read only with --fit")
     if fit and not files:
         raise UsageProblem("--fit needs files of rows", hint="csub calibrate --fit rows.csv")
+    if fit and raw is not None:
+        raise UsageProblem("--raw is where rows are measured into; with --fit nothing is measured")
+    if idle_power is not None and not fit:
+        raise UsageProblem("--idle-power is read only with --fit")
     if not 0 < minutes <= _MINUTES_MOST:
         raise UsageProblem(f"--minutes={minutes:g} must be above 0 and at most {_MINUTES_MOST:g}")
     if scale not in ("full", "tiny"):
-        raise UsageProblem(f"--scale={scale} must be full or tiny")
+        raise UsageProblem(f"--scale={escape_controls(scale)} must be full or tiny")
     if idle_power is not None:
         check_idle_power(idle_power)
     if out is not None:
         check_target(out)
     if fit:
         check_packages("numpy", "scipy")
-        _fit(files or [], out=out, raw=None, idle_power_w=idle_power, as_json=as_json)
+        _fit(files or [], out=out, idle_power_w=idle_power, as_json=as_json)
         return
     check_packages("torch", "numpy", "scipy")
     place = _find_place(gpu, shared=shared)
-    target = out or _choose_target(place)
+    own = None if out is not None else _choose_target(place)
     previous = signal.signal(signal.SIGTERM, _end)
     try:
         with tempfile.TemporaryDirectory(prefix="csub-calibrate-") as folder:
             rows = raw if raw is not None else Path(folder) / "rows.csv"
             _measure(place, rows, minutes=minutes, scale=scale, seed=seed)
-            _fit([rows], out=target, raw=raw, idle_power_w=idle_power, as_json=as_json)
+            _fit([rows], out=out, own=own, raw=raw, idle_power_w=idle_power, as_json=as_json)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -126,8 +131,7 @@ def _choose_target(place: Place) -> Path | None:
     if place.gpu is None or not place.gpu.name:
         return None
     target = calibration_path(user_folder(load_settings().state_path), place.gpu.name)
-    # Nothing is left behind where nothing can be measured.
-    check_target(target, makes_folder=False)
+    check_target(target)
     return target
 
 
@@ -147,14 +151,25 @@ def _fit(
     files: list[Path],
     *,
     out: Path | None,
-    raw: Path | None,
+    own: Path | None = None,
+    raw: Path | None = None,
     idle_power_w: float | None,
     as_json: bool,
 ) -> None:
+    """Fit rows, and write the calibration.
+
+    Args:
+        files: The rows.
+        out: Where the user wants it; its folder is made for all to read.
+        own: Where it goes otherwise, among the user's own; None for nowhere.
+        raw: Where rows that were measured are kept.
+        idle_power_w: Of the GPU, where no row tells.
+        as_json: Tell it as JSON.
+    """
     from slurm_colloc.calibration.evaluation import compute_noise, evaluate
     from slurm_colloc.calibration.fitting import fit as fit_all
     from slurm_colloc.calibration.packs import build_measurements, read_rows
-    from slurm_colloc.calibration.target import choose_file
+    from slurm_colloc.calibration.target import choose_file, make_folder
     from slurm_colloc.calibration.telling import build_calibrate_json, render_fit
     from slurm_colloc.store.calibrations import calibration_path, write_calibration
 
@@ -163,14 +178,16 @@ def _fit(
         note(f"{measured.cells_left_out} cells are not whole, or make no sense; they are left out")
     if measured.idle_power_w is None:
         measured = dataclasses.replace(measured, idle_power_w=idle_power_w)
-    if out is not None and not measured.gpu_model:
+    if (out or own) is not None and not measured.gpu_model:
         raise UsageProblem("no row says which GPU model it is of, so nothing can be written")
     fitted = fit_all(measured)
     evaluated, noise = evaluate(measured, fitted), compute_noise(measured)
-    target = None if out is None else choose_file(out, measured.gpu_model)
+    target = own if out is None else choose_file(out, measured.gpu_model)
     problem = None
     if target is not None:
         try:
+            if out is not None:
+                make_folder(target)
             write_calibration(target, fitted.calibration)
         except CollocError as found:
             # What was measured is told all the same.
@@ -193,7 +210,7 @@ def _fit(
     if target is not None:
         named = calibration_path(target.parent, measured.gpu_model).name
         lost = "" if target.name == named else f"; csub looks for {named}, and finds no other name"
-        note(f"written: {target}{lost}")
+        note(f"written: {escape_controls(str(target))}{lost}")
 
 
 def _end(number: int, _: Any) -> None:

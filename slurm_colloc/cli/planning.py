@@ -12,7 +12,7 @@ from slurm_colloc.cli.dry_run import ask_slurm
 from slurm_colloc.cli.joining import describe_open_room
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submitting import prepare_call
-from slurm_colloc.cli.what_if import apply_changes, parse_changes
+from slurm_colloc.cli.what_if import apply_changes, name_changes, parse_changes
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.waits import WaitEstimate
@@ -71,7 +71,8 @@ def run_plan(argv: Sequence[str]) -> int:
     other, warnings = None, _list_warnings(planning)
     if changes:
         changed, policy = apply_changes(call, changes, session)
-        changed_planning = plan_call(changed, session.settings, slurm, policy)
+        with name_changes(changes):
+            changed_planning = plan_call(changed, session.settings, slurm, policy)
         other = explain_planning(changed_planning)
         told = [text for text in _list_warnings(changed_planning) if text not in warnings]
         warnings += [f"with {words}: {text}" for text in told]

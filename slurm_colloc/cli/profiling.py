@@ -12,6 +12,7 @@ import typer
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import NotFound, UsageProblem
+from slurm_colloc.model.printable import cut, escape_controls
 
 if TYPE_CHECKING:
     from slurm_colloc.model.profile import ProfileRecord
@@ -26,6 +27,9 @@ profile = typer.Typer(
 )
 
 _LEAST_DIGITS = 4
+_BYTES_MOST = 64 << 20
+_PROFILES_MOST = 10_000
+"""Of a file; a user has tens, a site hundreds."""
 
 Patterns = Annotated[
     list[str],
@@ -41,13 +45,18 @@ def list_all(as_json: Json = False) -> None:
     """List all usage profiles, the newest first."""
     from slurm_colloc.report.profile_view import render_list
     from slurm_colloc.report.terminal import choose_width
+    from slurm_colloc.store.profile_index import ProfileNames
 
     root = Session.open().state.root
     records = _read_all(root)
     if as_json:
         say(_dump(records))
     elif not records:
-        say(f"There are no usage profiles in {root}/profiles: a job that runs alone makes one.")
+        shown = escape_controls(f"{root}/profiles")
+        if ProfileNames(root).names:
+            say(f"None of the usage profiles in {shown} can be read.")
+        else:
+            say(f"There are no usage profiles in {shown}: a job that runs alone makes one.")
     else:
         say(render_list(records, choose_width(), styled=sys.stdout.isatty()))
 
@@ -80,8 +89,8 @@ def forget(
     root = Session.open().state.root
     records = _read_all(root)
     chosen = records if everything else _choose(records, patterns or [])
-    forget_profiles(root, chosen)
-    say(f"Forgotten: {_count(len(chosen))}.")
+    removed = forget_profiles(root, chosen)
+    say(f"Forgotten: {_count(removed)}.")
 
 
 @profile.command("export")
@@ -114,12 +123,20 @@ def _count(number: int) -> str:
 
 
 def _read_all(root: Path) -> list[ProfileRecord]:
-    """All that can be read; the others are named."""
+    """All that can be read; the others are named.
+
+    Raises:
+        StateError: Their folder cannot be read.
+    """
+    from slurm_colloc.store.profile_index import ProfileNames
     from slurm_colloc.store.profiles import list_profiles
 
-    records, problems = list_profiles(root)
+    names = ProfileNames(root)
+    records, problems = list_profiles(root, names)
+    if names.problem is not None:
+        raise names.problem
     for text in problems:
-        note(f"ignored: {text}")
+        note(f"ignored: {escape_controls(text)}")
     return records
 
 
@@ -129,7 +146,7 @@ def _choose(records: list[ProfileRecord], patterns: list[str]) -> list[ProfileRe
         found = [record for record in records if _matches(record, pattern)]
         if not found:
             raise NotFound(
-                f"no usage profile has the name or the signature {pattern!a}",
+                f"no usage profile has the name or the signature {cut(pattern)!a}",
                 hint="csub profile list shows them",
             )
         chosen += [record for record in found if record not in chosen]
@@ -148,18 +165,35 @@ def _dump(records: list[ProfileRecord]) -> str:
 
 
 def _read_file(file: str) -> list[ProfileRecord]:
+    from slurm_colloc.store.foreign import parse_foreign
     from slurm_colloc.store.profile_format import parse_profile
 
-    where = "standard input" if file == "-" else file
+    where = "standard input" if file == "-" else escape_controls(file)
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        value: Any = json.loads(text)
+        value: Any = parse_foreign(_read_limited(file, where), where, strict=True)
+        if isinstance(value, dict):
+            return [parse_profile(value, where)]
+        if not isinstance(value, list):
+            raise UsageProblem(f"{where}: must be a usage profile or a list of them")
+        if len(value) > _PROFILES_MOST:
+            raise UsageProblem(f"{where}: it has {len(value)} items, {_PROFILES_MOST} at most")
+        return [parse_profile(item, f"{where}: item {n}") for n, item in enumerate(value, start=1)]
+    except UsageProblem as problem:
+        raise UsageProblem(problem.message, hint="nothing was taken over") from problem
+
+
+def _read_limited(file: str, where: str) -> bytes:
+    if not file:
+        raise UsageProblem("an empty name is no file's")
+    # Any pipe will do, such as that of `csub profile export`.
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(_BYTES_MOST + 1)
+        else:
+            with Path(file).open("rb") as source:
+                data = source.read(_BYTES_MOST + 1)
     except OSError as error:
-        raise UsageProblem(f"cannot read {where}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageProblem(f"{where}: it is not JSON ({error})") from error
-    if isinstance(value, dict):
-        return [parse_profile(value, where)]
-    if not isinstance(value, list):
-        raise UsageProblem(f"{where}: must be a usage profile or a list of them")
-    return [parse_profile(item, f"{where}: item {n}") for n, item in enumerate(value, start=1)]
+        raise UsageProblem(f"cannot read {where}: {error.strerror or error}") from error
+    if len(data) > _BYTES_MOST:
+        raise UsageProblem(f"{where}: it is larger than {_BYTES_MOST >> 20} MiB")
+    return data

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from slurm_colloc.cli.session import Session
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import NoPackPossible, UsageProblem
 from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import parse_gpu_memory_mb
+from slurm_colloc.settings import GOAL_CHOICES, RULE_CHOICES
 from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.job_options import parse_slowdown
+from slurm_colloc.submission.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.policy import choose_policy
 
 WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
@@ -27,21 +30,21 @@ def parse_changes(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in WHAT_IF or not value:
-            what = f"there is no {name!a}" if value else f"{part.strip()!a} has no value"
+            what = f"there is no {cut(name)!a}" if value else f"{cut(part.strip())!a} has no value"
             raise UsageProblem(
                 f"--what-if: {what if text.strip() else 'it names no change'}",
                 hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
             )
         if name in changes:
             raise UsageProblem(
-                f"--what-if: {name} is given twice, as {changes[name]!a} and {value!a}",
+                f"--what-if: {name} is given twice, as {cut(changes[name])!a} and {cut(value)!a}",
                 hint="give it once: one plan is shown beside the one that would be made",
             )
         changes[name] = value
     if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":
         raise UsageProblem(
             "--what-if: mode=exclusive gives each job a GPU of its own, so degree="
-            f"{changes['degree']!a} contradicts it",
+            f"{cut(changes['degree'])!a} contradicts it",
             hint="leave one of them out",
         )
     return changes
@@ -56,13 +59,13 @@ def apply_changes(
         UsageProblem: A value is wrong.
     """
     origin = "--what-if"
-    degree = _parse(changes, "degree", _parse_count)
+    degree = _parse(changes, "degree", parse_count)
     slowdown = _parse(changes, "max-slowdown", parse_slowdown)
     gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
-    mode = changes.get("mode")
-    if mode is not None and mode not in [known.value for known in SharingMode]:
-        choices = ", ".join(known.value for known in SharingMode)
-        raise UsageProblem(f"{origin}: mode={mode!a} is none of {choices}")
+    mode = _choose(changes, "mode", [known.value for known in SharingMode])
+    # Named here, as the user gave neither --goal nor --policy.
+    goal = _choose(changes, "goal", GOAL_CHOICES)
+    rule = _choose(changes, "policy", RULE_CHOICES)
     candidates = call.candidates
     told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
     asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
@@ -81,8 +84,8 @@ def apply_changes(
         degree=None if is_alone else degree or call.degree,
         pack_size=None if is_alone or degree else call.pack_size,
         shares=((mode, origin),) if mode and not is_mig else call.shares,
-        goals=((changes["goal"], origin),) if "goal" in changes else call.goals,
-        rules=((changes["policy"], origin),) if "policy" in changes else call.rules,
+        goals=((goal, origin),) if goal else call.goals,
+        rules=((rule, origin),) if rule else call.rules,
     )
     if not is_mig:
         return changed, None
@@ -90,16 +93,32 @@ def apply_changes(
     return changed, dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
 
 
+@contextlib.contextmanager
+def name_changes(changes: Mapping[str, str]) -> Iterator[None]:
+    """Have a refusal name the change that was asked for: it is no option of the command line."""
+    try:
+        yield
+    except NoPackPossible as problem:
+        words = escape_controls(",".join(f"{name}={value}" for name, value in changes.items()))
+        told = problem.message.replace("--gpu-mem=", "")
+        raise NoPackPossible(f"--what-if={words}: {told}", hint=problem.hint) from problem
+
+
 def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
     if name not in changes:
         return None
+    text = changes[name]
     try:
-        return parse(changes[name])
+        return parse(text)
     except ValueError as error:
-        raise UsageProblem(f"--what-if: {name}={changes[name]!a}: {error}") from error
+        # The reason may repeat it.
+        reason = str(error).replace(text, cut(text))
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a}: {reason}") from error
 
 
-def _parse_count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError("a number of at least 1 is needed")
-    return int(text)
+def _choose(changes: dict[str, str], name: str, choices: Iterable[str]) -> str | None:
+    """One of some words; None where it is not to change."""
+    text = changes.get(name)
+    if text is not None and text not in choices:
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a} is none of {', '.join(choices)}")
+    return text

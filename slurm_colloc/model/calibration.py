@@ -77,7 +77,6 @@ class Calibration:
         residual: Standard deviation of measured over predicted slowdown, less one.
         idle_power_w: Power of the GPU when nothing runs; None where unknown.
         power_limit_w: Its power limit; None where unknown.
-        context_mb: GPU memory of a CUDA context, in MB.
         made_at: When it was measured, in seconds since the epoch.
         driver: NVIDIA driver that it was measured with.
         packs: Of how many packs it was fitted.
@@ -89,7 +88,6 @@ class Calibration:
     residual: float
     idle_power_w: float | None = None
     power_limit_w: float | None = None
-    context_mb: int = 512
     made_at: float = 0.0
     driver: str = ""
     packs: int = 0

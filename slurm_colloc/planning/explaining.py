@@ -91,6 +91,10 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
 def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
     """A pack that was made without looking at loads, with what they tell of it."""
     subjects = [pricing.subjects[member.job_index] for member in pack.members]
+    if len(subjects) == 1 and subjects[0].load is not None:
+        timed = are_timed(question, subjects)
+        finish_s = subjects[0].run_s if timed else None
+        return dataclasses.replace(pack, known=True, predicted_finish_s=finish_s)
     if len(subjects) < 2 or pack.degree < len(subjects):
         # Who of those that wait runs beside whom, nothing tells.
         return pack

@@ -231,7 +231,8 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
         setting = Setting(policy.mode, (None,) * len(chosen))
         slowdowns, finish_s = rivals.predict_pack(chosen, setting, question.calibration)
         prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
-        told = f"the rule {policy.rule} put them together"
+        sums = rivals.describe_sums(policy.rule, chosen)
+        told = f"the rule {policy.rule} put them together: {sums}"
         prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))
         # What no bound was heeded for is not ended at one either.
         bound = max(policy.slowdown_bound, SLOWDOWN_MARGIN * max(slowdowns or (1.0,)))

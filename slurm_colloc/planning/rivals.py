@@ -9,6 +9,7 @@ words alone, is planning.unknown: what csub does where nothing is known.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from slurm_colloc.model.calibration import Calibration
@@ -141,6 +142,25 @@ def _find_room_mb(
         return None
     free_mb = gpu_memory_mb - sum(size for size in sizes if size is not None)
     return free_mb if free_mb >= new.gpu_memory_mb + CARMA_ROOM_MB else None
+
+
+def describe_sums(rule: Rule, subjects: Sequence[Subject]) -> str:
+    """What a rule looked at in a pack, with the most that it allows; empty where at no load."""
+    loads = [subject.load for subject in subjects if subject.load is not None]
+    engine, sm, dram = (
+        math.fsum(getattr(load, name) for load in loads) for name in ("engine", "sm", "dram")
+    )
+    if rule is Rule.ADDITIVE:
+        return (
+            f"alone they take engine {engine:.2f} and SM {sm:.2f} of {ADDITIVE_SM_MOST:g}, "
+            f"DRAM {dram:.2f} of {ADDITIVE_DRAM_MOST:g}"
+        )
+    if rule is Rule.CARMA:
+        return (
+            f"alone they take SM {sm:.2f} of {CARMA_SM_MOST:g}, DRAM {dram:.2f} of "
+            f"{CARMA_DRAM_MOST:g}; nobody comes on top of those who reach both"
+        )
+    return ""
 
 
 def predict_pack(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.arrays import format_task_ids, parse_array
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.waits import WaitEstimate
 from slurm_colloc.planning.explanation import (
@@ -22,7 +23,6 @@ from slurm_colloc.report.plan_figures import compute_plan_figures
 from slurm_colloc.report.terminal import (
     Column,
     build_table,
-    escape_controls,
     format_figure,
     format_mb_figure,
     format_span,

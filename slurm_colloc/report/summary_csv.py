@@ -7,8 +7,8 @@ import io
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.summary import Summary
-from slurm_colloc.report.terminal import escape_controls
 
 _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("member", ("id",)),

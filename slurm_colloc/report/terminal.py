@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slurm_colloc.model.printable import escape_controls
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -17,17 +19,6 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 _PIPED_WIDTH = 140
 _NAME_LEAST = 6
-
-
-def escape_controls(text: str) -> str:
-    """A text without control characters, line breaks and marks that turn its direction.
-
-    What cannot be printed is shown by its number, as Python writes it.
-    """
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ from typing import Any
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.store.foreign import show_foreign
 
 CALIBRATION_SCHEMA = 1
 _CAPACITY_LEAST = 0.05
 _RANGES: Mapping[str, tuple[float, float]] = {
     "width": (0.0, 10.0),
-    "residual": (0.0, 2.0),
+    # One of 0 would say that no prediction is ever off: written where nothing was known of it.
+    "residual": (1e-4, 2.0),
     "idle_power_w": (0.0, 10_000.0),
     "power_limit_w": (1.0, 10_000.0),
-    "context_mb": (0, 16_384),
     "made_at": (0.0, 1e11),
     "packs": (0, 1_000_000),
 }
@@ -77,13 +78,20 @@ def parse_calibration(value: object, where: str) -> Calibration:
     driver = value.get("driver", "")
     if not isinstance(driver, str) or len(driver) > 100:
         raise UsageProblem(f"{where}: driver: must be a text, is {show_foreign(driver)}")
+    residual = _take(value, "residual", where)
+    idle_w = _take_or_none(value, "idle_power_w", where)
+    limit_w = _take_or_none(value, "power_limit_w", where)
+    if idle_w is not None and limit_w is not None and limit_w <= idle_w:
+        raise UsageProblem(
+            f"{where}: power_limit_w: must be above idle_power_w, which is {idle_w:g}, "
+            f"is {limit_w:g}"
+        )
     return Calibration(
         gpu_model=gpu_model,
         modes=parsed,
-        residual=_take(value, "residual", where),
-        idle_power_w=_take_or_none(value, "idle_power_w", where),
-        power_limit_w=_take_or_none(value, "power_limit_w", where),
-        context_mb=int(_take(value, "context_mb", where, Calibration.context_mb)),
+        residual=residual,
+        idle_power_w=idle_w,
+        power_limit_w=limit_w,
         made_at=_take(value, "made_at", where, 0.0),
         driver=driver,
         packs=int(_take(value, "packs", where, 0)),
@@ -97,6 +105,9 @@ def _parse_mode(value: object, where: str) -> ModeModel:
     found = {name: _take(value, name, where) for name in names if name in value}
     if not found:
         raise UsageProblem(f"{where}: none of {', '.join(names)} is there")
+    if not any(number for name, number in found.items() if name != "width"):
+        # It would say that jobs never disturb each other.
+        raise UsageProblem(f"{where}: one of {', '.join(found)} must be above 0")
     if 0 < found.get("capacity", 0) < _CAPACITY_LEAST:
         # One of next to nothing would make a slowdown of next to infinity.
         shown = show_foreign(found["capacity"])
@@ -123,9 +134,3 @@ def _check_number(item: object, where: str, allowed: tuple[float, float] | None)
     if not least <= item <= most:
         raise UsageProblem(f"{where}: must be from {least:g} to {most:g}, is {show_foreign(item)}")
     return float(item)
-
-
-def show_foreign(value: object) -> str:
-    """A value of a foreign file in a message: short, and without escape sequences."""
-    text = ascii(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -7,20 +7,17 @@ numbers in sane ranges, and one sentence where something is wrong. Then the next
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.store.calibration_format import (
-    build_calibration_mapping,
-    parse_calibration,
-    show_foreign,
-)
-from slurm_colloc.store.files import make_directory, write_atomic
+from slurm_colloc.store.calibration_format import build_calibration_mapping, parse_calibration
+from slurm_colloc.store.files import make_directory, read_bytes, write_atomic
+from slurm_colloc.store.foreign import parse_foreign, show_foreign
 from slurm_colloc.store.profiles import slug_gpu_model
 
 SHIPPED = "NVIDIA H200"
@@ -170,11 +167,7 @@ def read_calibration(path: Path, *, expected: str = "") -> Calibration:
         StateError: It cannot be read.
         UsageProblem: It is no calibration; the message names the file, the key and what is wrong.
     """
-    data = _read_limited(path)
-    try:
-        value = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageProblem(f"{path}: it is not JSON ({error})") from error
+    value = parse_foreign(_read_limited(path), str(path), strict=True)
     found = parse_calibration(value, str(path))
     if expected and slug_gpu_model(found.gpu_model) != expected:
         raise UsageProblem(_tell_misnamed(path, found.gpu_model))
@@ -182,22 +175,13 @@ def read_calibration(path: Path, *, expected: str = "") -> Calibration:
 
 
 def _read_limited(path: Path) -> bytes:
-    """The content of a regular file; a pipe or device of this name is not waited for."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UsageProblem(f"{path}: it is no file")
-            data = b""
-            while len(data) <= _BYTES_MOST and (part := os.read(descriptor, _BYTES_MOST + 1)):
-                data += part
-        finally:
-            os.close(descriptor)
+        return read_bytes(path, _BYTES_MOST)
     except OSError as error:
-        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
-    if len(data) > _BYTES_MOST:
-        raise UsageProblem(f"{path}: it is larger than {_BYTES_MOST // 1024} kB")
-    return data
+        if error.errno == errno.EFBIG:
+            large = f"{path}: it is larger than {_BYTES_MOST // 1024} kB"
+            raise UsageProblem(large) from error
+        raise StateError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -49,22 +49,43 @@ def write_atomic(path: Path | str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         StateError: The directory cannot be written, or the disk is full.
     """
-    temporary = f"{path}.tmp{os.getpid()}"
-    with explain_os_errors("write", path):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-            finally:
-                # On network file systems a full disk is often reported only here.
-                os.close(descriptor)
-            os.replace(temporary, path)
-        except BaseException:
+    write_all({path: data}, mode)
+
+
+def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
+    """Write files that are never seen half-written; no file is replaced before all are written.
+
+    Raises:
+        StateError: A directory cannot be written, or the disk is full; all old files stay.
+    """
+    temporary = {path: f"{path}.tmp{os.getpid()}" for path in contents}
+    current: Path | str = ""
+    try:
+        for current, data in contents.items():
+            _write_whole(temporary[current], data, mode)
+        for current in contents:
+            os.replace(temporary[current], current)
+    except BaseException as error:
+        for name in temporary.values():
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(name)
+        if not isinstance(error, OSError):
             raise
+        # Of no temporary file.
+        error.filename = os.fspath(current)
+        with explain_os_errors("write", current):
+            raise
+
+
+def _write_whole(path: str, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        # On network file systems a full disk is often reported only here.
+        os.close(descriptor)
 
 
 def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
@@ -73,27 +94,45 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
     write_atomic(path, text.encode() + b"\n")
 
 
-def read_bytes(path: Path | str) -> bytes:
+def tell_kind(mode: int) -> str:
+    """What stands in the place of a file, by its mode as stat has it."""
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """Read a small file with as few calls as possible: a queue of thousands reads thousands.
 
     A pipe or device of this name is not waited for.
 
+    Args:
+        path: The file.
+        most: How many bytes it may have; 16 MiB where it is not said.
+
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger than 16 MiB.
+        OSError: It cannot be read, is no regular file, or is larger.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    most = _BYTES_MOST if most is None else most
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        # What opening a socket says.
+        if error.errno == errno.ENXIO:
+            error.strerror = "it is a socket or a device, no file"
+        raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-        if status.st_size > _BYTES_MOST:
+            kind = tell_kind(status.st_mode)
+            raise OSError(errno.EINVAL, f"it is {kind}, no file", os.fspath(path))
+        if status.st_size > most:
             raise _too_large(path)
         parts, read = [], 0
         while part := os.read(descriptor, _CHUNK_BYTES):
             parts.append(part)
             read += len(part)
             # It may grow while it is read.
-            if read > _BYTES_MOST:
+            if read > most:
                 raise _too_large(path)
         return b"".join(parts)
     finally:

@@ -19,9 +19,11 @@ class Lock:
 
     Attributes:
         descriptors: What a child has to inherit, so that the lock lasts until it has ended too.
+        problem: Why it cannot be had at all; None where somebody else keeps it.
     """
 
     descriptors: tuple[int, ...] = ()
+    problem: OSError | None = None
 
     def __bool__(self) -> bool:
         return bool(self.descriptors)
@@ -39,30 +41,33 @@ def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
         wait_s: How long to wait for it; 0 looks once.
 
     Yields:
-        The lock: true where it is held; false where somebody else kept it, or where the file
-        system has no locks. The body decides what it may do without.
+        The lock: true where it is held; false where somebody else kept it, or, with its problem,
+        where the file cannot be opened or the file system has no locks. The body decides what it
+        may do without.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield Lock()
+    except OSError as error:
+        lock = Lock(problem=error)
+    else:
+        try:
+            yield _lock(descriptor, time.monotonic() + wait_s)
+        finally:
+            os.close(descriptor)
         return
-    try:
-        is_held = _lock(descriptor, time.monotonic() + wait_s)
-        yield Lock((descriptor,) if is_held else ())
-    finally:
-        os.close(descriptor)
+    # Not within the except: what the body raises has nothing to do with it.
+    yield lock
 
 
-def _lock(descriptor: int, deadline: float) -> bool:
+def _lock(descriptor: int, deadline: float) -> Lock:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                return False
+                return Lock()
             time.sleep(POLL_S)
-        except OSError:
-            return False
+        except OSError as error:
+            return Lock(problem=error)
         else:
-            return True
+            return Lock((descriptor,))

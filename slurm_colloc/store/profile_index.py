@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from slurm_colloc.store.files import read_bytes, write_atomic
+from slurm_colloc.errors import StateError
+from slurm_colloc.store.files import explain_os_errors, read_bytes, write_atomic
 from slurm_colloc.store.locks import hold_lock
 
 FOLDER = "profiles"
@@ -30,19 +31,28 @@ class ProfileNames:
 
     Args:
         root: The state directory.
+
+    Attributes:
+        problem: Why the folder cannot be read, once it was looked at; None where nothing is wrong.
     """
 
     def __init__(self, root: Path) -> None:
+        self.problem: StateError | None = None
         self._root = root
         self._is_complete = False
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all files; none where there is no folder."""
+        """The names of all files; none where there is no folder, or it cannot be read."""
+        folder = self._root / FOLDER
+        names: list[str] = []
         try:
-            names = os.listdir(self._root / FOLDER)
-        except OSError:
-            names = []
+            with explain_os_errors("read", folder):
+                names = os.listdir(folder)
+        except StateError as problem:
+            # A folder that cannot be read is not an empty one.
+            if not isinstance(problem.__cause__, FileNotFoundError):
+                self.problem = problem
         # What else lies there, with a name that is no text perhaps, is not csub's.
         return frozenset(filter(FILE_NAME.fullmatch, names))
 
@@ -113,13 +123,17 @@ def _list_indexed(text: bytes) -> frozenset[str]:
     )
 
 
-def add_to_index(root: Path, name: str, family: str) -> None:
-    """Note a profile that has just come; the caller holds the folder's lock.
+def add_to_index(root: Path, families: Mapping[str, str]) -> None:
+    """Note profiles that have just come; the caller holds the folder's lock.
 
     What cannot be written now is found when it is looked for.
+
+    Args:
+        root: The state directory.
+        families: The family of each, by the name of its file.
     """
     with contextlib.suppress(OSError):
-        _write_lines(root, {name: family})
+        _write_lines(root, families)
 
 
 def keep_in_index(root: Path, names: Iterable[str]) -> None:
@@ -150,7 +164,9 @@ def _write_lines(root: Path, families: Mapping[str, str]) -> None:
         return
     data = _build_lines(families)
     path = root / FOLDER / _INDEX
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # No other file is written to, which a link of this name may lead to.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         # A write that a full disk cut short is ended here, and its profile read again.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,11 +18,17 @@ from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Completion, Observation, ProfileRecord, rates_agree
 from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.files import make_directory, read_bytes, write_atomic
+from slurm_colloc.store.files import (
+    explain_os_errors,
+    make_directory,
+    read_bytes,
+    write_all,
+    write_atomic,
+)
+from slurm_colloc.store.foreign import parse_foreign
 from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.profile_format import build_profile_mapping, parse_profile
 from slurm_colloc.store.profile_index import (
-    FILE_NAME,
     FOLDER,
     ProfileNames,
     add_to_index,
@@ -66,14 +71,17 @@ def read_profile(root: Path, signature: str, gpu_model: str) -> ProfileRecord | 
 
 def _read(path: Path) -> ProfileRecord | None:
     try:
-        value = json.loads(read_bytes(path).decode())
+        data = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageProblem(f"{path}: it is not JSON ({error})") from error
-    return parse_profile(value, str(path))
+        raise StateError(f"cannot read {path}: {error.strerror or error}") from error
+    record = parse_profile(parse_foreign(data, str(path)), str(path))
+    named = profile_path(path.parent.parent, record.signature, record.gpu_model).name
+    if named != path.name:
+        # It would tell of one job what another has done.
+        raise UsageProblem(f"{path}: its contents are of another job or GPU, that of {named}")
+    return record
 
 
 def is_known(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
@@ -125,7 +133,7 @@ def read_family(
         return records[0].family if records else None
 
     records, told = read_named(root, names.find_family(family, find_family))
-    problems += told
+    problems += [*_tell_unread(names), *told]
     return [record for record in records if record.family == family], problems
 
 
@@ -146,23 +154,30 @@ def read_named(root: Path, names: Iterable[str]) -> tuple[list[ProfileRecord], l
     return found, problems
 
 
-def list_profiles(root: Path) -> tuple[list[ProfileRecord], list[str]]:
+def list_profiles(
+    root: Path, names: ProfileNames | None = None
+) -> tuple[list[ProfileRecord], list[str]]:
     """All usage profiles, newest first, and what is wrong with those that cannot be read."""
-    names = sorted(ProfileNames(root).names)
-    found, problems = read_named(root, [name for name in names if FILE_NAME.fullmatch(name)])
+    names = names or ProfileNames(root)
+    found, problems = read_named(root, sorted(names.names))
     found.sort(key=lambda record: (-record.updated_at, record.signature, record.gpu_model))
-    return found, problems
+    return found, [*_tell_unread(names), *problems]
+
+
+def _tell_unread(names: ProfileNames) -> list[str]:
+    return [] if names.problem is None else [names.problem.message]
 
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
+    path = root / FOLDER / "lock"
     make_directory(root / FOLDER)
-    with hold_lock(root / FOLDER / "lock", _LOCK_WAIT_S) as lock:
+    with hold_lock(path, _LOCK_WAIT_S) as lock:
+        if lock.problem is not None:
+            with explain_os_errors("lock", path):
+                raise lock.problem
         if not lock:
-            raise StateError(
-                f"{root / FOLDER}/lock is kept by another csub, or the file system has no locks",
-                hint="try again",
-            )
+            raise StateError(f"{path} is kept by another csub", hint="try again")
         yield
 
 
@@ -183,14 +198,14 @@ def add_observations(root: Path, observations: Iterable[Observation]) -> list[st
             path = profile_path(root, observation.signature, observation.gpu_model)
             try:
                 record = _read(path)
-            except UsageProblem as problem:
+            except (StateError, UsageProblem) as problem:
                 problems.append(f"{problem}; it was left as it is")
                 continue
             merged = ProfileRecord.start(observation) if record is None else record.add(observation)
             if merged is not record:
                 _write(path, merged)
             if record is None:
-                add_to_index(root, path.name, merged.family)
+                add_to_index(root, {path.name: merged.family})
     return problems
 
 
@@ -211,7 +226,7 @@ def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
             path = profile_path(root, completion.signature, completion.gpu_model)
             try:
                 record = _read(path)
-            except UsageProblem as problem:
+            except (StateError, UsageProblem) as problem:
                 problems.append(f"{problem}; it was left as it is")
                 continue
             if record is not None and (merged := record.complete(completion)) is not record:
@@ -239,7 +254,7 @@ def add_feedback(root: Path, feedback: Feedback) -> list[str]:
         for signature in {name: None for member in feedback.members for name in member.profiles}:
             try:
                 record = _read(profile_path(root, signature, feedback.gpu_model))
-            except UsageProblem as problem:
+            except (StateError, UsageProblem) as problem:
                 problems.append(f"{problem}; it was left as it is")
                 continue
             if record is not None:
@@ -250,40 +265,58 @@ def add_feedback(root: Path, feedback: Feedback) -> list[str]:
 
 
 def _write(path: Path, record: ProfileRecord) -> None:
-    text = json.dumps(build_profile_mapping(record), separators=(",", ":"))
-    write_atomic(path, text.encode() + b"\n")
+    write_atomic(path, _build_text(record))
+
+
+def _build_text(record: ProfileRecord) -> bytes:
+    return json.dumps(build_profile_mapping(record), separators=(",", ":")).encode() + b"\n"
 
 
 def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[ProfileRecord]:
-    """Take over usage profiles; those made of no more runs than the ones here are not.
+    """Take over usage profiles, all or none; those made of no more runs than those here are not.
 
     Returns:
         The profiles that were written.
 
     Raises:
         StateError: The folder cannot be locked or written.
+        UsageProblem: A file that would be replaced cannot be read, or is of another version.
     """
-    written = []
+    chosen: dict[Path, ProfileRecord] = {}
+    fresh: dict[str, str] = {}
     with _locked(root):
         for record in records:
-            here = read_profile(root, record.signature, record.gpu_model)
-            if here is None or here.samples < record.samples:
-                path = profile_path(root, record.signature, record.gpu_model)
-                _write(path, record)
-                written.append(record)
-                if here is None:
-                    add_to_index(root, path.name, record.family)
-    return written
+            path = profile_path(root, record.signature, record.gpu_model)
+            known = chosen.get(path) or _read(path)
+            if known is None:
+                fresh[path.name] = record.family
+            if known is None or known.samples < record.samples:
+                chosen[path] = record
+        write_all({path: _build_text(record) for path, record in chosen.items()})
+        add_to_index(root, fresh)
+    return list(chosen.values())
 
 
-def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> None:
+def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> int:
     """Remove usage profiles.
+
+    Returns:
+        How many there were: somebody else may have removed some of them meanwhile.
 
     Raises:
         StateError: The folder cannot be locked or written.
     """
+    removed = 0
     with _locked(root):
         for record in records:
             path = profile_path(root, record.signature, record.gpu_model)
-            path.unlink(missing_ok=True)
-        keep_in_index(root, ProfileNames(root).names)
+            with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                removed += 1
+        names = ProfileNames(root)
+        kept = names.names
+        if names.problem is None:
+            # It may name some that have gone.
+            with contextlib.suppress(StateError):
+                keep_in_index(root, kept)
+    return removed

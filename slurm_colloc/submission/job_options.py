@@ -11,6 +11,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.export import choose_batch_export
 from slurm_colloc.model.gres import GpuRequest, parse_gpu_request
 from slurm_colloc.model.mail import MailRequest, parse_mail_types
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.slurm.options import Concern, Options
 
@@ -18,6 +19,7 @@ _T = TypeVar("_T")
 _Number = TypeVar("_Number", int, float)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _SLOWDOWN_MOST = 100
+_DIGITS_MOST = 18
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _ONE = {
     "nodes": ("1", "1-1"),
@@ -41,9 +43,9 @@ def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
         if name in _GPU_OPTIONS:
             continue
         if value not in _ONE.get(name, ()):
-            return f"it asks for --{name}={value}"
+            return f"it asks for --{name}={escape_controls(cut(value))}"
     if gpus.other_gres:
-        return f"it asks for other GRES too: {','.join(gpus.other_gres)}"
+        return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
     if options.text("mem") in ("0", "0M", "0G"):
         return "--mem=0 asks for all host memory of a node"
     return ""
@@ -101,8 +103,9 @@ def read_open_mode(options: Options) -> bool:
     mode = options.text("open-mode")
     if mode is None or mode[:1] in ("a", "t"):
         return mode is not None and mode.startswith("t")
+    shown = escape_controls(cut(mode))
     raise UsageProblem(
-        f"{options.origin('open-mode')}: --open-mode={mode} is neither append nor truncate"
+        f"{options.origin('open-mode')}: --open-mode={shown} is neither append nor truncate"
     )
 
 
@@ -152,18 +155,28 @@ def parse_option(options: Options, name: str, text: str, parse: Callable[[str], 
     try:
         return parse(text)
     except ValueError as error:
-        raise UsageProblem(f"{options.origin(name)}: --{name}={text}: {error}") from error
+        # The reason may repeat it.
+        shown, reason = cut(text), str(error).replace(text, cut(text)) if text else str(error)
+        told = escape_controls(f"--{name}={shown}: {reason}")
+        raise UsageProblem(f"{options.origin(name)}: {told}") from error
 
 
 def read_count(options: Options, name: str) -> int | None:
     """A number of at least 1; None where it is not given."""
+    return read_option(options, name, parse_count)
 
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            raise ValueError("a number of at least 1 is needed")
-        return int(text)
 
-    return read_option(options, name, parse)
+def parse_count(text: str) -> int:
+    """How many, at least 1.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
+        raise ValueError("a number of at least 1 is needed")
+    if len(text) > _DIGITS_MOST:
+        raise ValueError(f"a number of at most {_DIGITS_MOST} digits is needed")
+    return int(text)
 
 
 def read_slowdown(options: Options) -> float | None:

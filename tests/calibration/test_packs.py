@@ -161,7 +161,11 @@ def test_what_is_no_table_is_refused_in_a_sentence(
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    why = {"pipe": "it is no file", "": "it is no file", "missing": "it does not exist"}
+    why = {
+        "pipe": "it is a named pipe, no file",
+        "": "it is a directory, no file",
+        "missing": "it does not exist",
+    }
     for name, words in why.items():
         path = tmp_path / name
         with pytest.raises(UsageProblem, match=words):

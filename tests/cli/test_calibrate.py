@@ -99,11 +99,13 @@ def test_without_out_a_fit_writes_nothing(tmp_path: Path) -> None:
     [
         (["--fit"], 2, "--fit needs files of rows"),
         (["rows.csv"], 2, "rows are read only with --fit"),
+        (["--idle-power=70"], 2, "--idle-power is read only with --fit"),
+        (["--fit", "rows.csv", "--raw=x.csv"], 2, "with --fit nothing is measured"),
         (["--fit", "/nowhere.csv"], 2, "cannot read /nowhere.csv: it does not exist"),
-        (["--fit", "/dev/null"], 2, "cannot read /dev/null: it is no file"),
+        (["--fit", "/dev/null"], 2, "cannot read /dev/null: it is a device, no file"),
         # Nothing is measured or fitted first, nor is there a GPU.
         (["--out=/proc/x.json"], 2, "cannot write /proc/x.json: No such file or directory\n"),
-        (["--out=/dev/null"], 2, "cannot write /dev/null: it is no file"),
+        (["--out=/dev/null"], 2, "cannot write /dev/null: it is a device, no file"),
         (["--out=/dev/null/d/x.json"], 2, "cannot write /dev/null/d/x.json: Not a directory"),
         (["--out=/dev/null/x.json"], 2, "cannot write /dev/null/x.json: "),
         (
@@ -115,6 +117,10 @@ def test_without_out_a_fit_writes_nothing(tmp_path: Path) -> None:
         (["--minutes", "0"], 2, "--minutes=0 must be above 0"),
         (["--minutes", "nan"], 2, "--minutes=nan must be above 0"),
         (["--scale", "huge"], 2, "--scale=huge must be full or tiny"),
+        (["--scale", "\x1b[2J\n"], 2, "--scale=\\x1b[2J\\n must be full or tiny"),
+        (["--fit", "/\x1b[2J\n"], 2, "cannot read /\\x1b[2J\\n: it does not exist"),
+        (["--out=/proc/\x1b[2J\n"], 2, "cannot write /proc/\\x1b[2J\\n: No such file"),
+        ([f"--out=/{'x' * 300}"], 2, "File name too long"),
     ],
 )
 def test_wrong_words_are_refused(tmp_path: Path, words: list[str], status: int, said: str) -> None:
@@ -124,6 +130,28 @@ def test_wrong_words_are_refused(tmp_path: Path, words: list[str], status: int, 
     assert ended.stderr.startswith("csub: error: ")
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["--fit", "/nowhere.csv"], ["--fit", "rows.csv"], ["--scale=huge"], ["--gpu=GPU-9"]]
+)
+def test_a_refusal_leaves_no_folder(tmp_path: Path, words: list[str]) -> None:
+    pytest.importorskip("scipy")
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    words = [str(tmp_path / word) if word == "rows.csv" else word for word in words]
+    out = tmp_path / "site" / "deep" / "x.json"
+    ended = run(tmp_path, *words, f"--out={out}")
+    assert ended.returncode != 0
+    assert not out.parent.parent.exists()
+
+
+def test_a_table_that_a_spreadsheet_wrote_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    table = tmp_path / "rows.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + TABLES[0].read_bytes())
+    told = [run(tmp_path, "--fit", path, "--json") for path in (table, TABLES[0])]
+    assert told[0].returncode == 0, told[0].stderr
+    assert told[0].stdout == told[1].stdout
 
 
 @pytest.mark.torch

@@ -70,7 +70,11 @@ def test_more_gpu_memory_than_the_watched_gpu_has_is_refused(
 ) -> None:
     node.learn_small()
     done = node.csub("plan", *words)
-    assert (done.returncode, done.stderr) == (3, TOO_LARGE)
+    told = TOO_LARGE
+    if words[0].startswith("--what-if"):
+        # The user gave no --gpu-mem.
+        told = told.replace("--gpu-mem=", "").replace("error: ", f"error: {words[0]}: ")
+    assert (done.returncode, done.stderr) == (3, told)
 
 
 def test_gpu_memory_of_a_gpu_that_nobody_watched_is_not_judged(node: LoginNode) -> None:
@@ -178,7 +182,8 @@ def test_energy_and_other_rules_stand_in_the_comparison(node: LoginNode) -> None
         assert None not in figures.values(), change
         if "exclusive" in change:
             assert figures["energy_wh"] == pytest.approx(4 * 160 * 540 / 3600)
-            assert figures["energy_wh"] > found["figures"]["energy_wh"] > 4 * 85 * 540 / 3600
+            # At least what the work takes above what a GPU at work draws by itself.
+            assert figures["energy_wh"] > found["figures"]["energy_wh"] > 4 * 39 * 540 / 3600
         if "policy" in change:
             members = [m for pack in found["what_if"]["packs"] for m in pack["members"]]
             assert {member["max_slowdown"] for member in members} == {None}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatistics
 from slurm_colloc.model.shrunken import ShrunkenMean
@@ -23,6 +27,7 @@ from slurm_colloc.store.profile_format import build_profile_mapping, parse_profi
 from slurm_colloc.store.profiles import (
     add_observations,
     compute_family,
+    import_profiles,
     list_profiles,
     profile_path,
     read_profile,
@@ -107,6 +112,12 @@ def test_json_and_back() -> None:
     assert learnt.for_planning().pressure == pytest.approx(3.0 / 5)
 
 
+def test_what_is_written_is_read_however_long_the_name_of_the_job() -> None:
+    record = ProfileRecord.start(observe(1, name="x" * 5000))
+    found = parse_profile(json.loads(json.dumps(build_profile_mapping(record))), "x")
+    assert found == dataclasses.replace(record, name="x" * 1000)
+
+
 def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_passed_over() -> None:
     record = ProfileRecord.start(OBSERVATION)
     mapping = build_profile_mapping(record)
@@ -124,7 +135,15 @@ def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_pa
      ("updated_at", None), ("sensitivity", 0.3), ("sensitivity", {"total": 0.1}),
      ("sensitivity", {"total": 0.1, "n": 0}), ("pressure", {"total": 1.5, "n": 1}),
      ("pressure", {"total": float("nan"), "n": 1}), ("pressure", {"total": None, "n": 1}),
-     ("pressure", {"total": 10**400, "n": 2}), ("compared", [None])],
+     ("pressure", {"total": 10**400, "n": 2}), ("compared", [None]),
+     ("schema", True), ("schema", 1.5), ("samples", True), ("sm_active", True),
+     ("updated_at", True), ("steps_per_s", {"mean": True, "sd": 0, "n": 1, "last": 1}),
+     ("steps_per_s", {"mean": 1, "sd": 0, "n": True, "last": 1}),
+     ("pressure", {"total": True, "n": 1}), ("pressure", {"total": 1, "n": True}),
+     ("gpu_memory_total_mb", 0), ("gpu_memory_total_mb", 0.5),
+     ("gpu_model", "x" * 101), ("name", "x" * 1001), ("seen", ["x" * 1001]),
+     ("gpu_uuids", ["x"] * 10_001), ("sm_active", 10**400), ("energy_w", float("inf")),
+     ("name", [[]] * 900)],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_key(key: str, value: object) -> None:
     mapping = {**build_profile_mapping(ProfileRecord.start(OBSERVATION)), key: value}
@@ -172,7 +191,12 @@ def test_profiles_travel(person: Person, tmp_path: Path) -> None:
     ("text", "words"),
     [("{", "it is not JSON"), ("3", "must be a usage profile or a list"),
      ('[{"schema": 9}]', "item 1: schema: it is of version 9"),
-     ("[" * 100_000, "it is not JSON")],
+     ("[" * 100_000, "it is not JSON that csub reads: nested too deep"),
+     ("1" * 5000, "a number has too many digits"), ('{"schema": 1, "schema": 2}', "comes twice"),
+     ("[" + "3," * 10_000 + "3]", "it has 10001 items, 10000 at most"),
+     (" " * ((64 << 20) + 1), "it is larger than 64 MiB"),
+     ("NaN", "must be a usage profile or a list")],
+    ids=lambda value: value[:20],
 )  # fmt: skip
 def test_a_bad_file_is_one_sentence_and_changes_nothing(
     person: Person, tmp_path: Path, text: str, words: str
@@ -184,7 +208,118 @@ def test_a_bad_file_is_one_sentence_and_changes_nothing(
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "bad.json" in done.stderr
+    assert done.stderr.endswith(": nothing was taken over\n")
     assert list_profiles(person.state) == ([], [])
+
+
+def build_two(person: Person) -> list[dict[str, Any]]:
+    """The JSON forms of two usage profiles, none of which is here."""
+    elsewhere = person.home / "elsewhere"
+    add_observations(elsewhere, [observe(1), observe(2, signature="a" * 32)])
+    return [build_profile_mapping(record) for record in list_profiles(elsewhere)[0]]
+
+
+def test_an_item_that_is_wrong_is_named_and_none_is_taken_over(person: Person) -> None:
+    good, other = build_two(person)
+    file, second = person.home / "good.json", person.home / "second.json"
+    file.write_text(json.dumps([good]))
+    second.write_text(json.dumps([good, {**other, "sm_active": -1}]))
+    done = person.csub("profile", "import", str(file), str(second))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"csub: error: {second}: item 2: sm_active: cannot be less than 0, is -1: "
+        "nothing was taken over\n"
+    )
+    assert list_profiles(person.state) == ([], [])
+
+
+def test_all_are_written_or_none(person: Person) -> None:
+    good, other = build_two(person)
+    file = person.home / "two.json"
+    file.write_text(json.dumps([good, other]))
+    blocked = profile_path(person.state, other["signature"], other["gpu_model"])
+    blocked.mkdir(parents=True)
+    done = person.csub("profile", "import", str(file))
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr == f"csub: error: cannot read {blocked}: it is a directory, no file\n"
+    assert list_profiles(person.state)[0] == []
+    blocked.rmdir()
+    # A profile of a newer csub is not written over.
+    blocked.write_text(json.dumps({**other, "schema": 7}))
+    done = person.csub("profile", "import", str(file))
+    assert done.returncode == 2
+    assert f"{blocked}: schema: it is of version 7" in done.stderr
+    assert list_profiles(person.state)[0] == []
+    assert json.loads(blocked.read_text())["schema"] == 7
+
+
+def test_a_disk_that_fills_up_keeps_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_observations(tmp_path, [observe(1)])
+    before = profile_path(tmp_path, OBSERVATION.signature, "NVIDIA H200").read_bytes()
+    records = [ProfileRecord.start(observe(n, signature=f"{n:032x}")) for n in range(3)]
+    newer = ProfileRecord.start(observe(1)).add(observe(2))
+    written = 0
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal written
+        written += 1
+        if written > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwrite(descriptor, data, 0)
+
+    monkeypatch.setattr("slurm_colloc.store.files.os.write", write)
+    with pytest.raises(StateError, match="No space left on device"):
+        import_profiles(tmp_path, [newer, *records])
+    monkeypatch.undo()
+    assert list_profiles(tmp_path) == ([ProfileRecord.start(observe(1))], [])
+    assert profile_path(tmp_path, OBSERVATION.signature, "NVIDIA H200").read_bytes() == before
+    assert sorted(path.suffix for path in (tmp_path / "profiles").iterdir()) == ["", "", ".json"]
+
+
+def test_of_several_in_one_file_the_one_of_most_runs_counts(tmp_path: Path) -> None:
+    one = ProfileRecord.start(observe(1))
+    more = one.add(observe(2))
+    assert import_profiles(tmp_path, [one, more, one]) == [more]
+    assert list_profiles(tmp_path) == ([more], [])
+
+
+def test_calls_at_the_same_time_leave_all_or_none(person: Person) -> None:
+    file = person.home / "two.json"
+    file.write_text(json.dumps(build_two(person)))
+    words = [("import", str(file)), ("forget", "--all")] * 6
+    with concurrent.futures.ThreadPoolExecutor(len(words)) as pool:
+        done = list(pool.map(lambda both: person.csub("profile", *both), words))
+    assert {(each.returncode, each.stderr) for each in done} == {(0, "")}
+    counts = [int(each.stdout.split()[2].rstrip(":")) if "over" in each.stdout
+              else -int(each.stdout.split()[1]) for each in done]  # fmt: skip
+    left, problems = list_profiles(person.state)
+    assert (len(left), problems) == (sum(counts), [])
+    assert {path.suffix for path in (person.state / "profiles").iterdir()} <= {"", ".json"}
+
+
+def test_a_pipe_can_be_imported(person: Person) -> None:
+    file = person.home / "two.json"
+    file.write_text(json.dumps(build_two(person)))
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'cat "$1" | "$2" -m slurm_colloc profile import /dev/stdin', "sh",
+         str(file), sys.executable],
+        env={"HOME": str(person.home), "PATH": os.defpath}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("Taken over: 2 usage profiles.\n", "")
+    assert len(list_profiles(person.state)[0]) == 2
+
+
+def test_a_folder_that_cannot_be_read_is_not_said_to_be_empty(person: Person) -> None:
+    (person.state / "profiles").touch()
+    for words in (["list"], ["list", "--json"], ["export"], ["forget", "--all"]):
+        done = person.csub("profile", *words)
+        assert (done.returncode, done.stdout) == (6, ""), words
+        assert done.stderr == (
+            f"csub: error: cannot read {person.state}/profiles: Not a directory\n"
+        )
 
 
 def test_a_profile_of_another_version_is_ignored_named_and_kept(person: Person) -> None:
@@ -196,6 +331,7 @@ def test_a_profile_of_another_version_is_ignored_named_and_kept(person: Person) 
     assert done.returncode == 0
     assert "ignored:" in done.stderr
     assert "version 7" in done.stderr
+    assert done.stdout == f"None of the usage profiles in {path.parent} can be read.\n"
     assert read_profile(person.state, OBSERVATION.signature, "NVIDIA H200") is None
     (problem,) = add_observations(person.state, [observe(2)])
     assert "left as it is" in problem

@@ -27,6 +27,8 @@ from slurm_colloc.planning.needs import build_subject
 from slurm_colloc.planning.subject import Setting
 from slurm_colloc.planning.weighing import predict_setting
 
+CONTEXT_MB = 512
+"""GPU memory that a CUDA context takes on an H200, about."""
 MAX_SLOWDOWN = 1.5
 """csub's usual bound."""
 MPS_START_S = 2.0
@@ -212,7 +214,7 @@ class Mix:
                 job,
                 self.alone[job.kind],
                 gpu_model=self.gpu_model,
-                context_mb=self.calibration.context_mb,
+                context_mb=CONTEXT_MB,
                 stretch=self.stretch,
                 idle_power_w=self.calibration.idle_power_w,
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +15,12 @@ from slurm_colloc.model.plan import Capacity, Goal, Plan, UsageProfile
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.grouping import plan
-from tests.planning import known_jobs
+from slurm_colloc.planning.pricing import Pricing
+from slurm_colloc.planning.search import partition
+from slurm_colloc.planning.subject import Subject
+from tests.planning import coefficients, known_jobs
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job
+from tests.planning.subjects import make_pricing, make_subjects
 
 slow = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 LACK = "GPU time counts in place of energy"
@@ -82,6 +88,45 @@ def test_energy_is_saved_where_throughput_would_not() -> None:
     ]
     alone = sum_energy_wh(plan_for(Goal.ENERGY, profiles, degree=1, degree_max=1)[1])
     assert sum_energy_wh(saving) < 0.8 * alone
+
+
+def divide_by(goal: Goal, of: Sequence[Subject]) -> float:
+    """The energy in joules of the packs that a goal's search finds."""
+    pricing = make_pricing(of, goal=goal)
+    priced = [pricing.price(pack) for pack in partition(pricing)]
+    return sum(one.energy_j for one in priced if one and one.energy_j is not None)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(30, 1), (100, 0)])
+@pytest.mark.parametrize("powers_w", [(100.0, 300.0), (3.0, 10.0, 40.0, 300.0)])
+def test_among_many_no_other_goal_s_packs_take_less_energy(
+    count: int, seed: int, powers_w: Sequence[float]
+) -> None:
+    chance = random.Random(seed)
+    many = [
+        dataclasses.replace(
+            subject,
+            load=dataclasses.replace(subject.load, power_w=chance.choice(powers_w)),  # type: ignore[type-var]
+        )
+        for subject in make_subjects(count, seed)
+    ]
+    saving = divide_by(Goal.ENERGY, many)
+    assert saving <= divide_by(Goal.THROUGHPUT, many) * (1 + 1e-6)
+    alone = [make_pricing([subject], goal=Goal.ENERGY).price([0]) for subject in many]
+    assert saving < 0.9 * sum(one.cost for one in alone if one)
+
+
+def test_jobs_that_take_no_energy_at_all_are_divided() -> None:
+    calibration = dataclasses.replace(coefficients.CALIBRATION, idle_power_w=0.0)
+    many = [
+        dataclasses.replace(
+            subject,
+            load=dataclasses.replace(subject.load, power_w=0.0),  # type: ignore[type-var]
+        )
+        for subject in make_subjects(20)
+    ]
+    parts = partition(Pricing(many, coefficients.LIMITS, calibration, goal=Goal.ENERGY))
+    assert sorted(i for pack in parts for i in pack) == list(range(20))
 
 
 @pytest.mark.parametrize("lacking", [None, float("nan")])

@@ -270,6 +270,7 @@ def test_all_ways_of_pricing_agree(
             assert by_subset[subset] == pytest.approx(one.cost, rel=1e-4)
             assert among_many.cost == pytest.approx(one.cost, rel=1e-9)
             assert among_many.duration_s == pytest.approx(one.duration_s, rel=1e-3)
+            assert among_many.energy_j == pytest.approx(one.energy_j, rel=1e-3)
             assert len(pack) == 1 or thorough[pack] == pytest.approx(one.cost, rel=1e-9)
         if one is not None and len(pack) > 1 and math.isfinite(estimates[pack]):
             assert 0.8 * one.cost < estimates[pack] < 2 * one.cost

@@ -163,12 +163,16 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("modes.mps.narrowing", 10**400, "modes.mps.narrowing: must be from 0 to 100"),
         ("residual", None, "residual: must be a number, is None"),
         ("residual", True, "residual: must be a number, is True"),
-        ("residual", 50, "residual: must be from 0 to 2, is 50"),
+        ("residual", 50, "residual: must be from 0.0001 to 2, is 50"),
         ("gpu_model", "x" * 101, "gpu_model: must be a name"),
         ("gpu_model", "NVIDIA A100", "gpu_model: it is one of 'NVIDIA A100'"),
         ("driver", ["\x1b[2J"], "driver: must be a text, is ['\\x1b[2J']"),
-        ("context_mb", -1, "context_mb: must be from 0"),
         ("power_limit_w", 0, "power_limit_w: must be from 1"),
+        ("power_limit_w", 75, "power_limit_w: must be above idle_power_w, which is 75, is 75"),
+        ("idle_power_w", 700.5, "power_limit_w: must be above idle_power_w, which is 700.5"),
+        ("residual", 0, "residual: must be from 0.0001 to 2, is 0"),
+        ("modes.mps", {"waiting": 0, "width": 1.0}, "modes.mps: one of waiting, width must be"),
+        ("modes.mps", {"waiting": -0.0, "dram": 0.0}, "modes.mps: one of waiting, dram must be"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_and_the_next_one_counts(
@@ -190,8 +194,10 @@ def test_a_file_that_is_wrong_is_named_and_the_next_one_counts(
     ("data", "message"),
     [
         (b"", "it is not JSON"),
-        (b"[" * 100_000, "it is not JSON"),
-        (b"\xff\xfe", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON that csub reads: nested too deep"),
+        (b'{"schema": 1' + b"0" * 5000 + b"}", "a number has too many digits"),
+        (b'{"schema": 1, "packs": 1, "packs": 2}', "the key 'packs' comes twice"),
+        (b"\xff\xfe", "it is not JSON .byte 0 is no UTF-8"),
         (b"[]", "a calibration is a JSON object"),
         (b"null", "a calibration is a JSON object"),
         (b" " * (256 * 1024 + 1), "it is larger than 256 kB"),
@@ -208,15 +214,21 @@ def test_what_is_no_calibration_is_said_in_a_sentence(
     assert "\n" not in str(problem.value)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_waited_for_and_said(tmp_path: Path) -> None:
     path = put(user_folder(tmp_path))
     path.unlink()
     os.mkfifo(path)
-    assert find_calibration(H200, tmp_path, None).problems == (f"{path}: it is no file",)
+    said = f"cannot read {path}: it is a named pipe, no file"
+    assert find_calibration(H200, tmp_path, None).problems == (said,)
     path.unlink()
     path.mkdir()
-    assert find_calibration(H200, tmp_path, None).problems == (f"{path}: it is no file",)
+    said = f"cannot read {path}: it is a directory, no file"
+    assert find_calibration(H200, tmp_path, None).problems == (said,)
     path.rmdir()
+    path.symlink_to("/dev/zero")
+    said = f"cannot read {path}: it is a device, no file"
+    assert find_calibration(H200, tmp_path, None).problems == (said,)
+    path.unlink()
     path.symlink_to(tmp_path / "gone")
     (problem,) = find_calibration(H200, tmp_path, None).problems
     assert problem == f"cannot read {path}: No such file or directory"
@@ -228,6 +240,18 @@ def test_what_a_newer_csub_adds_is_passed_over() -> None:
     mapping["modes"]["mps"]["quantum"] = "much"
     mapping["modes"]["teleport"] = None
     assert parse_calibration(mapping, "f") == CALIBRATION
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = put(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_calibration(path) == CALIBRATION
+
+
+def test_a_mode_in_which_jobs_disturb_each_other_by_copies_alone_is_one() -> None:
+    mapping = build_calibration_mapping(CALIBRATION)
+    mapping["modes"] = {"mig": dataclasses.asdict(ModeModel())}
+    assert parse_calibration(mapping, "f").modes == {"mig": ModeModel()}
 
 
 def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
@@ -251,7 +275,7 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _KEYS = st.sampled_from(
-    ["schema", "gpu_model", "modes", "residual", "idle_power_w", "context_mb", "made_at", "packs",
+    ["schema", "gpu_model", "modes", "residual", "idle_power_w", "made_at", "packs",
      "driver", "modes.mps", "modes.mps.waiting", "modes.mps.capacity", "modes.mps.narrowing",
      "modes.mps.width"]
 )  # fmt: skip
@@ -267,3 +291,8 @@ def test_whatever_stands_there_is_read_or_refused(key: str, value: Any) -> None:
     for model in () if found is None else found.modes.values():
         assert all(0 <= number <= 100 for number in dataclasses.asdict(model).values())
     assert found is None or 0 <= found.residual <= 2
+
+
+def test_a_file_with_what_is_no_longer_told_is_read() -> None:
+    mapping = {**build_calibration_mapping(CALIBRATION), "context_mb": 512}
+    assert parse_calibration(mapping, "old.json") == CALIBRATION

@@ -1,0 +1,27 @@
+"""Texts of users and of foreign files, made harmless for a terminal; pure."""
+
+from __future__ import annotations
+
+
+def escape_controls(text: str, keep: str = "") -> str:
+    """A text without control characters, line breaks and marks that turn its direction.
+
+    What cannot be printed is shown by its number, as Python writes it.
+
+    Args:
+        text: The text.
+        keep: Characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter in keep
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def cut(text: str, most: int = 60) -> str:
+    """A text that is not too long to be repeated in a message."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
