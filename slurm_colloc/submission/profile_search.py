@@ -130,6 +130,10 @@ class ProfileSearch:
             if record.name == name or (is_prefix and record.signature.startswith(name))
         ]
         if not found:
+            if not self._all and self.problems:
+                raise UsageProblem(
+                    f"--profile-like={name!a}: no usage profile can be read: {self.problems[0]}"
+                )
             import difflib
 
             names = sorted({record.name for record in self._all})

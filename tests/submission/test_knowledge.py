@@ -261,3 +261,12 @@ def test_an_index_that_was_cut_loses_nothing(tmp_path: Path) -> None:
         forget_profiles(root, [r for r in list_profiles(root)[0] if r.signature == signature])
         assert len(profiles.read_family(root, family)[0]) == 3
     assert len(ProfileNames(root).names) == 3
+
+
+def test_a_name_among_profiles_that_cannot_be_read_is_told_with_why(tmp_path: Path) -> None:
+    write(tmp_path)
+    folder = tmp_path / "state/profiles"
+    folder.mkdir(parents=True)
+    (folder / f"{'0' * 32}.nvidia-h200.json").write_text("{")
+    with pytest.raises(UsageProblem, match=r"no usage profile can be read: .*nvidia-h200\.json"):
+        ask(tmp_path, collect(tmp_path, *OPTIONS, "--profile-like=big", "a.sh", "b"))
