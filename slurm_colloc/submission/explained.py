@@ -99,6 +99,8 @@ def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanatio
         part.knowledge.calibration,
         [labels[index] for index in part.indices],
     )
+    if part.indices == tuple(range(len(part.indices))):
+        return found
     return dataclasses.replace(
         found,
         packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),

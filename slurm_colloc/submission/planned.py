@@ -172,9 +172,7 @@ def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> Pack
 
 def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
     """The plan of a call, of those of its parts; packs are in order of their first job."""
-    packs = [
-        _renumber(pack, planned.part.indices) for planned in parts for pack in planned.plan.packs
-    ]
+    packs = [pack for planned in parts for pack in _list_packs(planned)]
     limits = [p.plan.packs_at_once for p in parts if p.plan.packs_at_once is not None]
     reasons = list(_gather(planned.plan.reasons for planned in parts))
     groups = sum(
@@ -188,10 +186,15 @@ def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
     return Plan(tuple(sorted(packs, key=find_first)), min(limits, default=None), tuple(reasons))
 
 
-def _renumber(pack: PackPlan, indices: Sequence[int]) -> PackPlan:
-    """A pack whose members are counted among all jobs of the call."""
+def _list_packs(planned: PlannedPart) -> Sequence[PackPlan]:
+    """The packs of a part, with their members counted among all jobs of the call."""
+    indices = planned.part.indices
     if indices == tuple(range(len(indices))):
-        return pack
+        return planned.plan.packs
+    return [_renumber(pack, indices) for pack in planned.plan.packs]
+
+
+def _renumber(pack: PackPlan, indices: Sequence[int]) -> PackPlan:
     members = (
         dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
     )
