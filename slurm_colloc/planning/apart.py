@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.model.plan import Plan, Rule
 from slurm_colloc.planning.alike import add_alike
@@ -29,7 +29,7 @@ _KINDS_MOST = 400
 def explain_pairs(
     plan: Plan, question: Question, labels: Sequence[str] | None = None
 ) -> tuple[tuple[PairExplanation, ...], int]:
-    """Say what keeps jobs in different packs, a pair of kinds at a time.
+    """Say what keeps jobs in different packs, once for those that are alike in packs alike.
 
     First it is looked whether the two may share at all, then whether the second may come on top
     of the first one's pack, or the other way round; then what they would cost. Where exactly one
@@ -50,10 +50,10 @@ def explain_pairs(
     if labels is None:
         labels = label_jobs((job.name, job.number) for job in question.jobs)
     reasons = PairReasons(plan, question, subjects, labels)
-    kinds = _find_kinds(question, subjects, reasons.keys)
+    kinds = _divide_by_packs(_find_kinds(question, subjects, reasons.keys), plan, reasons.places)
     found: dict[object, PairExplanation] = {}
     explained = 0
-    for first, second in itertools.combinations_with_replacement(kinds[:_KINDS_MOST], 2):
+    for first, second in _list_pairs(kinds[:_KINDS_MOST]):
         apart = _find_apart(first, second, reasons.places)
         if apart is None:
             continue
@@ -92,6 +92,44 @@ def _find_kinds(
         kind = (job.group, job.gpu_type, key, why, asked, subject.kind)
         kinds.setdefault(kind, []).append(index)
     return list(kinds.values())
+
+
+def _divide_by_packs(
+    kinds: Sequence[Sequence[int]], plan: Plan, places: Mapping[int, int]
+) -> list[list[list[int]]]:
+    """The jobs of each kind, those together whose packs are alike: one may be full, one not."""
+    kind_of = {index: number for number, jobs in enumerate(kinds) for index in jobs}
+    looks = [
+        (pack.degree, *sorted(kind_of[member.job_index] for member in pack.members))
+        for pack in plan.packs
+    ]
+    divided = []
+    for jobs in kinds:
+        alike: dict[object, list[int]] = {}
+        for index in jobs:
+            alike.setdefault(looks[places[index]], []).append(index)
+        divided.append(list(alike.values()))
+    return divided
+
+
+def _list_pairs(
+    kinds: Sequence[Sequence[list[int]]],
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Pairs of jobs of alike packs: one of every pair of kinds, then a second of each, ..."""
+    waiting = [
+        itertools.combinations_with_replacement(first, 2)
+        if first is second
+        else itertools.product(first, second)
+        for first, second in itertools.combinations_with_replacement(kinds, 2)
+    ]
+    while waiting:
+        left = []
+        for pairs in waiting:
+            pair = next(pairs, None)
+            if pair is not None:
+                yield pair
+                left.append(pairs)
+        waiting = left
 
 
 def _find_apart(

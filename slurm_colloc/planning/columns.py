@@ -39,7 +39,8 @@ class _Tries:
 
     Attributes:
         numbers: Of the families.
-        estimates: Of durations, a row for each family; infinite where a pack is not legal.
+        estimates: Of twice the time that packs hold the GPU, a row for each family; infinite where
+            a pack is not legal.
         percentages: Limits: a row for each place, a column for each pack, family after family.
         slowdowns: As `percentages`.
     """
@@ -231,9 +232,10 @@ class Columns:
         legal = ((surely <= self._bound[trials.kinds]) | ~trials.taken).all(axis=0)
         if mode is SharingMode.MIG:
             legal &= self._fit_instances(trials)
-        # All the work at the speed at the beginning, and the longest while neighbours are there.
+        # All the work at the speed at the beginning, and the longest while neighbours are there:
+        # about twice what it takes, so the setup counts twice, too.
         work = trials.run_s.sum(axis=0) / (trials.taken / slowdowns).sum(axis=0)
-        estimates = work + trials.run_s.max(axis=0)
+        estimates = work + trials.run_s.max(axis=0) + 2.0 * SETUP_S[mode]
         estimates[~legal] = np.inf
         return _Tries(numbers, estimates.reshape(chosen.shape), percentages, slowdowns)
 

@@ -11,6 +11,7 @@ from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, Usag
 from slurm_colloc.planning import rivals
 from slurm_colloc.planning.apart import explain_pairs
 from slurm_colloc.planning.explanation import MemberExplanation, PackExplanation, PlanExplanation
+from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.grouping import ask
 from slurm_colloc.planning.limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.needs import (
@@ -81,7 +82,11 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         sm_activity=_sum_floats([member.sm_activity for member in running]),
         dram_activity=_sum_floats([member.dram_activity for member in running]),
         pcie_share=_sum_floats([member.pcie_share for member in running]),
-        predicted_finish_s=pack.predicted_finish_s,
+        predicted_finish_s=(
+            None
+            if pack.predicted_finish_s is None
+            else pack.predicted_finish_s + SETUP_S[pack.mode]
+        ),
         energy_wh=_compute_energy_wh(pack, question, pricing),
         time_limit_s=pack.request.time_limit_s if pack.request else None,
         reasons=pack.reasons,

@@ -68,8 +68,9 @@ class PackExplanation:
         sm_activity: Sum of the members' SM activity, 1 for the whole GPU.
         dram_activity: The same of DRAM.
         pcie_share: The same of PCIe.
-        predicted_finish_s: Seconds from its start to the end of its last member; None where
-            earlier runs do not tell how long one of them takes.
+        predicted_finish_s: Seconds from its start, with what its mode takes to be set up, to the
+            end of its last member: so long it holds its GPU. None where earlier runs do not tell
+            how long one of them takes.
         energy_wh: Energy of the GPU while the pack holds it, in watt hours; None where that is
             unknown, or the power of one of them.
         time_limit_s: What is asked of Slurm; None for its default or what the job asked for.
@@ -107,8 +108,8 @@ class PairExplanation:
         packs: The names in the pack that the second would have joined, where the two alone
             could share; empty where they could not.
         pack_indices: Those members' indices into the jobs of the call.
-        pairs: For how many pairs this one stands: of interchangeable jobs, or of the same names
-            with the same reason.
+        pairs: For how many pairs this one stands: of interchangeable jobs in packs that are
+            alike, or of the same names with the same reason.
         broken: What is in the way: all limits that are broken, at least one.
         text: The same in a sentence.
     """

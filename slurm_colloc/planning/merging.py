@@ -33,7 +33,9 @@ def merge(costs: Costs, key: Key) -> list[Key]:
         merged = costs.look_up([tuple(sorted(a + b)) for a, b in new])
         own = dict(zip(packs, costs.look_up(packs), strict=True))
         for (a, b), cost in zip(new, merged, strict=True):
-            gains[a, b] = (own[a] + own[b] - cost) / (own[a] + own[b])
+            apart = own[a] + own[b]
+            # Where an idle GPU draws nothing, energy may be nothing, too.
+            gains[a, b] = (apart - cost) / apart if apart else 0.0
         good = sorted((-gains[pair], pair) for pair in pairs if gains[pair] > GAIN_MIN)
         # The few mergers that are left to find among many packs are found by moving members.
         if len(good) <= (len(packs) // 100 if len(packs) > _ALL_PAIRS_MAX else 0):

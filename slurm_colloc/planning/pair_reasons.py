@@ -12,10 +12,19 @@ from slurm_colloc.planning.grouping import find_keys
 from slurm_colloc.planning.known import is_known, weigh
 from slurm_colloc.planning.limits import Broken, find_broken
 from slurm_colloc.planning.needs import Question, compute_need, is_host_memory_assumed
+from slurm_colloc.planning.request import compute_places_most
+from slurm_colloc.planning.rule_reasons import find_by_rule
 from slurm_colloc.planning.subject import Subject
-from slurm_colloc.planning.ungrouped import find_difference
+from slurm_colloc.planning.ungrouped import find_differences
 from slurm_colloc.planning.unknown import compute_refusal, find_late
-from slurm_colloc.planning.weighing import Weighing, build_unknown, describe_goal, format_apart
+from slurm_colloc.planning.weighing import (
+    Weighing,
+    build_unknown,
+    describe_goal,
+    format_apart,
+    find_too_large,
+    name_needy,
+)
 
 
 class PairReasons:
@@ -79,19 +88,21 @@ class PairReasons:
         share_mb = self._question.capacity.host_memory_mb_per_gpu or 0
         each_mb = max(1, share_mb // max(1, self._question.policy.degree))
         text = (
-            f"{broken.text} (of {assumed} without --mem {each_mb} MB each are assumed, "
-            "the share over the degree)"
+            f"{broken.text} ({each_mb} MB are assumed of each without --mem, {assumed} of "
+            f"{len(members)}: that share divided by the degree)"
         )
         return dataclasses.replace(broken, text=text)
 
     def _find_limits(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
         policy = self._question.policy
-        difference = find_difference(self._question, self.keys, self._names, i, j)
-        if difference is not None:
-            return (difference,), ()
+        differences = find_differences(self._question, self.keys, self._names, i, j)
+        if differences:
+            return differences, ()
         if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
-            text = f"the rule {policy.rule} does not put them together"
-            return (Broken("rule", None, None, text),), ()
+            packs = [_list_jobs(self._plan.packs[self.places[index]]) for index in (i, j)]
+            return find_by_rule(
+                self._question, self._subjects, self._names, (packs[0], packs[1]), (i, j)
+            )
         known = [self._is_known(index) for index in (i, j)]
         if all(known):
             return self._find_by_loads(i, j)
@@ -172,9 +183,11 @@ class PairReasons:
         earlier = min(i, j, key=self.places.__getitem__)
         members = _list_jobs(self._plan.packs[self.places[earlier]])
         new = j if i in members else i
-        limits = dataclasses.replace(
-            build_limits(question, []), members=policy.pack_size or policy.degree, finish_s=None
-        )
+        limits = build_limits(question, [])
+        size, most = policy.pack_size or policy.degree, compute_places_most(policy)
+        if most is not None and not policy.pack_size and not limits.has_instances:
+            size = min(size, most)
+        limits = dataclasses.replace(limits, members=size, finish_s=None)
         needs = [
             compute_need(
                 question.jobs[index],
@@ -194,13 +207,17 @@ class PairReasons:
             )
             for need in needs
         ]
+        names = [self._names[need.index] for need in needs]
         if (policy.pack_size or 0) <= policy.degree:
-            broken = find_broken(chosen, limits)
+            broken = tuple(name_needy(b, names, chosen) for b in find_broken(chosen, limits))
             if broken:
                 return broken, members
         if policy.pack_size and len(needs) > policy.pack_size:
             text = _tell_size(len(needs), policy.pack_size)
             return (Broken("pack_size", len(needs), policy.pack_size, text),), members
+        too_large = find_too_large(chosen, names, limits)
+        if too_large:
+            return tuple(too_large), members
         refusal = compute_refusal(needs, capacity, policy)
         late = find_late(needs, capacity, policy)
         if late is not None:
@@ -238,4 +255,8 @@ def _tell_places(broken: Broken, policy: Policy) -> Broken:
     if policy.is_small_for_queue and limit == policy.degree_max:
         text = f"{broken.text}, as smaller packs wait less in the queue"
         return dataclasses.replace(broken, constraint="queue", text=text)
+    if limit == compute_places_most(policy):
+        return dataclasses.replace(
+            broken, text=f"{broken.text}: more cannot share by {policy.mode}"
+        )
     return broken

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Goal, SharingMode
+from slurm_colloc.planning.contention import AT_WORK_W
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.energy import TINY_S, compute_base_j, compute_energy_j, compute_work_j
 from slurm_colloc.planning.families import (
@@ -30,7 +33,7 @@ SLACK = 1e-5
 """By how much, relatively, a bound may be passed: it covers rounding in single precision."""
 
 _FULL = 100
-_LOAD_FIELDS = tuple(entry.name for entry in dataclasses.fields(Load))
+_take_shares = operator.attrgetter(*(entry.name for entry in dataclasses.fields(Load)))
 
 
 class Pricing:
@@ -79,6 +82,17 @@ class Pricing:
         self._prices: dict[Key, Priced | None] = {}
         self._rates: dict[tuple[int, Key], tuple[tuple[int, ...], list[float]]] = {}
         self._floors: dict[tuple[int, int, int], float] = {}
+
+    def count_time(self) -> Pricing:
+        """The same packs where GPU time is what counts."""
+        twin = copy.copy(self)
+        twin.goal, twin._prices = Goal.THROUGHPUT, {}
+        return twin
+
+    def is_energy_time(self) -> bool:
+        """Whether the energy that packs save is in proportion to the GPU time that they save."""
+        loads = [kind.load for kind in self.kinds if kind.load is not None]
+        return all(load.power_w >= AT_WORK_W for load in loads)
 
     def find_broken(self, members: Sequence[int]) -> tuple[Broken, ...]:
         """Every hard limit that these jobs would break together; none for one job."""
@@ -279,9 +293,9 @@ def _order_content(subject: Subject) -> tuple[object, ...]:
     leaves it out.
     """
     load = subject.load
-    shares = () if load is None else tuple(getattr(load, name) for name in _LOAD_FIELDS)
+    shares = () if load is None else _take_shares(load)
     return (
-        tuple(share != 0 for share in shares),
+        tuple(map(bool, shares)),
         subject.run_s,
         shares,
         subject.cpus,

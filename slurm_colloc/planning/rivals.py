@@ -2,20 +2,23 @@
 
 Each is the rule as it was published, not the system around it. None knows a bound on slowdowns,
 a tail or thread limits. What no user of csub can go beyond holds for all: CPUs and host memory of
-the GPU's share, clients of one MPS server, and GPU memory. `first-fit`, by the user's order and
-words alone, is planning.unknown: what csub does where nothing is known.
+the GPU's share, clients of one MPS server or MIG instances, and GPU memory as measured.
+`first-fit`, by the user's order and words and that memory alone, is planning.unknown: what csub
+does where nothing is known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Rule
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.limits import find_broken
+from slurm_colloc.planning.request import compute_thread_percentage
 from slurm_colloc.planning.subject import Limits, Setting, Subject
 from slurm_colloc.planning.weighing import predict_setting
 
@@ -24,6 +27,9 @@ ADDITIVE_DRAM_MOST = 0.8
 CARMA_SM_MOST = 0.80
 CARMA_DRAM_MOST = 0.40
 CARMA_ROOM_MB = 2048
+
+_REMEMBERED_MAX = 100
+"""Kinds of jobs up to which it is remembered which packs have refused each of them."""
 
 _Partition = tuple[tuple[int, ...], ...]
 
@@ -72,27 +78,15 @@ def place_additively(
     """
     del gpu_memory_mb
     order = sorted(range(len(subjects)), key=lambda i: (-subjects[i].run_s, i))
-    packs: list[list[int]] = []
-    for i in order:
-        for members in packs:
-            together = [subjects[j] for j in (*members, i)]
-            if _adds_up(together) and not _breaks(together, limits):
-                members.append(i)
-                break
-        else:
-            packs.append([i])
-    return tuple(tuple(members) for members in packs)
+    return _place(subjects, order, limits, _adds_up, lambda _: 0)
 
 
-def _adds_up(subjects: Sequence[Subject]) -> bool:
-    loads = [subject.load for subject in subjects]
-    known = [load for load in loads if load is not None]
-    if len(known) < len(loads) or any(subject.gpu_memory_mb is None for subject in subjects):
-        return False
+def _adds_up(pack: _Pack, new: Load, new_mb: int) -> bool:
+    del new_mb
     return (
-        sum(load.engine for load in known) <= ADDITIVE_SM_MOST
-        and sum(load.sm for load in known) <= ADDITIVE_SM_MOST
-        and sum(load.dram for load in known) <= ADDITIVE_DRAM_MOST
+        pack.engine + new.engine <= ADDITIVE_SM_MOST
+        and pack.sm + new.sm <= ADDITIVE_SM_MOST
+        and pack.dram + new.dram <= ADDITIVE_DRAM_MOST
     )
 
 
@@ -108,40 +102,103 @@ def place_by_carma(
     jobs come, an idle one before any that is in use. Here GPUs are asked of Slurm, so that a
     further one is idle only where none in use takes the job.
     """
-    packs: list[list[int]] = []
-    for i, subject in enumerate(subjects):
-        best: tuple[int, list[int]] | None = None
-        for members in packs:
-            residents = [subjects[j] for j in members]
-            free_mb = _find_room_mb(residents, subject, gpu_memory_mb)
-            if free_mb is None or _breaks([*residents, subject], limits):
-                continue
-            if best is None or free_mb > best[0]:
-                best = (free_mb, members)
-        if best is None:
-            packs.append([i])
+
+    def takes(pack: _Pack, new: Load, new_mb: int) -> bool:
+        del new
+        # What is measured on a GPU is what all together keep busy, never more than the whole of it.
+        if gpu_memory_mb is None or (pack.sm >= CARMA_SM_MOST and pack.dram >= CARMA_DRAM_MOST):
+            return False
+        return gpu_memory_mb - pack.gpu_memory_mb >= new_mb + CARMA_ROOM_MB
+
+    return _place(subjects, range(len(subjects)), limits, takes, lambda pack: pack.gpu_memory_mb)
+
+
+@dataclasses.dataclass
+class _Pack:
+    """A pack that is being filled, with the sums of what its members take alone.
+
+    Attributes:
+        members: Positions of its members.
+        engine: Engine activity.
+        sm: SM activity.
+        dram: DRAM activity.
+        gpu_memory_mb: GPU memory that they may need, in MB.
+    """
+
+    members: list[int] = dataclasses.field(default_factory=list)
+    engine: float = 0.0
+    sm: float = 0.0
+    dram: float = 0.0
+    gpu_memory_mb: int = 0
+
+    def add(self, position: int, load: Load, gpu_memory_mb: int) -> None:
+        self.members.append(position)
+        self.engine += load.engine
+        self.sm += load.sm
+        self.dram += load.dram
+        self.gpu_memory_mb += gpu_memory_mb
+
+
+def _place(
+    subjects: Sequence[Subject],
+    order: Iterable[int],
+    limits: Limits,
+    takes: Callable[[_Pack, Load, int], bool],
+    rank: Callable[[_Pack], int],
+) -> _Partition:
+    """Give each job to the first pack of least rank that takes it, else to a new one.
+
+    What a pack refuses it refuses for good, since members only come on top, and its rank never
+    falls. So no pack is asked twice for the same kind of job.
+
+    Args:
+        subjects: The jobs; one of unknown load or GPU memory stays alone.
+        order: Their positions, in the order in which they are placed.
+        limits: What no rule goes beyond.
+        takes: Whether a pack takes a job of this load and GPU memory in MB, by the rule.
+        rank: Of a pack.
+    """
+    limits = dataclasses.replace(limits, finish_s=None)
+    packs: list[_Pack] = []
+    shared: list[int] = []
+    kinds = {subject.kind for subject in subjects}
+    # By kind: packs that have not refused it, by the rank that they had, and how many were seen.
+    left: dict[Hashable, list[tuple[int, int]]] = {}
+    seen: dict[Hashable, int] = {}
+    for i in order:
+        new = subjects[i]
+        if new.load is None or new.gpu_memory_mb is None:
+            packs.append(_Pack([i]))
+            continue
+        heap: list[tuple[int, int]] = []
+        if new.kind is not None and len(kinds) <= _REMEMBERED_MAX:
+            heap = left.setdefault(new.kind, heap)
+            for place in shared[seen.get(new.kind, 0) :]:
+                heapq.heappush(heap, (rank(packs[place]), place))
+            seen[new.kind] = len(shared)
         else:
-            best[1].append(i)
-    return tuple(tuple(members) for members in packs)
-
-
-def _find_room_mb(
-    residents: Sequence[Subject], new: Subject, gpu_memory_mb: int | None
-) -> int | None:
-    """Free GPU memory where a job may come on top; None where it may not."""
-    loads = [resident.load for resident in residents]
-    known = [load for load in loads if load is not None]
-    if new.load is None or len(known) < len(loads):
-        return None
-    # What is measured on a GPU is what all together keep busy, never more than the whole of it.
-    are_sms_taken = sum(load.sm for load in known) >= CARMA_SM_MOST
-    if are_sms_taken and sum(load.dram for load in known) >= CARMA_DRAM_MOST:
-        return None
-    sizes = [resident.gpu_memory_mb for resident in residents]
-    if new.gpu_memory_mb is None or gpu_memory_mb is None or None in sizes:
-        return None
-    free_mb = gpu_memory_mb - sum(size for size in sizes if size is not None)
-    return free_mb if free_mb >= new.gpu_memory_mb + CARMA_ROOM_MB else None
+            heap = [
+                (rank(packs[place]), place)
+                for place in shared
+                if takes(packs[place], new.load, new.gpu_memory_mb)
+            ]
+            heapq.heapify(heap)
+        while heap:
+            pack = packs[heap[0][1]]
+            if heap[0][0] != rank(pack):
+                heapq.heapreplace(heap, (rank(pack), heap[0][1]))
+                continue
+            if takes(pack, new.load, new.gpu_memory_mb) and not find_broken(
+                [*(subjects[j] for j in pack.members), new], limits
+            ):
+                break
+            heapq.heappop(heap)
+        else:
+            pack = _Pack()
+            shared.append(len(packs))
+            packs.append(pack)
+        pack.add(i, new.load, new.gpu_memory_mb)
+    return tuple(tuple(pack.members) for pack in packs)
 
 
 def describe_sums(rule: Rule, subjects: Sequence[Subject]) -> str:
@@ -174,20 +231,23 @@ def predict_pack(
         calibration: How jobs slow each other down.
 
     Returns:
-        Each member's slowdown while all run, and seconds until the last ends, those left being
-        rated anew with the limits that they have; None where a load or the model is unknown.
+        Each member's slowdown while all run, and seconds until the last ends, as
+        planning.durations has it; None where a load or the model is unknown.
     """
     slowdowns = predict_setting(subjects, setting, calibration)
     if slowdowns is None:
         return None, None
+    are_limited = any(percentage is not None for percentage in setting.percentages)
 
     def rate(running: tuple[int, ...]) -> Sequence[float]:
-        left = Setting(setting.mode, tuple(setting.percentages[i] for i in running))
+        count = len(running)
+        percentage = compute_thread_percentage(count, setting.mode) if are_limited else None
+        left = Setting(setting.mode, (percentage,) * count)
         return predict_setting([subjects[i] for i in running], left, calibration) or ()
 
-    ends = compute_ends_s([s.run_s for s in subjects], [1.0] * len(subjects), rate)
+    floors = [
+        (predict_setting([subject], Setting(setting.mode, (own,)), calibration) or (1.0,))[0]
+        for subject, own in zip(subjects, setting.percentages, strict=True)
+    ]
+    ends = compute_ends_s([subject.run_s for subject in subjects], floors, rate)
     return slowdowns, max(ends)
-
-
-def _breaks(subjects: Sequence[Subject], limits: Limits) -> bool:
-    return bool(find_broken(subjects, dataclasses.replace(limits, finish_s=None)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from slurm_colloc.model.plan import Goal
 from slurm_colloc.planning import exact, local
 from slurm_colloc.planning.exact import Partition
 from slurm_colloc.planning.pricing import Pricing
@@ -16,4 +19,26 @@ def partition(pricing: Pricing) -> Partition:
     """
     if exact.is_small(tuple(sorted(pricing.kind_of))):
         return exact.partition(pricing)
+    if pricing.goal is Goal.ENERGY and pricing.idle_power_w is not None:
+        return _save_energy(pricing)
     return local.partition(pricing)
+
+
+def _save_energy(pricing: Pricing) -> Partition:
+    """The better of what is found by energy and by GPU time: no goal saves more energy."""
+    by_time = local.partition(pricing.count_time())
+    # What was legal by a hair, as it was rounded there, may not be here.
+    by_time = tuple(
+        part
+        for members in by_time
+        for part in ((members,) if pricing.price(members) else ((i,) for i in members))
+    )
+    if pricing.is_energy_time():
+        return by_time
+    by_energy = local.partition(pricing)
+    return min(by_energy, by_time, key=lambda packs: _add_up(pricing, packs))
+
+
+def _add_up(pricing: Pricing, packs: Partition) -> float:
+    priced = [pricing.price(members) for members in packs]
+    return sum(math.inf if one is None else one.cost for one in priced)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.planning.grouping import (
     TIME_RATIO,
     BucketKey,
@@ -13,9 +15,9 @@ from slurm_colloc.planning.limits import Broken
 from slurm_colloc.planning.needs import Question, choose_time_limit_s
 
 
-def find_difference(
+def find_differences(
     question: Question, keys: Mapping[int, BucketKey], names: Sequence[str], i: int, j: int
-) -> Broken | None:
+) -> tuple[Broken, ...]:
     """What two jobs do not agree in that share a pack.
 
     Args:
@@ -26,21 +28,47 @@ def find_difference(
         j: The other.
 
     Returns:
-        It; None where the two may be planned together.
+        The first that is found, or why each shares with nobody; nothing where the two may be
+        planned together.
     """
-    for index in (i, j):
-        if index not in keys:
-            why = compute_reason_to_run_alone(question.jobs[index], question.policy)
-            return Broken("alone", None, None, f"{names[index]} runs alone: {why}")
+    alone = {
+        index: compute_reason_to_run_alone(question.jobs[index], question.policy)
+        for index in (i, j)
+        if index not in keys
+    }
+    if alone:
+        if len(alone) == 2 and alone[i] == alone[j]:
+            return (_build_alone(question, i, f"each runs alone: {alone[i]}"),)
+        return tuple(
+            _build_alone(question, index, f"{names[index]} runs alone: {why}")
+            for index, why in alone.items()
+        )
     one, other = keys[i], keys[j]
     if (one.group, one.gpu_type) != (other.group, other.gpu_type):
         text = "partition, account, QoS, GPU type or another option for sbatch is not equal"
-        return Broken("group", None, None, text)
+        return (Broken("group", None, None, text),)
     if one.is_over != other.is_over:
-        return _build_over(question, names, i if one.is_over else j)
+        return (_build_over(question, names, i if one.is_over else j),)
     if one.longest_s != other.longest_s:
-        return _build_duration(question, keys, names, i, j)
-    return None
+        return (_build_duration(question, keys, names, i, j),)
+    return ()
+
+
+def _build_alone(question: Question, index: int, text: str) -> Broken:
+    """Why a job shares with nobody."""
+    have, limit = _find_numbers(question.jobs[index], question.policy)
+    return Broken("alone", have, limit, text)
+
+
+def _find_numbers(job: Job, policy: Policy) -> tuple[float | None, float | None]:
+    """Both numbers of why a job shares with nobody, as `compute_reason_to_run_alone` finds it."""
+    if job.alone_because or not job.came_together:
+        return None, None
+    if job.gpus != 1:
+        return job.gpus, 1
+    if policy.degree == 1 and (policy.pack_size or 1) == 1:
+        return 2, 1
+    return job.time_limit_s, policy.pack_time_max_s
 
 
 def _build_over(question: Question, names: Sequence[str], index: int) -> Broken:
@@ -66,7 +94,7 @@ def _build_duration(
     longest_s = keys[long].longest_s or 0
     least_s = -(-longest_s // TIME_RATIO)
     text = (
-        f"{names[short]} asks for {asked[short]} s, {names[long]} shares with jobs that ask for "
-        f"{least_s} to {longest_s} s, for a short job is not to wait like a long one"
+        f"{names[short]} asks for {asked[short]} s, who shares there for {least_s} to {longest_s} "
+        "s: a short job is not to wait like a long one"
     )
     return Broken("duration", asked[short], least_s, text)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.families import PLAIN, Family, predict_in
+from slurm_colloc.planning.instances import MIG_MEMBERS_MAX
 from slurm_colloc.planning.limits import Broken, find_broken_instances
 from slurm_colloc.planning.pricing import SLACK, Pricing
 from slurm_colloc.planning.subject import Limits, Priced, Setting, Subject
@@ -79,21 +80,24 @@ class Weighing:
                 return (build_unknown(names[member]),)
         if self.pricing.price(members) is not None:
             return ()
-        broken = [b for b in self.pricing.find_broken(members) if b.constraint != "time"]
+        hard = [b for b in self.pricing.find_broken(members) if b.constraint != "time"]
+        member_names = [names[i] for i in members]
+        broken = [name_needy(b, member_names, chosen) for b in hard]
         free = self.price_freely(members)
         if free is None:
             none = Broken("mig", None, None, "no sharing mode takes them together")
             return tuple(broken) or (none,)
-        broken += list_too_slow([names[i] for i in members], chosen, free.slowdowns)
+        broken += list_too_slow(member_names, chosen, free.slowdowns)
         if free.setting.mode is SharingMode.MIG and not self.limits.has_instances:
-            broken += find_broken_instances(chosen, self.limits)
+            small = find_broken_instances(chosen, self.limits)
+            broken += [name_needy(b, member_names, chosen) for b in small]
         key = tuple(sorted(self.pricing.kind_of[i] for i in members))
         finish_s, margin = self.limits.finish_s, self.pricing.find_margin(key)
         latest_s = free.gpu_s * (1.0 + margin)
         if finish_s is not None and latest_s > finish_s * (1.0 + SLACK):
             text = f"they would last {free.gpu_s:.0f} s"
             if margin > 0:
-                text += f" ({latest_s:.0f} s with the margin of {margin:.0%})"
+                text += f" ({format_above(latest_s, finish_s, 0)} s with {_tell_margin(margin)})"
             text += f", a pack may last {finish_s:.0f} s"
             broken.append(Broken("time", latest_s, finish_s, text))
         # Where energy counts, it is still time that a pack has to save.
@@ -107,12 +111,65 @@ class Weighing:
             together, apart = format_apart(took_s, alone_s)
             text = f"together they take {together} s of {what}, apart {apart} s"
             if took_s < alone_s:
-                text += ", which is less than the model may be wrong by"
+                text += f"; with {_tell_margin(margin)} it has to be less than {most_s:.0f} s"
             broken.append(Broken("cost", took_s, most_s, text))
         # Under its cheapest setting nothing is in the way, and yet it was not made: none is known.
         return tuple(broken) or (
             Broken("mig", None, None, "they do not fit onto the instances of one GPU"),
         )
+
+
+def name_needy(broken: Broken, names: Sequence[str], subjects: Sequence[Subject]) -> Broken:
+    """Of MIG instances that are too small: whose need it is; anything else as it is.
+
+    Args:
+        broken: What is broken.
+        names: Of the members.
+        subjects: The members.
+    """
+    count = len(subjects)
+    if broken.constraint != "mig" or broken.limit is None or count > MIG_MEMBERS_MAX:
+        return broken
+    # Of equal needs that of the one that came last is named, as of slowdowns.
+    need_mb, place = max((s.gpu_memory_mb or 0, place) for place, s in enumerate(subjects))
+    text = (
+        f"{names[place]} needs {need_mb} MB of GPU memory, "
+        f"each of {count} MIG instances has {broken.limit:.0f} MB"
+    )
+    return dataclasses.replace(broken, text=text)
+
+
+def find_too_large(
+    members: Sequence[Subject], names: Sequence[str], limits: Limits
+) -> list[Broken]:
+    """Who by itself needs more than one GPU's share: it shares with nobody, not even in turn.
+
+    Args:
+        members: Some jobs.
+        names: What they are called.
+        limits: What one GPU has.
+    """
+    broken = []
+    for constraint, need_of, most, text in (
+        ("cpus", [s.cpus for s in members], limits.cpus, "{} CPUs, the GPU's share is {}"),
+        (
+            "host_memory",
+            [s.host_memory_mb or 0 for s in members],
+            limits.host_memory_mb,
+            "{} MB of host memory, the GPU's share is {} MB",
+        ),
+        (
+            "gpu_memory",
+            [s.gpu_memory_mb or 0 for s in members],
+            limits.gpu_memory_mb,
+            "{} MB of GPU memory, {} MB are usable",
+        ),
+    ):
+        need, place = max((need, place) for place, need in enumerate(need_of))
+        if most is not None and need > most:
+            told = f"{names[place]} needs {text.format(need, most)}"
+            broken.append(Broken(constraint, need, most, told))
+    return broken
 
 
 def find_too_slow(
@@ -155,13 +212,29 @@ def _build_too_slow(
     # Of equally slow ones the one that came last is named: it is what was to come on top.
     latest, place = max(passed)
     subject = subjects[place]
-    text = f"{names[place]} would be slowed down {slowdowns[place]:.2f} times"
+    told = format_above(latest, subject.max_slowdown, 2)
     if subject.margin > 0:
-        text += f" ({latest:.2f} with the margin of {subject.margin:.0%})"
+        told = f"{slowdowns[place]:.2f} times ({told} with {_tell_margin(subject.margin)})"
+    else:
+        told = f"{told} times"
+    text = f"{names[place]} would be slowed down {told}"
     text += f", --max-slowdown is {subject.max_slowdown:g}"
     if len(passed) > 1:
         text += f" ({len(passed)} of {len(subjects)} members would pass it)"
     return Broken("slowdown", latest, subject.max_slowdown, text)
+
+
+def _tell_margin(margin: float) -> str:
+    return f"the model's margin of {100 * margin:.0f} %"
+
+
+def format_above(value: float, limit: float, digits: int) -> str:
+    """A number that passes a limit, with as many more digits as show it, at most three more."""
+    for count in range(digits, digits + 4):
+        text = f"{value:.{count}f}"
+        if float(text) > limit:
+            break
+    return text
 
 
 def format_apart(one: float, other: float) -> tuple[str, str]:

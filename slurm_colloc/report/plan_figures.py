@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.planning.explanation import PackExplanation, PlanExplanation
-from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.report.terminal import (
     Column,
     build_table,
@@ -44,7 +43,7 @@ class PlanFigures:
 
 def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
     """What a plan comes to."""
-    held = [_find_held_s(pack) for pack in explanation.packs]
+    held = [_find_finish_s(pack) for pack in explanation.packs]
     slowdowns = [
         1.0 if len(pack.members) == 1 else member.slowdown
         for pack in explanation.packs
@@ -74,14 +73,8 @@ def _find_end_s(held: Sequence[float | None], packs_at_once: int | None) -> floa
     return max(ends)
 
 
-def _find_held_s(pack: PackExplanation) -> float | None:
-    """For how long a pack holds its GPU, from the start of its daemon on; None where unknown."""
-    finish_s = _find_finish_s(pack)
-    return None if finish_s is None else finish_s + SETUP_S[pack.mode]
-
-
 def _find_finish_s(pack: PackExplanation) -> float | None:
-    """When the last member of a pack ends; None where no earlier runs tell."""
+    """For how long a pack holds its GPU; None where no earlier runs tell."""
     if pack.predicted_finish_s is None and len(pack.members) == 1:
         return pack.members[0].run_s
     return pack.predicted_finish_s

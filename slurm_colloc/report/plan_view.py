@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.arrays import format_task_ids, parse_array
@@ -14,12 +14,11 @@ from slurm_colloc.model.waits import WaitEstimate
 from slurm_colloc.planning.explanation import (
     MemberExplanation,
     PackExplanation,
-    PairExplanation,
     PlanExplanation,
-    label_jobs,
 )
 from slurm_colloc.report.plan_bars import render_budget
 from slurm_colloc.report.plan_figures import compute_plan_figures
+from slurm_colloc.report.plan_pairs import tell_pairs
 from slurm_colloc.report.terminal import (
     Column,
     build_table,
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = 1
 _REASONS_MOST = 20
-_PAIRS_MOST = 50
-"""Pairs that a screen shows; JSON has more."""
 _TOLD_MOST = 12
 """Packs that are alike whose members are told."""
 _NUMBERS_WIDE = 16
@@ -80,6 +77,10 @@ def _tell_head(explanation: PlanExplanation) -> str:
     text += f": {_tell_hours(figures.gpu_hours)} of GPU time"
     if figures.serial_gpu_hours is not None and jobs > 1:
         text += f", {_tell_hours(figures.serial_gpu_hours)} one after the other"
+    at_once = explanation.packs_at_once
+    if at_once is not None and at_once < figures.packs:
+        text += f"; {_count(at_once, 'pack')} at a time, the last ends "
+        text += f"{format_span(figures.finish_s)} after the first has started"
     return text
 
 
@@ -136,7 +137,7 @@ def _render_packs(
         words.append("how long is not known yet")
     if pack.time_limit_s is not None:
         words.append(f"time limit {format_time_limit(pack.time_limit_s)}")
-    parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width)]
+    parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width, hanging=2)]
     if len(pack.members) > 1:
         parts += [f"  {line}" for line in render_budget(pack, width - 2)]
     parts += _indent(_render_members(packs, width - 2))
@@ -154,8 +155,8 @@ def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: i
         for number, pack in zip(numbers, packs, strict=True)
     ]
     left = len(told) - _TOLD_MOST
-    more = f"; and {left} more" if left > 0 else ""
-    return [_fold(f"pack {'; '.join(told[:_TOLD_MOST])}{more}", width, "  ")]
+    more = f"; and {left} more, which --json lists" if left > 0 else ""
+    return [_fold(f"pack {'; '.join(told[:_TOLD_MOST])}{more}", width, "  ", hanging=2)]
 
 
 def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
@@ -215,45 +216,14 @@ def _render_reasons(
     explanation: PlanExplanation, sources: Sequence[str], width: int
 ) -> list[RenderableType]:
     parts: list[RenderableType] = [""]
-    parts += [_fold(text, width, "Plan: ") for text in explanation.reasons[:_REASONS_MOST]]
+    told = list(dict.fromkeys(explanation.reasons))[:_REASONS_MOST]
+    parts += [_fold(text, width, "Plan: ") for text in told]
     parts += [_fold(text, width, hanging=2) for text in sources]
-    if explanation.pairs:
+    pairs = tell_pairs(explanation)
+    if pairs:
         parts.append("Not together:")
-        members = [member for pack in explanation.packs for member in pack.members]
-        named = {member.job_index: (member.name, member.number) for member in members}
-        labels = dict(zip(named, label_jobs(named.values()), strict=True))
-        parts += [
-            _fold(tell_pair(pair, named, labels), width, "  ", hanging=2)
-            for pair in explanation.pairs[:_PAIRS_MOST]
-        ]
-    left = explanation.pairs_left_out + sum(p.pairs for p in explanation.pairs[_PAIRS_MOST:])
-    if left:
-        parts.append(f"  and {_count(left, 'more pair')} of jobs")
+        parts += [_fold(text, width, "  ", hanging=2) for text in pairs]
     return parts
-
-
-def tell_pair(
-    pair: PairExplanation, named: Mapping[int, tuple[str, int]], labels: Mapping[int, str]
-) -> str:
-    """Why two jobs are in different packs.
-
-    Args:
-        pair: The pair.
-        named: Name and number of each job of the call, by its index.
-        labels: What each is called in sentences: several may have one name.
-    """
-    who = f"{labels[pair.first_index]} and {labels[pair.second_index]}"
-    beside: dict[str, list[int]] = {}
-    for index in pair.pack_indices:
-        if index not in (pair.first_index, pair.second_index):
-            name, number = named[index]
-            beside.setdefault(name, []).extend([number] if labels[index] != name else [])
-    if beside:
-        told = [f"{name} {format_task_ids(numbers)}".rstrip() for name, numbers in beside.items()]
-        who += f" (with {', '.join(told)})"
-    if pair.pairs > 1:
-        who += f", {pair.pairs} such pairs"
-    return f"{who}: {pair.text}"
 
 
 def build_plan_json(
@@ -269,7 +239,7 @@ def build_plan_json(
         ],
         "not_together": [dataclasses.asdict(pair) for pair in explanation.pairs],
         "not_together_left_out": explanation.pairs_left_out,
-        "reasons": list(explanation.reasons),
+        "reasons": list(dict.fromkeys(explanation.reasons)),
     }
 
 

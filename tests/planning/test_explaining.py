@@ -21,6 +21,7 @@ from slurm_colloc.planning.apart import PAIRS_MOST
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
+from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import ask, plan
 from slurm_colloc.planning.limits import Broken
@@ -328,7 +329,8 @@ def test_energy_is_what_the_goal_energy_counts() -> None:
     finish_s = pack.predicted_finish_s
     assert finish_s is not None
     work_j = 600 * (39 + 229 + 39)
-    assert pack.energy_wh == pytest.approx((75 * (finish_s + 2) + 46 * finish_s + work_j) / 3600)
+    working_s = finish_s - SETUP_S[pack.mode]
+    assert pack.energy_wh == pytest.approx((75 * finish_s + 46 * working_s + work_j) / 3600)
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -405,4 +407,4 @@ def test_packs_of_other_rules_speed_up_as_members_end() -> None:
         [1.0] * 3,
         lambda running: [long.slowdown or 0, *others] if len(running) == 3 else [1.0],
     )
-    assert pack.predicted_finish_s == pytest.approx(max(ends))
+    assert pack.predicted_finish_s == pytest.approx(max(ends) + SETUP_S[pack.mode])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,16 +12,17 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Goal, Policy, SharingMode, UsageProfile
-from slurm_colloc.planning.apart import count_pairs_apart
+from slurm_colloc.planning.apart import count_pairs_apart, explain_pairs
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
 from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import TIME_RATIO, ask, find_keys, plan
 from slurm_colloc.planning.instances import compute_mig_memory_share
 from slurm_colloc.planning.needs import build_subject
+from slurm_colloc.planning.pair_reasons import PairReasons
 from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Subject
-from slurm_colloc.planning.weighing import Weighing
+from slurm_colloc.planning.weighing import Weighing, format_above
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,
@@ -118,7 +121,7 @@ def test_raising_every_limit_that_is_named_makes_the_pair_legal(
             continue
         if any(subjects[i].load is None for i in (pair.first_index, *pair.pack_indices)):
             # Nothing is predicted of unknown jobs; their users' words count.
-            assert told <= {*_OF_THE_GPU, "order"}
+            assert told <= {*_OF_THE_GPU, "mig", "order"}
             continue
         new = pair.second_index
         if new in pair.pack_indices:
@@ -177,6 +180,51 @@ def test_asking_for_as_much_as_is_named_lets_a_job_be_planned_with_the_other(
         jobs[short] = _build_asking(short + 1, limits_s[short])
 
 
+@slow
+@given(
+    kinds=st.lists(
+        st.tuples(
+            st.sampled_from([SMALL, LARGE, SATURATING]) | known_jobs.SOUND_PROFILES,
+            st.integers(1, 8),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    most=st.sampled_from([2, 3, 48]),
+    pack_size=st.none() | st.integers(2, 6),
+)
+def test_what_is_told_of_a_pair_holds_for_all_that_it_stands_for(
+    kinds: list[tuple[UsageProfile, int]], most: int, pack_size: int | None
+) -> None:
+    profiles = [profile for profile, count in kinds for _ in range(count)]
+    # Each with a name of its own: pairs of the same names with the same reason are told once.
+    jobs, known = build_call(*((f"job{n}", profile) for n, profile in enumerate(profiles)))
+    policy = dataclasses.replace(POLICY, degree_max=most, pack_size=pack_size)
+    made = plan(jobs, known, ROOMY, policy, CALIBRATION)
+    question = ask(jobs, known, ROOMY, policy, CALIBRATION)
+    subjects = [build_subject(question, index) for index in range(len(jobs))]
+    reasons = PairReasons(made, question, subjects, [job.name for job in jobs])
+
+    def look(i: int, j: int) -> frozenset[object]:
+        """What is in the way, whichever of the two joins the other's pack."""
+        pairs = (reasons.explain(i, j, 1), reasons.explain(j, i, 1))
+        return frozenset(
+            frozenset((b.constraint, b.have, b.limit) for b in pair.broken) for pair in pairs
+        )
+
+    told: Counter[frozenset[object]] = Counter()
+    pairs, left_out = explain_pairs(made, question)
+    assert left_out == 0
+    for pair in pairs:
+        told[look(pair.first_index, pair.second_index)] += pair.pairs
+    apart = [
+        (i, j)
+        for i, j in itertools.combinations(range(len(jobs)), 2)
+        if reasons.places[i] != reasons.places[j]
+    ]
+    assert told == Counter(look(i, j) for i, j in apart)
+
+
 def _build_asking(number: int, limit_s: int | None) -> Job:
     shape = (("time", "0"),) if limit_s is None else ()
     return build_job(number, time_limit_s=limit_s, shape=shape)
@@ -196,7 +244,7 @@ def test_time_limits_that_are_too_different_are_told_with_both_numbers() -> None
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [
         ("duration", 600, 7200 / TIME_RATIO)
     ]
-    assert "short asks for 600 s, long shares with jobs that ask for 1800 to 7200 s" in pair.text
+    assert "short asks for 600 s, who shares there for 1800 to 7200 s" in pair.text
 
 
 @pytest.mark.parametrize("profile", [SMALL, None])
@@ -205,6 +253,34 @@ def test_the_asked_size_of_packs_is_told_as_such(profile: UsageProfile | None) -
     pair = explain(*[("job", profile)] * 5, policy=policy).pairs[0]
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("pack_size", 4, 3)]
     assert pair.text == "4 would be in one pack, --pack-size is 3"
+
+
+def test_no_more_share_than_one_mps_server_has_clients() -> None:
+    policy = dataclasses.replace(POLICY, degree=60, degree_is_asked=True)
+    capacity = dataclasses.replace(ROOMY, cpus_per_gpu=None, host_memory_mb_per_gpu=None)
+    (pair,) = explain(*[("new", None)] * 50, policy=policy, capacity=capacity).pairs
+    assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("clients", 49, 48)]
+    assert pair.text == "49 would run at once, 48 may: more cannot share by mps"
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        ({"cpus": 60}, ("cpus", 60, 48)),
+        ({"host_memory_mb": 500_000}, ("host_memory", 500_000, 400_000)),
+        ({"gpu_memory_mb": 140_000}, ("gpu_memory", 140_000, 136_582)),
+    ],
+)
+def test_who_needs_more_than_a_gpu_has_is_told_also_where_members_wait(
+    changes: dict[str, int], numbers: tuple[str, int, int]
+) -> None:
+    policy = dataclasses.replace(POLICY, degree=2, pack_size=6, degree_is_asked=True)
+    jobs, known = build_call(("a", None), ("large", None))
+    jobs[1] = dataclasses.replace(jobs[1], **changes)  # type: ignore[arg-type]
+    made = plan(jobs, known, ROOMY, policy, CALIBRATION)
+    (pair,) = build_explanation(made, jobs, known, ROOMY, policy, CALIBRATION).pairs
+    assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [numbers]
+    assert pair.text.startswith(f"large needs {numbers[1]} ")
 
 
 def test_small_packs_for_the_queue_s_sake_are_told_as_such() -> None:
@@ -253,6 +329,32 @@ def test_what_saves_too_little_is_told_with_both_numbers(goal: Goal) -> None:
         assert broken.have >= broken.limit
 
 
+def test_the_margin_is_told_as_that_of_the_model() -> None:
+    heavy = known_jobs.build_profile(0.85, 0.45, 0.98)
+    (pair,) = explain(("a", heavy), ("b", heavy)).pairs
+    slow, cost = pair.broken
+    assert slow.have is not None
+    assert f"({slow.have:.2f} with the model's margin of 5 %), --max-slowdown is 1.5" in slow.text
+    assert cost.have is not None
+    assert 1140 <= cost.have < 1200
+    assert cost.limit == pytest.approx(1140)
+    assert cost.text == (
+        f"together they take {cost.have:.0f} s of GPU time, apart 1200 s; "
+        "with the model's margin of 5 % it has to be less than 1140 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "digits", "text"),
+    [(1.58, 1.5, 2, "1.58"), (1.504, 1.5, 2, "1.504"), (1.50002, 1.5, 2, "1.50002"),
+     (3600.4, 3600.0, 0, "3600.4"), (3601.2, 3600.0, 0, "3601")],
+)  # fmt: skip
+def test_what_passes_a_limit_by_little_is_told_with_more_digits(
+    value: float, limit: float, digits: int, text: str
+) -> None:
+    assert format_above(value, limit, digits) == text
+
+
 def test_host_memory_that_nobody_stated_is_told_as_assumed() -> None:
     jobs, known = build_call(*[("job", None)] * 5)
     stated, unstated = (
@@ -267,6 +369,6 @@ def test_host_memory_that_nobody_stated_is_told_as_assumed() -> None:
     assert (found[0].have, found[0].limit) == (found[1].have, found[1].limit) == (500_000, 400_000)
     assert found[0].text == "5 at once need 500000 MB of host memory, the GPU's share is 400000 MB"
     assert found[1].text == (
-        f"{found[0].text} (of 5 without --mem 100000 MB each are assumed, "
-        "the share over the degree)"
+        f"{found[0].text} (100000 MB are assumed of each without --mem, 5 of 5: "
+        "that share divided by the degree)"
     )

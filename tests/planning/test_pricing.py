@@ -276,6 +276,23 @@ def test_all_ways_of_pricing_agree(
             assert 0.8 * one.cost < estimates[pack] < 2 * one.cost
 
 
+def test_a_rough_price_counts_what_setting_up_takes() -> None:
+    from slurm_colloc.planning.columns import Columns
+
+    # Faster by MPS, but for so short a time that starting it takes longer than that saves.
+    brief = [
+        Subject(i, 1, None, None, 1.0, Load(e, e / 2, e / 4, power_w=100.0 * e), 9.0)
+        for i, e in enumerate((0.02, 0.1, 0.3, 0.5))
+    ]
+    pricing = make_pricing(brief)
+    one = pricing.price(range(4))
+    assert one is not None
+    assert one.setting.mode is SharingMode.TIMESLICE
+    key = tuple(sorted(pricing.kind_of))
+    (rough,) = Columns(pricing).compute_costs([key], thorough=False)
+    assert rough == pytest.approx(one.cost, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "limit",
     [Limits(cpus=4), Limits(host_memory_mb=4000), Limits(gpu_memory_mb=400), Limits(members=4)],

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, Policy, Rule, SharingMode, UsageProfile
 from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.explanation import PlanExplanation
+from slurm_colloc.planning.grouping import ask, plan
 from slurm_colloc.planning.instances import MIG_MEMBERS_MAX, compute_instance_mb
+from slurm_colloc.planning.known import weigh
 from slurm_colloc.planning.limits import (
     compute_gpu_memory_limit_mb,
     compute_usable_gpu_memory_mb,
 )
+from slurm_colloc.planning.needs import build_subject
 from slurm_colloc.report.plan_figures import compute_plan_figures
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
@@ -103,6 +106,45 @@ def test_a_rule_s_packs_say_what_it_went_by() -> None:
         text = " ".join(pack.reasons)
         assert f"the rule {rule} put them together" in text
         assert told in text, text
+
+
+@slow
+@given(
+    profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=8),
+    rule=st.sampled_from(RIVALS),
+    mode=st.sampled_from([SharingMode.MPS, SharingMode.TIMESLICE]),
+    capacity=known_jobs.CAPACITIES,
+)
+def test_csub_takes_no_more_gpu_time_than_a_rule_whose_packs_it_may_make(
+    profiles: list[UsageProfile], rule: Rule, mode: SharingMode, capacity: Capacity
+) -> None:
+    known = {
+        index: dataclasses.replace(
+            profile, run_s=profile.run_s or 900.0, sm_activity=max(0.01, profile.sm_activity or 0)
+        )
+        for index, profile in enumerate(profiles)
+    }
+    jobs = [build_job(n) for n in range(1, len(profiles) + 1)]
+    policy = Policy(rule=rule, mode=mode, modes=known_jobs.MODES, slowdown_bound=9.0)
+
+    def spend(policy: Policy) -> tuple[PlanExplanation, float | None]:
+        made = plan(jobs, known, capacity, policy, CALIBRATION)
+        explanation = build_explanation(made, jobs, known, capacity, policy, CALIBRATION)
+        return explanation, compute_plan_figures(explanation).gpu_hours
+
+    others, hours = spend(policy)
+    own = dataclasses.replace(policy, rule=Rule.CSUB)
+    question = ask(jobs, known, capacity, own, CALIBRATION)
+    pricing = weigh(question, [build_subject(question, i) for i in range(len(jobs))]).pricing
+    # Rules of others know no bound on slowdowns, and no least saving. What they put together
+    # beyond that csub may not, even where it takes less GPU time: there is nothing to compare.
+    assume(
+        all(pricing.price([m.job_index for m in pack.members]) is not None for pack in others.packs)
+    )
+    _, own_hours = spend(own)
+    assert hours is not None
+    assert own_hours is not None
+    assert own_hours <= hours * (1 + 1e-4)
 
 
 def test_csub_takes_no_more_gpu_time_than_a_rule_that_keeps_to_its_bounds() -> None:

@@ -8,12 +8,14 @@ import re
 
 import pytest
 
-from slurm_colloc.model.plan import Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import Policy, Rule, SharingMode, UsageProfile
 from slurm_colloc.planning.explaining import build_explanation
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.grouping import plan
+from slurm_colloc.report.plan_bars import draw_bar, render_budget
 from slurm_colloc.report.plan_figures import compute_plan_figures, render_comparison
 from slurm_colloc.report.plan_view import build_plan_json, render_plan
+from slurm_colloc.report.terminal import format_span
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,
@@ -42,6 +44,39 @@ def test_a_length_that_was_measured_is_shown() -> None:
     value = build_plan_json(found)
     assert value["figures"]["serial_gpu_hours"] == 1200 / 3600
     assert value["packs"][0]["members"][0]["run_s"] == 600
+
+
+@pytest.mark.parametrize("mode", [SharingMode.MPS, SharingMode.MIG])
+def test_what_packs_take_adds_up_to_what_the_plan_takes(mode: SharingMode) -> None:
+    policy = dataclasses.replace(POLICY, mode=mode, modes=(mode,))
+    tiny = dataclasses.replace(SMALL, sm_activity=0.04, dram_activity=0.01)
+    huge = dataclasses.replace(LARGE, gpu_memory_peak_mb=120_000)
+    found = explain_by(policy, ("a", tiny), ("b", tiny), ("huge", huge))
+    assert [pack.mode for pack in found.packs] == [mode, SharingMode.EXCLUSIVE]
+    value = build_plan_json(found)
+    held = [pack["predicted_finish_s"] for pack in value["packs"]]
+    assert value["figures"]["gpu_hours"] == pytest.approx(sum(held) / 3600)
+    assert value["figures"]["finish_s"] == max(held)
+    (together,) = explain_by(policy, ("a", tiny), ("b", tiny)).packs
+    text = render_plan(explain_by(policy, ("a", tiny), ("b", tiny)), 120)
+    span = format_span(together.predicted_finish_s)
+    assert text.startswith(f"2 jobs in 1 pack: {span} of GPU time")
+    assert f"ends after {span}" in text
+
+
+def test_long_spans_are_rounded_to_the_minute() -> None:
+    spans = [format_span(7200 + seconds) for seconds in (-31, -29, 0, 29, 31)]
+    assert spans == ["1 h 59 min", "2 h 00 min", "2 h 00 min", "2 h 00 min", "2 h 01 min"]
+
+
+def test_a_reason_that_several_parts_of_a_call_have_is_told_once() -> None:
+    found = dataclasses.replace(explain(SMALL, SMALL), reasons=("one", "two", "one"))
+    text = render_plan(found, 80, explain=True)
+    assert [line for line in text.splitlines() if line.startswith("Plan: ")] == [
+        "Plan: one",
+        "Plan: two",
+    ]
+    assert build_plan_json(found)["reasons"] == ["one", "two"]
 
 
 def test_a_guessed_length_is_shown_nowhere() -> None:
@@ -162,6 +197,12 @@ def test_the_last_job_ends_when_as_many_packs_ran_as_may() -> None:
     assert (free.packs, held.packs) == (6, 6)
     assert free.finish_s is not None
     assert held.finish_s == 3 * free.finish_s
+    head = render_plan(explain_by(limited, *kinds), 80).partition("\n\n")[0].replace("\n", " ")
+    assert head.endswith(
+        f"; 2 packs at a time, the last ends {format_span(held.finish_s)} after the first has "
+        "started"
+    )
+    assert "at a time" not in render_plan(explain_by(policy, *kinds), 80)
     assert held.gpu_hours == free.gpu_hours == pytest.approx(6 * free.finish_s / 3600)
 
 
@@ -184,7 +225,7 @@ def test_who_shares_with_whom_is_told_where_packs_are_alike() -> None:
 
 def test_a_screen_shows_some_pairs_and_counts_the_others_and_json_has_more() -> None:
     kinds = [
-        (f"j{n}", dataclasses.replace(SMALL, run_s=70.0 * n, gpu_memory_peak_mb=80_000))
+        (f"j{n}", dataclasses.replace(SMALL, gpu_memory_peak_mb=80_000 + 100 * n))
         for n in range(1, 17)
     ]
     explanation = explain_by(POLICY, *kinds)
@@ -194,3 +235,37 @@ def test_a_screen_shows_some_pairs_and_counts_the_others_and_json_has_more() -> 
     shown = text.partition("Not together:")[2]
     assert shown.count(" MB are usable") == 50
     assert "  and 70 more pairs of jobs\n" in text
+
+
+def test_pairs_with_one_job_in_common_and_one_reason_are_told_in_one_sentence() -> None:
+    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=130_000)
+    kinds = [("a", SMALL), ("b", LARGE), ("new", None), ("huge", huge), ("b", LARGE)]
+    found = explain_by(POLICY, *kinds)
+    text = " ".join(render_plan(found, 80, explain=True).partition("Not together:")[2].split())
+    # With the two that are alike, five pairs.
+    assert "new and each of a, b 2, huge, 4 such pairs: what new takes of a GPU is not" in text
+    assert text.count("is not known yet") == 1
+    value = build_plan_json(found)["not_together"]
+    assert sum("what new takes" in pair["text"] for pair in value) == 3, "JSON has all"
+
+
+def test_of_many_jobs_in_one_sentence_some_are_named() -> None:
+    kinds = [(f"j{n}", dataclasses.replace(SMALL, run_s=70.0 * n)) for n in range(1, 13)]
+    found = explain_by(POLICY, *kinds, ("new", None))
+    text = " ".join(render_plan(found, 80, explain=True).partition("Not together:")[2].split())
+    names = ", ".join(f"j{n}" for n in range(1, 9))
+    assert text.startswith(f"new and each of {names} and 4 more: what new takes of a GPU")
+
+
+def test_a_bar_ends_where_all_is_taken_and_its_figure_goes_on() -> None:
+    assert [draw_bar(share, 10) for share in (-0.1, 0.0, 0.5, 1.0, 1.37)] == [
+        "----------",
+        "----------",
+        "#####-----",
+        "##########",
+        "##########",
+    ]
+    (pack,) = explain(SMALL, SMALL).packs
+    over = dataclasses.replace(pack, sm_activity=1.37)
+    (line,) = [line for line in render_budget(over, 80) if line.startswith("SM")]
+    assert line == f"SM          {'#' * 37}  137 %"
