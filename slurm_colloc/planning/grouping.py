@@ -38,6 +38,8 @@ __all__ = [
 TIME_RATIO = 4
 """Jobs share where the time limit of one is at most so many times that of the other: a pack asks
 for the longest, and a short job is not to wait in the queue like a long one."""
+SHORT_S = 600
+"""Shorter time limits count as this: below it, the queue makes no difference between jobs."""
 
 _NOBODY = "no job came with it that could share its GPU"
 
@@ -156,7 +158,7 @@ def find_keys(question: Question) -> dict[int, BucketKey]:
             job.group,
             job.gpu_type,
             asks_over_max_time(job, question.capacity),
-            choose_time_limit_s(job, question.capacity),
+            _round_up(choose_time_limit_s(job, question.capacity)),
         )
         for index, job in enumerate(question.jobs)
         if not compute_reason_to_run_alone(job, question.policy)
@@ -174,6 +176,10 @@ def find_keys(question: Question) -> dict[int, BucketKey]:
             own = dataclasses.replace(common, longest_s=limit_s)
             longest[own] = dataclasses.replace(common, longest_s=top_s)
     return {index: longest.get(key, key) for index, key in keys.items()}
+
+
+def _round_up(limit_s: int | None) -> int | None:
+    return None if limit_s is None else max(SHORT_S, limit_s)
 
 
 def asks_over_max_time(job: Job, capacity: Capacity) -> bool:

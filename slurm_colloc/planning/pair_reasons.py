@@ -21,8 +21,8 @@ from slurm_colloc.planning.weighing import (
     Weighing,
     build_unknown,
     describe_goal,
-    format_apart,
     find_too_large,
+    format_apart,
     name_needy,
 )
 
@@ -83,7 +83,9 @@ class PairReasons:
         if broken.constraint != "host_memory":
             return _tell_places(broken, self._question.policy)
         assumed = sum(is_host_memory_assumed(self._question, index) for index in members)
-        if not assumed:
+        # What one needs by itself is more than the share only where its user said so.
+        is_of_one = any(self._subjects[index].host_memory_mb == broken.have for index in members)
+        if not assumed or is_of_one:
             return broken
         share_mb = self._question.capacity.host_memory_mb_per_gpu or 0
         each_mb = max(1, share_mb // max(1, self._question.policy.degree))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ _TOLD_MOST = 12
 _NUMBERS_WIDE = 16
 _NUMBERS_LINES = 4
 """Columns and lines of the numbers of members that are alike; the blanks between them go away."""
+_UNIT = re.compile(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
+_GLUE = "\x1f"
+"""Stands for the blank between them: no text has it whose control characters are escaped."""
 
 
 def render_plan(
@@ -252,18 +256,17 @@ def _build_pack(pack: PackExplanation) -> dict[str, Any]:
 
 
 def _fold(text: str, width: int, lead: str = "", *, hanging: int = 0) -> str:
-    """A sentence on lines of this width, without control characters."""
+    """A sentence on lines of this width, without control characters; units stay with numbers."""
     import textwrap
 
-    return "\n".join(
-        textwrap.wrap(
-            escape_controls(text),
-            max(20, width),
-            initial_indent=lead,
-            subsequent_indent=" " * (len(lead) + hanging),
-            break_on_hyphens=False,
-        )
+    lines = textwrap.wrap(
+        _UNIT.sub(f"{_GLUE}\\1", escape_controls(text)),
+        max(20, width),
+        initial_indent=lead,
+        subsequent_indent=" " * (len(lead) + hanging),
+        break_on_hyphens=False,
     )
+    return "\n".join(lines).replace(_GLUE, " ")
 
 
 def _indent(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, SharingMode, UsageProfile
 from slurm_colloc.planning.grouping import (
     GPU_MEMORY_SHARE,
+    SHORT_S,
     TIME_RATIO,
     compute_reason_to_run_alone,
     plan,
@@ -250,7 +251,7 @@ def test_a_job_that_slurm_will_not_start_keeps_no_other_waiting(time_limit_s: in
 
 
 @given(
-    limits_s=st.lists(st.none() | st.sampled_from([60, 240, 241, 900, 3600, 86_400]), min_size=2),
+    limits_s=st.lists(st.none() | st.sampled_from([60, 600, 2400, 2401, 3600, 86_400]), min_size=2),
     order=st.randoms(use_true_random=False),
 )
 def test_jobs_share_with_those_of_about_their_time_limit(
@@ -268,7 +269,7 @@ def test_jobs_share_with_those_of_about_their_time_limit(
         limits = [limits_s[number - 1] for number in numbers]
         known = [limit for limit in limits if limit is not None]
         assert len(known) in (0, len(limits))
-        assert not known or max(known) <= TIME_RATIO * min(known)
+        assert not known or max(known) <= TIME_RATIO * max(SHORT_S, min(known))
     if len(limits_s) <= 48:
         # Who is in no pack with another could not have come on top of it.
         longest = [limits_s[numbers[0] - 1] and max(limits_s[n - 1] or 0 for n in numbers)
@@ -431,3 +432,13 @@ def test_members_that_ask_for_no_host_memory_get_their_share_of_the_node() -> No
 
 def test_nothing_gives_no_pack() -> None:
     assert make([]) == Plan((), None, ())
+
+
+def test_short_time_limits_make_no_difference() -> None:
+    jobs = [build_job(n, time_limit_s=limit_s) for n, limit_s in enumerate((2, 60, 2400), 1)]
+    assert len(plan(jobs, {}, Capacity(), Policy()).packs) == 1
+    jobs.append(build_job(4, time_limit_s=2401))
+    assert [
+        sorted(member.job_index for member in pack.members)
+        for pack in plan(jobs, {}, Capacity(), Policy()).packs
+    ] == [[0, 1], [2, 3]]

@@ -281,6 +281,7 @@ def test_who_needs_more_than_a_gpu_has_is_told_also_where_members_wait(
     (pair,) = build_explanation(made, jobs, known, ROOMY, policy, CALIBRATION).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [numbers]
     assert pair.text.startswith(f"large needs {numbers[1]} ")
+    assert "assumed" not in pair.text
 
 
 def test_small_packs_for_the_queue_s_sake_are_told_as_such() -> None:

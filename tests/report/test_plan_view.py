@@ -269,3 +269,13 @@ def test_a_bar_ends_where_all_is_taken_and_its_figure_goes_on() -> None:
     over = dataclasses.replace(pack, sm_activity=1.37)
     (line,) = [line for line in render_budget(over, 80) if line.startswith("SM")]
     assert line == f"SM          {'#' * 37}  137 %"
+
+
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    found = dataclasses.replace(explain(SMALL, SMALL), reasons=("it takes 7200 s or 5 % of it",))
+    for width in range(20, 60):
+        text = render_plan(found, width, explain=True)
+        lines = text[text.index("Plan: ") :].splitlines()
+        assert not {"s", "%"} & {word for line in lines for word in line.split()[:1]}
+        assert "7200 s" in text
+        assert "5 %" in text
