@@ -69,7 +69,7 @@ def test_scancel_of_the_pack_leaves_nothing(mps_user: CsubUser) -> None:
 def test_a_member_at_its_time_limit_ends_alone(mps_user: CsubUser) -> None:
     user = mps_user
     untouched = Untouched(user)
-    user.script("train.sh", TRAIN)
+    user.script("train.sh", TRAIN, directives="#SBATCH --time=10")
     user.script("short.sh", TRAIN, directives="#SBATCH --time=0:01")
     job_id = submit_pack(user, "short.sh", "train.sh", options=OPTIONS[:-1])
     with explained(user, job_id):
