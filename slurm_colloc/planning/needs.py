@@ -205,6 +205,21 @@ class Question:
     calibration: Calibration | None = None
 
 
+def compute_needs(question: Question, indices: Iterable[int]) -> list[Need]:
+    """What each of these jobs needs; see `compute_need`."""
+    return [
+        compute_need(
+            question.jobs[index],
+            index,
+            question.capacity,
+            question.policy,
+            profile=question.profiles.get(index),
+            calibration=question.calibration,
+        )
+        for index in indices
+    ]
+
+
 def are_timed(question: Question, subjects: Sequence[Subject]) -> bool:
     """Whether earlier runs tell of all of these jobs how long they take."""
     return all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)

@@ -11,7 +11,7 @@ from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import find_keys
 from slurm_colloc.planning.known import is_known, weigh
 from slurm_colloc.planning.limits import Broken, find_broken
-from slurm_colloc.planning.needs import Question, compute_need, is_host_memory_assumed
+from slurm_colloc.planning.needs import Question, compute_needs, is_host_memory_assumed
 from slurm_colloc.planning.request import compute_places_most
 from slurm_colloc.planning.rule_reasons import find_by_rule
 from slurm_colloc.planning.subject import Subject
@@ -190,17 +190,7 @@ class PairReasons:
         if most is not None and not policy.pack_size and not limits.has_instances:
             size = min(size, most)
         limits = dataclasses.replace(limits, members=size, finish_s=None)
-        needs = [
-            compute_need(
-                question.jobs[index],
-                index,
-                capacity,
-                policy,
-                profile=question.profiles.get(index),
-                calibration=question.calibration,
-            )
-            for index in (*members, new)
-        ]
+        needs = compute_needs(question, (*members, new))
         chosen = [
             dataclasses.replace(
                 self._subjects[need.index],

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy
-from slurm_colloc.planning.needs import Need, Question, compute_need
+from slurm_colloc.planning.needs import Need, Question, compute_needs
 from slurm_colloc.planning.request import (
     build_pack,
     choose_degree,
@@ -33,17 +33,7 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
     twice for the same need, and none at all that would refuse even the least need of all.
     """
     capacity, policy = question.capacity, question.policy
-    needs = [
-        compute_need(
-            question.jobs[index],
-            index,
-            capacity,
-            policy,
-            profile=question.profiles.get(index),
-            calibration=question.calibration,
-        )
-        for index in indices
-    ]
+    needs = compute_needs(question, indices)
     least = _find_least(needs)
     packs: list[list[Need]] = []
     places: list[int] = []

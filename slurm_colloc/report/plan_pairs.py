@@ -62,8 +62,7 @@ def _tell(
     first = pairs[0]
     who = f"{labels[first.first_index]} and {labels[first.second_index]}"
     if len(pairs) > 1:
-        common = set.intersection(*({pair.first_index, pair.second_index} for pair in pairs))
-        (one,) = common
+        one = min(set.intersection(*({pair.first_index, pair.second_index} for pair in pairs)))
         others = [
             pair.second_index if pair.first_index == one else pair.first_index for pair in pairs
         ]

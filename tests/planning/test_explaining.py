@@ -20,7 +20,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.planning.apart import PAIRS_MOST
 from slurm_colloc.planning.durations import compute_ends_s
 from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
+from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.families import SETUP_S
 from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import ask, plan
@@ -30,6 +30,7 @@ from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Setting, Subject
 from slurm_colloc.planning.weighing import Weighing, predict_setting
 from tests.planning import known_jobs
+from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,
@@ -55,14 +56,6 @@ _RELAXED = {
     "clients": "members",
     "time": "finish_s",
 }
-
-
-def explain(
-    *kinds: tuple[str, UsageProfile | None], policy: Policy = POLICY, capacity: Capacity = ROOMY
-) -> PlanExplanation:
-    jobs, known = build_call(*kinds)
-    made = plan(jobs, known, capacity, policy, CALIBRATION)
-    return build_explanation(made, jobs, known, capacity, policy, CALIBRATION)
 
 
 def relax(subjects: list[Subject], limits: Limits, broken: Broken) -> tuple[list[Subject], Limits]:
@@ -124,10 +117,6 @@ def test_raising_the_only_limit_that_is_named_makes_the_pack_legal(
         relaxed, roomier = relax(subjects, limits, broken[0])
         pricing = Pricing(relaxed, roomier, CALIBRATION, modes=MODES)
         assert pricing.price(everybody) is not None
-
-
-def find_pair(explanation: PlanExplanation, first: str, second: str) -> PairExplanation:
-    return next(p for p in explanation.pairs if {p.first, p.second} == {first, second})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Goal, Policy, SharingMode, UsageProfile
 from slurm_colloc.planning.apart import count_pairs_apart, explain_pairs
 from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
 from slurm_colloc.planning.gpu_limits import build_limits
 from slurm_colloc.planning.grouping import TIME_RATIO, ask, find_keys, plan
 from slurm_colloc.planning.instances import compute_mig_memory_share
@@ -24,6 +23,7 @@ from slurm_colloc.planning.pricing import Pricing
 from slurm_colloc.planning.subject import Limits, Subject
 from slurm_colloc.planning.weighing import Weighing, format_above
 from tests.planning import known_jobs
+from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,
@@ -46,18 +46,6 @@ _OF_THE_GPU = {
     "pack_size": "members",
     "time": "finish_s",
 }
-
-
-def explain(
-    *kinds: tuple[str, UsageProfile | None], policy: Policy = POLICY, capacity: Capacity = ROOMY
-) -> PlanExplanation:
-    jobs, known = build_call(*kinds)
-    made = plan(jobs, known, capacity, policy, CALIBRATION)
-    return build_explanation(made, jobs, known, capacity, policy, CALIBRATION)
-
-
-def find_pair(explanation: PlanExplanation, first: str, second: str) -> PairExplanation:
-    return next(p for p in explanation.pairs if {p.first, p.second} == {first, second})
 
 
 def relax(

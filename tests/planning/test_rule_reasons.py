@@ -8,12 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy, Rule, UsageProfile
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.grouping import plan
 from tests.planning import known_jobs
+from tests.planning.explained import explain_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,
@@ -28,16 +26,6 @@ from tests.planning.known_jobs import (
 slow = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
-def explain(
-    jobs: list[Job],
-    known: dict[int, UsageProfile],
-    policy: Policy,
-    capacity: Capacity = ROOMY,
-) -> PlanExplanation:
-    made = plan(jobs, known, capacity, policy, CALIBRATION)
-    return build_explanation(made, jobs, known, capacity, policy, CALIBRATION)
-
-
 @slow
 @given(
     profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=8),
@@ -50,7 +38,7 @@ def test_a_rule_divides_those_of_whom_a_limit_is_told_and_no_others(
     jobs = [build_job(number) for number in range(1, len(profiles) + 1)]
     known = dict(enumerate(profiles))
     policy = dataclasses.replace(POLICY, rule=rule)
-    for pair in explain(jobs, known, policy, capacity).pairs:
+    for pair in explain_jobs(jobs, known, policy, capacity).pairs:
         members = sorted({pair.first_index, pair.second_index, *pair.pack_indices})
         if {broken.constraint for broken in pair.broken} == {"unknown"}:
             continue
@@ -73,18 +61,18 @@ def test_a_rule_divides_those_of_whom_a_limit_is_told_and_no_others(
 
 def test_the_sums_of_the_additive_rule_are_told() -> None:
     policy = dataclasses.replace(POLICY, rule=Rule.ADDITIVE)
-    (pair,) = explain(*build_call(("a", LARGE), ("b", LARGE)), policy).pairs
+    (pair,) = explain_jobs(*build_call(("a", LARGE), ("b", LARGE)), policy).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("rule", 1.26, 1.0)]
     assert pair.text == "engine activities add up to 1.26, the rule additive allows 1"
 
 
 def test_what_carma_looks_at_is_told() -> None:
     policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
-    (pair,) = explain(*build_call(("a", SATURATING), ("b", SMALL)), policy).pairs
+    (pair,) = explain_jobs(*build_call(("a", SATURATING), ("b", SMALL)), policy).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("rule", 0.95, 0.8)]
     assert "SM activities add up to 0.95 and those of DRAM to 0.50" in pair.text
     capacity = dataclasses.replace(ROOMY, gpu_memory_mb=17_000)
-    (pair,) = explain(*build_call(("a", SMALL), ("b", SMALL)), policy, capacity).pairs
+    (pair,) = explain_jobs(*build_call(("a", SMALL), ("b", SMALL)), policy, capacity).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [
         ("rule", 7849 + 2048, 17_000 - 7849)
     ]
@@ -92,7 +80,7 @@ def test_what_carma_looks_at_is_told() -> None:
 
 def test_a_rule_cannot_tell_of_a_job_that_nobody_measured() -> None:
     policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
-    (pair,) = explain(*build_call(("a", SMALL), ("new", None)), policy).pairs
+    (pair,) = explain_jobs(*build_call(("a", SMALL), ("new", None)), policy).pairs
     assert [b.constraint for b in pair.broken] == ["unknown"]
     assert "what new takes of a GPU is not known: the rule carma cannot tell" in pair.text
 
@@ -111,7 +99,7 @@ def test_who_shares_with_nobody_is_told_with_both_numbers(
 ) -> None:
     jobs, known = build_call(("a", SMALL), ("b", SMALL))
     jobs = [dataclasses.replace(job, **changes) for job in jobs]  # type: ignore[arg-type]
-    (pair,) = explain(jobs, known, policy).pairs
+    (pair,) = explain_jobs(jobs, known, policy).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("alone", *numbers)]
     assert pair.text.startswith("each runs alone: ")
 
@@ -120,7 +108,7 @@ def test_each_of_two_that_share_with_nobody_has_its_own_reason() -> None:
     jobs, known = build_call(("a", SMALL), ("b", SMALL))
     jobs[0] = dataclasses.replace(jobs[0], gpus=2)
     jobs[1] = dataclasses.replace(jobs[1], time_limit_s=7200)
-    (pair,) = explain(jobs, known, dataclasses.replace(POLICY, pack_time_max_s=3600)).pairs
+    (pair,) = explain_jobs(jobs, known, dataclasses.replace(POLICY, pack_time_max_s=3600)).pairs
     assert [(b.have, b.limit) for b in pair.broken] == [(2, 1), (7200, 3600)]
     assert pair.text.startswith("a runs alone: it asks for 2 GPUs")
     assert "; b runs alone: it asks for 7200 s, packs get 3600 s here" in pair.text
