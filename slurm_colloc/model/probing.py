@@ -44,12 +44,29 @@ class ProbeProgress:
         elapsed_s: Since the window began.
         steps: Steps so far; None where it has reported none.
         steady: Its rate has settled.
+        settled_s: Since its warm-up was over, as reports count it (`metrics.rates`).
+        steps_per_s: Its rate; None where unknown.
     """
 
     elapsed_s: float
     steps: int | None
     steady: bool
+    settled_s: float = 0.0
+    steps_per_s: float | None = None
 
+    @property
+    def is_enough(self) -> bool:
+        """It has run for as long as a usage profile asks for."""
+        slowest_s = 1.0 / self.steps_per_s if self.steps_per_s else 0.0
+        return self.settled_s >= SETTLED_LEAST_S + 2 * max(TICK_S, slowest_s)
+
+
+SETTLED_LEAST_S = 22.0
+"""A usage profile asks for 20 s of steps, 2 s away from the neighbours that start then; a step or a
+tick at either end lies partly outside."""
+
+TICK_S = 1.0
+"""Between two looks of the monitor."""
 
 _END_S = 100
 """Of a time limit, for ending the job and writing down what it has shown."""
@@ -83,10 +100,14 @@ def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
 
 def judge_window(progress: ProbeProgress, patience: Patience) -> str:
     """Why a probe window is over; empty while it is not."""
-    if progress.steady:
+    if progress.steady and progress.is_enough:
         return "its rate is steady"
     if not progress.steps and progress.elapsed_s >= patience.first_step_s:
         return f"it has reported no step within {patience.first_step_s:g} s"
+    if progress.elapsed_s >= patience.window_s and progress.steady:
+        return (
+            f"it has not run for as long as a usage profile asks for within {patience.window_s:g} s"
+        )
     if progress.elapsed_s >= patience.window_s:
         return f"its rate was not steady within {patience.window_s:g} s"
     return ""

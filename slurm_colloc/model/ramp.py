@@ -9,7 +9,8 @@ memory of what was tried keep it from going to and fro.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, deque
+import math
+from collections import deque
 from collections.abc import Sequence
 
 from slurm_colloc.model.ramp_decision import (
@@ -19,6 +20,7 @@ from slurm_colloc.model.ramp_decision import (
     format_ordinal,
     say_no_more,
 )
+from slurm_colloc.model.ramp_memory import RampMemory
 from slurm_colloc.model.ramp_steps import (
     DANGER,
     choose_step,
@@ -40,6 +42,14 @@ SHORT_SHARE, NEAR_SHARE = 0.35, 0.7
 """Several that came at once and brought less than this part of what each before them did, are too
 many; below the second, a longer window judges that."""
 
+SHARE_NOISE = 0.15
+"""Part of a member's share by which noise lengthens a sum: it stands for no further member."""
+
+LIKELY_ROOMS = 2
+"""The sum of progress grows up to twice as many as there is room for by the additive rule, or a
+few more: on an H200, of small trainings 12 to 16 where the rule has room for 8, of medium ones 6 to
+7 of 3, of large ones 2 to 3 of 1 to 2."""
+
 BROKEN = 1.10
 """Part of a slowdown bound from which on the ramp steps back."""
 
@@ -49,9 +59,6 @@ SERIAL = 0.97
 WATCH_WINDOW_S = 30.0
 WATCH_WINDOWS = 2
 """How long, and how often in a row, something must be seen before the ramp steps back."""
-
-NEW_LOOK_S = 120.0
-"""Earliest time after a decision for another try, twice as long after each that failed there."""
 
 SETTLE_MOST_S = 120.0
 """Who does not settle for so long is not waited for: the plan is followed unmeasured."""
@@ -74,6 +81,7 @@ class Ramp:
     def __init__(self, places: int, start: int) -> None:
         self.places = places
         self.target = max(1, min(start, places))
+        self._most = places
         # What starts whole is only watched.
         self.state = RampState.RAMPING if self.target < places else RampState.SETTLED
         self._is_unconfirmed = self.state is RampState.SETTLED
@@ -85,12 +93,14 @@ class Ramp:
         self._marginal: float | None = None
         self._unsettled_since: float | None = None
         self._may_start_since: float | None = None
-        self._settled_at = 0.0
-        self._settled_kinds: tuple[str, ...] = ()
-        self._refused: set[tuple[str, ...]] = set()
-        self._tries: Counter[int] = Counter()
+        self._memory = RampMemory()
         self._watched_until = 0.0
         self._slow = self._broken = self._sound = 0
+
+    @property
+    def likely_degree(self) -> int:
+        """As many as may run at once in the end, as far as that is known."""
+        return max(self.target, self._most)
 
     def give_up(self, at: float, running: int, reason: str) -> Decision:
         """Follow the plan unmeasured from now on."""
@@ -176,6 +186,8 @@ class Ramp:
         step = choose_step(now, self.places, self._marginal, busy, room)
         step = min(step, self.places - running, outlook.waiting)
         self.target = running + step
+        if room is not None:
+            self._most = min(self.places, LIKELY_ROOMS * room)
         more = "one more is" if step == 1 else f"{step} more are"
         what = "1 runs" if running == 1 else f"{running} run at once"
         text = f"{what}, and the sum of progress is {now.stp:.2f}: {more} started"
@@ -202,7 +214,7 @@ class Ramp:
         used, number = now.worst
         if used > DANGER and running > 1 and number is not None:
             target = find_degree_within_bounds(now, self._base)
-            self._note_refusal(running + (used <= 1.0), sights)
+            self._memory.note_refusal(running + (used <= 1.0), sights)
             text = (
                 f"{say_no_more(target)}: with {running} member {number} is "
                 f"{now.slowdowns[number]:.2f} times slower than alone, and "
@@ -222,13 +234,14 @@ class Ramp:
         share = self._get_share(base)
         is_short = share > 0 and gain < SHORT_SHARE * added * share
         if added > 1 and is_short and not is_confirmed(now, self.places):
-            # The sum stopped growing somewhere between: as many as had their full share of it.
-            target = base.running + max(0, min(added, round(gain / share)))
+            # The sum stopped growing somewhere between: as few as could bring that much.
+            least = math.ceil(gain / share - SHARE_NOISE)
+            target = base.running + max(0, min(added, least))
         elif gain < added * GAIN_LEAST * base.stp:
             target = base.running
         else:
             return None
-        self._note_refusal(running, sights)
+        self._memory.note_refusal(running, sights)
         which = f"the {format_ordinal(running)}" if added == 1 else f"{added} more"
         text = (
             f"{say_no_more(target)}: with {which} the sum of progress went from {base.stp:.2f} to "
@@ -293,7 +306,7 @@ class Ramp:
             return None
         is_slow = self._slow >= WATCH_WINDOWS
         self._slow = self._broken = 0
-        self._note_refusal(now.running, sights)
+        self._memory.note_refusal(now.running, sights)
         span = f"over {WATCH_WINDOWS} times {WATCH_WINDOW_S:g} s"
         if is_slow:
             why = f"{now.running} were slower than one after the other"
@@ -302,8 +315,7 @@ class Ramp:
             assert number is not None
             why = f"with {now.running} member {number} was {now.slowdowns[number]:.2f} times slower"
             why += f" than alone {span}, and {now.bounds[number]:g} times is accepted"
-        self._settled_at = at
-        self._settled_kinds = _list_kinds(sights)
+        self._memory.note_settled(at, sights)
         self.target = target
         text = f"{say_no_more(target)}: {why}"
         return self._decide(
@@ -321,13 +333,9 @@ class Ramp:
     def _look_anew(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
         """Try one more where the pack is made of other members than those it was settled with."""
         running = len(sights)
-        if not outlook.waiting or running < self.target or running >= self.places:
+        if not outlook.waiting or running != self.target or running >= self.places:
             return None
-        kinds = _list_kinds(sights)
-        tried = tuple(sorted((*kinds, outlook.next_kind)))
-        if kinds == self._settled_kinds or tried in self._refused or running > self.target:
-            return None
-        if at < self._settled_at + NEW_LOOK_S * 2 ** self._tries[running + 1]:
+        if not self._memory.may_try(at, sights, outlook.next_kind):
             return None
         now = self._track.measure(LONG_WINDOW_S)
         if now is None or now.worst[0] > DANGER or (running > 1 and now.stp < 1.0):
@@ -340,17 +348,12 @@ class Ramp:
 
     # -- both ---------------------------------------------------------------------------------
 
-    def _note_refusal(self, degree: int, sights: Sequence[Sight]) -> None:
-        self._tries[degree] += 1
-        if degree <= len(sights):
-            self._refused.add(_list_kinds(sights))
-
     def _settle(
         self, at: float, now: Measured, target: int, sights: Sequence[Sight], reason: str
     ) -> Decision:
         self.target = max(1, target)
-        self._settled_at = self._watched_until = at
-        self._settled_kinds = _list_kinds(sights)
+        self._memory.note_settled(at, sights)
+        self._watched_until = at
         self._base = self._marginal = None
         self._slow = self._broken = 0
         return self._decide(at, RampState.SETTLED, now.running, now.stp, reason)
@@ -368,10 +371,6 @@ class Ramp:
         self.state = state
         self._unsettled_since = None
         return Decision(at, state, running, self.target, stp, reason, stops_one)
-
-
-def _list_kinds(sights: Sequence[Sight]) -> tuple[str, ...]:
-    return tuple(sorted(sight.kind for sight in sights))
 
 
 def _list_members(sights: Sequence[Sight]) -> frozenset[tuple[int, int]]:

@@ -59,6 +59,7 @@ class Sight:
         predicted: Its slowdown in the whole pack by the plan; None where nothing was predicted.
         kind: Equal for members that are alike.
         steady: The monitor has found its rate settled.
+        is_wide: It has all of the GPU's threads, others have a part each.
     """
 
     number: int
@@ -70,6 +71,7 @@ class Sight:
     predicted: float | None = None
     kind: str = ""
     steady: bool = False
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)

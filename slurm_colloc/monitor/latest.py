@@ -105,6 +105,7 @@ def is_steady(points: Sequence[Point], warm_at: float | None) -> bool:
 class _Member:
     points: deque[Point] = field(default_factory=deque)
     warm_at: float | None = None
+    settled_at: float | None = None
     gpu_memory_mb: float | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
 
@@ -146,6 +147,11 @@ class Latest:
                     row["at"] >= first_step_at + WARM_UP_S or (row["steps"] or 0) >= WARM_UP_STEPS
                 )
                 member.warm_at = row["at"] if is_warm else None
+            if member.settled_at is None and first_step_at is not None:
+                is_settled = (
+                    row["at"] >= first_step_at + WARM_UP_S and (row["steps"] or 0) >= WARM_UP_STEPS
+                )
+                member.settled_at = row["at"] if is_settled else None
 
     def build(self) -> dict[str, dict[str, Any]]:
         """The figures of every member, by its number."""
@@ -178,6 +184,7 @@ def _build(member: _Member) -> dict[str, Any]:
         "progress_source": row.get("progress"),
         "last_step_age_s": None if last_step_at is None else max(0.0, row["at"] - last_step_at),
         "steady": is_steady(points, member.warm_at),
+        "settled_s": 0.0 if member.settled_at is None else newest.at - member.settled_at,
     }
 
 

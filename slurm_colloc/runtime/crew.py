@@ -93,6 +93,7 @@ class Crew:
             lone=self.lone,
             announce=announce,
             identifies=settings.probe and record.degree > 1,
+            find_likely_degree=lambda: self.ramping.likely_degree,
         )
         self.watching = Watching(pack, record, allocation, attempt, journal, settings=settings)
         config = _read_config(slurm)

@@ -30,6 +30,7 @@ _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "steps": _USUAL,
         "steps_per_s": (RATE_LEAST, RATE_MOST),
         "last_step_age_s": _USUAL,
+        "settled_s": _USUAL,
         "gpu_memory_mb": _USUAL,
     },
     "gpus": {

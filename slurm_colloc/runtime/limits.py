@@ -21,13 +21,15 @@ class SharedGpu:
     Attributes:
         gpus: UUIDs.
         gpu_memory_mb: Memory of the first; None where unknown.
-        degree: Members at the same time.
+        degree: Members at the same time by the plan.
+        likely_degree: As many of them as may run at once in the end, by what is measured.
         pipe_directory: The daemon's.
     """
 
     gpus: tuple[str, ...]
     gpu_memory_mb: int | None
     degree: int
+    likely_degree: int
     pipe_directory: str
 
 
@@ -64,7 +66,8 @@ def place_under_mps(
     """
     degree = max(1, shared.degree)
     places = min(degree, places)
-    percentage = plan.thread_percentage or compute_default_thread_percentage(degree)
+    likely = max(1, min(degree, shared.likely_degree))
+    percentage = plan.thread_percentage or compute_default_thread_percentage(likely)
     percentage = min(100, percentage * places)
     limit_mb = choose_gpu_memory_limit_mb(shared, plan.gpu_memory_limit_mb, places)
     environment = build_member_environment(

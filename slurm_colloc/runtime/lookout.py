@@ -106,7 +106,13 @@ class Lookout:
             predicted=plan.predicted_slowdown,
             kind=self.find_family(member),
             steady=bool(found.get("steady")),
+            is_wide=member.is_probed and self._is_limited(),
         )
+
+    def _is_limited(self) -> bool:
+        """Whether somebody who runs has a part of the GPU's threads only."""
+        uses = [member.gpu for member in self._roster.running() if member.gpu is not None]
+        return any((use.thread_percentage or 100) < 100 for use in uses)
 
     def find_activity(self, latest: Mapping[str, Any]) -> float | None:
         """The GPU's activity, that of its busiest part, 0 to 1; None where it says nothing."""

@@ -154,6 +154,8 @@ class Probing:
             elapsed_s=time.monotonic() - self._begun_at,
             steps=latest.get("steps"),
             steady=bool(latest.get("steady")),
+            settled_s=latest.get("settled_s") or 0.0,
+            steps_per_s=rate,
         )
         return judge_window(progress, choose_patience(job))
 

@@ -82,6 +82,11 @@ class Ramping:
         self._is_written = False
         self._told: dict[int, str] = {}
 
+    @property
+    def likely_degree(self) -> int | None:
+        """As many as may run at once in the end, as far as it is known; None where all start."""
+        return None if self._ramp is None else self._ramp.likely_degree
+
     def holds(self, member: Member) -> bool:
         """Whether as many run as may; this one, the next, waits although it has a place."""
         ramp = self._find_ramp()

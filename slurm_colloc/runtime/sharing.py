@@ -44,6 +44,7 @@ class Sharing:
         lone: The pack has one member, which runs as its batch script would.
         announce: Told of a directory that must be gone before the batch script ends.
         identifies: The GPU's model is wanted whatever the mode.
+        find_likely_degree: As many as may run at once in the end; None for as many as planned.
         waits: How patient to be.
     """
 
@@ -58,6 +59,7 @@ class Sharing:
         lone: bool,
         announce: Callable[[str], None] | None = None,
         identifies: bool = False,
+        find_likely_degree: Callable[[], int | None] = lambda: None,
         waits: Waits | None = None,
     ) -> None:
         self._pack = pack
@@ -67,6 +69,7 @@ class Sharing:
         self._waits = waits or Waits()
         self._announce = announce
         self._identifies = identifies
+        self._find_likely_degree = find_likely_degree
         self._request = ShareRequest.parse(record.share)
         setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
         self._preparation = Preparation(pack, setup, journal)
@@ -262,6 +265,7 @@ class Sharing:
                 self.setup.gpus,
                 self.setup.gpu_memory_mb,
                 max(1, self._record.degree),
+                self._find_likely_degree() or self._record.degree,
                 self._pipe_directory,
             )
             plan = member.spec.plan

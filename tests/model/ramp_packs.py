@@ -24,6 +24,7 @@ class Member:
     bound: float | None = None
     predicted: float | None = None
     counts: bool = True
+    is_wide: bool = False
     done: float = 0.0
     begun: float | None = None
     start: int = 0
@@ -43,6 +44,7 @@ class SimulatedPack:
         noise: Relative error of the steps between two looks.
         activity: The GPU's activity with so many members; None for unknown.
         room: How many there is room for by the additive rule; None for unknown.
+        beside_wide: What is left of the progress of those that run beside one with all threads.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class SimulatedPack:
         activity: Callable[[int], float] | None = None,
         room: int | None = None,
         can_stop: bool = False,
+        beside_wide: float = 1.0,
     ) -> None:
+        self.beside_wide = beside_wide
         self.stp = stp
         self.waiting = list(members)
         self.running: list[Member] = []
@@ -119,11 +123,13 @@ class SimulatedPack:
         if not active:
             return
         share = self.stp(len(active)) / len(active)
+        has_wide = any(member.is_wide for member in active)
         for member in active:
             if any(begin <= self.at < end for begin, end in member.pauses):
                 continue
             warm = 0.5 if member.done < 0.5 * member.solo else 1.0
             rate = member.solo * share * warm * (1 + self.random.gauss(0, self.noise))
+            rate *= self.beside_wide if has_wide and not member.is_wide else 1.0
             member.done += max(0.0, rate) * LOOK_S
             member.last_step_at = self.at + LOOK_S
             self.progress += max(0.0, rate) * LOOK_S / member.solo
@@ -139,6 +145,7 @@ class SimulatedPack:
             bound=member.bound,
             predicted=member.predicted,
             kind=member.kind,
+            is_wide=member.is_wide,
         )
 
     def _outlook(self) -> Outlook:

@@ -20,24 +20,32 @@ JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
 
 
 @pytest.mark.parametrize(
-    ("elapsed_s", "steps", "steady", "patience", "told"),
+    ("progress", "patience", "told"),
     [
-        (45, 900, True, BESIDE_WAITING, "its rate is steady"),
-        (59.9, None, False, BESIDE_WAITING, ""),
-        (60, None, False, BESIDE_WAITING, "it has reported no step within 60 s"),
-        (60, 0, False, BESIDE_WAITING, "it has reported no step within 60 s"),
-        (199, 1, False, BESIDE_WAITING, ""),
-        (200, 1, False, BESIDE_WAITING, "its rate was not steady within 200 s"),
-        (200, None, False, BY_ITSELF, ""),
-        (360, None, False, BY_ITSELF, "it has reported no step within 360 s"),
-        (559, 1, False, BY_ITSELF, ""),
-        (560, 1, False, BY_ITSELF, "its rate was not steady within 560 s"),
+        (ProbeProgress(45, 900, True, 24.0, 20.0), BESIDE_WAITING, "its rate is steady"),
+        (ProbeProgress(44, 900, True, 23.9, 20.0), BESIDE_WAITING, ""),
+        # A step at either end may lie partly outside.
+        (ProbeProgress(120, 25, True, 29.9, 0.25), BESIDE_WAITING, ""),
+        (ProbeProgress(120, 25, True, 30.0, 0.25), BESIDE_WAITING, "its rate is steady"),
+        (ProbeProgress(45, 900, False, 90.0, 20.0), BESIDE_WAITING, ""),
+        (ProbeProgress(59.9, None, False), BESIDE_WAITING, ""),
+        (ProbeProgress(60, None, False), BESIDE_WAITING, "it has reported no step within 60 s"),
+        (ProbeProgress(60, 0, False), BESIDE_WAITING, "it has reported no step within 60 s"),
+        (ProbeProgress(199, 1, False), BESIDE_WAITING, ""),
+        (ProbeProgress(200, 1, False), BESIDE_WAITING, "its rate was not steady within 200 s"),
+        (
+            ProbeProgress(200, 12, True),
+            BESIDE_WAITING,
+            "it has not run for as long as a usage profile asks for within 200 s",
+        ),
+        (ProbeProgress(200, None, False), BY_ITSELF, ""),
+        (ProbeProgress(360, None, False), BY_ITSELF, "it has reported no step within 360 s"),
+        (ProbeProgress(559, 1, False), BY_ITSELF, ""),
+        (ProbeProgress(560, 1, False), BY_ITSELF, "its rate was not steady within 560 s"),
     ],
 )
-def test_when_a_window_is_over(
-    elapsed_s: float, steps: int | None, steady: bool, patience: Patience, told: str
-) -> None:
-    assert judge_window(ProbeProgress(elapsed_s, steps, steady), patience) == told
+def test_when_a_window_is_over(progress: ProbeProgress, patience: Patience, told: str) -> None:
+    assert judge_window(progress, patience) == told
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.ramp import (
     GAIN_LEAST,
-    NEW_LOOK_S,
     SETTLE_MOST_S,
     START_MOST_S,
     WATCH_WINDOW_S,
@@ -21,6 +20,7 @@ from slurm_colloc.model.ramp import (
     Ramp,
 )
 from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
+from slurm_colloc.model.ramp_memory import NEW_LOOK_S
 from slurm_colloc.model.ramp_steps import choose_step, compute_room
 from slurm_colloc.model.ramp_window import FIRST_STEP_S, Measured, Sight
 
@@ -277,6 +277,62 @@ def test_as_many_as_there_is_room_for_start_after_the_first() -> None:
     pack = SimulatedPack(stp, members(12, bound=1.2), 12, room=8, noise=0.01)
     pack.run(60)
     assert pack.targets[0] == 2
+
+
+# As measured on an H200: small trainings with a thread limit each, beside one without.
+SMALL = {1: 1.0, 8: 7.87, 9: 8.3, 10: 8.65, 11: 8.95, 12: 9.22}
+
+
+def test_of_several_that_brought_less_than_their_share_as_many_stay_as_could_bring_it() -> None:
+    pack = grow(SMALL.__getitem__, 12, seconds=200, room=8, noise=0.0, start_s=0.0)
+    assert pack.targets == [8, 12, 10]
+    assert pack.decisions[-1].reason == (
+        "no more than 10 run at once: from 8 to 12 the sum of progress went from 7.87 to 9.21, as "
+        "much as 10 bring"
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_goes_on_once_the_one_with_all_threads_has_ended(seed: int) -> None:
+    # Medium trainings: beside that one the fifth is slowed down more than twice, later the eighth
+    # is not.
+    several = members(30, bound=2.0, work=20.0 * 400)
+    several[0].is_wide, several[0].work = True, 20.0 * 150
+    curve = slow_down(0.11)
+    pack = SimulatedPack(curve, several, 8, noise=0.02, seed=seed, room=3, beside_wide=0.7)
+    pack.run(160)
+    settled = pack.decisions[-1]
+    assert (settled.state, settled.target) in {(RampState.SETTLED, n) for n in (3, 4, 5)}
+    pack.run(1400)
+    (ended_at, first), *_ = pack.ended
+    assert first == 1
+    again = next(d for d in pack.decisions if d.at > ended_at)
+    assert (again.state, again.target) == (RampState.RAMPING, settled.target + 1)
+    assert again.at - ended_at < NEW_LOOK_S / 2
+    assert pack.ramp.target >= 7
+    # Once: what is refused then is not tried again.
+    assert len([d for d in pack.decisions if "one more is tried" in d.reason]) == 1
+
+
+def test_others_that_have_ended_open_nothing_anew() -> None:
+    several = members(30, bound=2.0, work=20.0 * 100)
+    pack = SimulatedPack(slow_down(0.3), several, 8, noise=0.02, room=3)
+    pack.run(1400)
+    assert not [d for d in pack.decisions if "one more is tried" in d.reason]
+
+
+def test_as_many_are_likely_as_twice_the_room_that_one_alone_leaves() -> None:
+    def find_likely(places: int, room: int | None, seconds: float) -> int:
+        pack = grow(slow_down(0.05), places, seconds, room=room, noise=0.0)
+        return pack.ramp.likely_degree
+
+    # Before anything is measured, as many as there are places.
+    assert find_likely(12, 3, 4) == 12
+    assert find_likely(12, None, 60) == 12
+    assert find_likely(12, 3, 30) == 6
+    assert find_likely(4, 3, 30) == 4
+    # More than that have shown to pay.
+    assert find_likely(12, 3, 600) == 12
 
 
 @pytest.mark.parametrize("seed", range(10))

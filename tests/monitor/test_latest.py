@@ -85,6 +85,14 @@ def test_slow_steps_need_longer_windows() -> None:
     assert first >= 120
 
 
+@pytest.mark.parametrize(("rate", "settled"), [(10.0, 12), (1.0, 21), (0.25, 78)])
+def test_the_warm_up_is_over_after_10_s_and_20_steps(rate: float, settled: int) -> None:
+    seen = follow(make_rows(rate, 100))
+    since = [one["settled_s"] for one in seen]
+    assert since[: settled + 1] == [0.0] * (settled + 1)
+    assert since[settled + 1 :] == [float(n + 1) for n in range(99 - settled)]
+
+
 def test_a_rate_that_rises_is_not_steady() -> None:
     points = [
         Point(at=float(t), steps=t * t, samples=None, wait_s=None, cpu_s=None, last_step_at=t)

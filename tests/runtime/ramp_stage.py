@@ -133,7 +133,7 @@ class Stage:
                 str(member.number): {
                     "start": 1, "steps": int(done[member.number]), "steady": self.steady,
                     "steps_per_s": rate(len(running)),
-                    "last_step_age_s": 0.0, "gpu_memory_mb": 5000.0,
+                    "last_step_age_s": 0.0, "settled_s": self.at, "gpu_memory_mb": 5000.0,
                 }
                 for member in running
             }  # fmt: skip

@@ -20,7 +20,7 @@ from .ramp_stage import RATE, Stage
 NOW = 1_800_000_000.0
 OF_MEMBER = {
     "start": 1, "steps": 40, "steps_per_s": RATE, "steady": True, "last_step_age_s": 0.1,
-    "gpu_memory_mb": 5000.0,
+    "settled_s": 30.0, "gpu_memory_mb": 5000.0,
 }  # fmt: skip
 OF_GPU = {"sm_active": 0.3, "dram_active": 0.1, "engine_active": 0.9}
 

@@ -15,7 +15,7 @@ H200_MB = 143771
 
 
 def build_shared(degree: int, total_mb: int | None = H200_MB) -> SharedGpu:
-    return SharedGpu((UUID,), total_mb, degree, "/tmp/csubm-1/p")
+    return SharedGpu((UUID,), total_mb, degree, degree, "/tmp/csubm-1/p")
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,20 @@ def test_no_plan_gives_a_limit_that_mps_does_not_take(
     if use.gpu_memory_limit_mb is not None:
         assert use.gpu_memory_limit_mb >= CONTEXT_MB
         assert total_mb is None or use.gpu_memory_limit_mb < total_mb
+
+
+@pytest.mark.parametrize(
+    ("likely", "planned", "percentage"),
+    [(8, None, 25), (6, None, 33), (2, None, 100), (1, None, 100), (99, None, 25), (2, 30, 30)],
+)
+def test_threads_are_shared_among_as_many_as_are_likely_to_run(
+    likely: int, planned: int | None, percentage: int
+) -> None:
+    shared = SharedGpu((UUID,), H200_MB, 8, likely, "/tmp/csubm-1/p")
+    use, environment = place_under_mps(
+        shared, MemberPlan(0, 1, None, None, thread_percentage=planned), 1
+    )
+    assert use.thread_percentage == percentage
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percentage)
+    # More may be added: of the memory each has the share that was planned.
+    assert use.gpu_memory_limit_mb == H200_MB // 8
