@@ -66,8 +66,11 @@ def place_under_mps(
     """
     degree = max(1, shared.degree)
     places = min(degree, places)
-    likely = max(1, min(degree, shared.likely_degree))
-    percentage = plan.thread_percentage or compute_default_thread_percentage(likely)
+    percentage = plan.thread_percentage or compute_default_thread_percentage(degree)
+    if plan.predicted_slowdown is None:
+        # Nobody knew how many would be good, and each was planned to have its share.
+        likely = max(1, min(degree, shared.likely_degree))
+        percentage = max(percentage, compute_default_thread_percentage(likely))
     percentage = min(100, percentage * places)
     limit_mb = choose_gpu_memory_limit_mb(shared, plan.gpu_memory_limit_mb, places)
     environment = build_member_environment(

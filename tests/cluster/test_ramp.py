@@ -274,6 +274,38 @@ def test_a_script_that_is_not_known_and_then_is(mps_user: CsubUser) -> None:
     user.finish(again)
 
 
+def test_what_was_measured_beside_one_with_all_threads_is_measured_again(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    stop = user.home / "stop"
+    (user.home / "train.py").write_text(TRAIN)
+    user.script("train.sh", f'exec python3 "$HOME/train.py" 45 {stop}')
+    words = ("--gres=gpu:1", "-c1", "--mem=700M", "--time=30", "--max-slowdown=9")
+    job_id = user.submit("--array=1-6", "--degree=6", *words, "train.sh")
+    with explained(user, job_id):
+        # Two fill the simulated GPU.
+        wait_until(
+            lambda: find_ramp(user, job_id).get("state") == "SETTLED", "it settles", patience_s=180
+        )
+    settled = targets(user, job_id)[-1]
+    assert settled in (2, 3)
+    shares = [event["gpu"]["thread_percentage"] for event in journal(user, job_id, "start")]
+    # There is room for two by what the first takes, so four at most are likely, not six.
+    assert shares == [100, *[50] * (len(shares) - 1)]
+    (user.home / f"stop.{job_id}.1").touch()
+    user.wait_for_states(job_id, {1: "COMPLETED"})
+    with explained(user, job_id):
+        wait_until(
+            lambda: "one more is tried" in journal(user, job_id, "ramp")[-1]["reason"],
+            "it goes on",
+            patience_s=90,
+        )
+    assert targets(user, job_id)[-1] == settled + 1
+    stop.touch()
+    user.finish(job_id)
+
+
 def test_who_would_be_ended_half_way_is_submitted_again(mps_user: CsubUser) -> None:
     user = mps_user
     user.script("first.sh", 'until [ -e "$HOME/end" ]; do sleep 0.1; done')

@@ -105,16 +105,18 @@ def test_no_plan_gives_a_limit_that_mps_does_not_take(
 
 
 @pytest.mark.parametrize(
-    ("likely", "planned", "percentage"),
-    [(8, None, 25), (6, None, 33), (2, None, 100), (1, None, 100), (99, None, 25), (2, 30, 30)],
-)
+    ("likely", "planned", "predicted", "percentage"),
+    [
+        (8, 25, None, 25), (6, 25, None, 33), (2, 25, None, 100), (1, 25, None, 100),
+        (99, 25, None, 25), (6, None, None, 33), (6, 25, 1.2, 25), (6, None, 1.2, 25),
+    ],
+)  # fmt: skip
 def test_threads_are_shared_among_as_many_as_are_likely_to_run(
-    likely: int, planned: int | None, percentage: int
+    likely: int, planned: int | None, predicted: float | None, percentage: int
 ) -> None:
     shared = SharedGpu((UUID,), H200_MB, 8, likely, "/tmp/csubm-1/p")
-    use, environment = place_under_mps(
-        shared, MemberPlan(0, 1, None, None, thread_percentage=planned), 1
-    )
+    plan = MemberPlan(0, 1, None, None, thread_percentage=planned, predicted_slowdown=predicted)
+    use, environment = place_under_mps(shared, plan, 1)
     assert use.thread_percentage == percentage
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percentage)
     # More may be added: of the memory each has the share that was planned.
