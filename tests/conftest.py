@@ -3,6 +3,35 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
+
+LONGEST = (
+    "cluster/test_ramp.py",
+    "cluster/test_join_races.py",
+    "cluster/test_watching.py",
+    "cluster/test_join_kills.py",
+    "instrument/test_frameworks.py",
+    "cluster/test_bad_input.py",
+    "planning/test_local.py",
+    "cluster/test_interrupted_submission.py",
+    "cluster/test_failures.py",
+    "cluster/test_probing.py",
+    "cluster/test_joining.py",
+    "cluster/test_hold.py",
+    "sandbox/test_cluster.py",
+    "scripts/test_scripts.py",
+    "cluster/test_resubmission.py",
+)
+"""Files that take the longest come first: several run at a time, and none is left for the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others stay in their order."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 # A shell that starts them in the background has them ignore it, and with them all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -14,7 +14,7 @@ from slurm_colloc.sandbox.client import ask_nodes
 from slurm_colloc.sandbox.files import locked, make_directory, remove_files
 from slurm_colloc.sandbox.hooks import build_hook_environment, undo_prepared
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.processes import list_processes
+from slurm_colloc.sandbox.processes import find_socket_owners, list_processes
 from slurm_colloc.sandbox.record import SandboxRecord, read_record, write_record
 from slurm_colloc.sandbox.simulation import (
     build_simulation_environment,
@@ -218,6 +218,9 @@ class Sandbox:
             lost = daemons.find_job_processes(self.layout, (name,), table) if jobs else set()
             stop_surely(self.layout, slurmd, term_s=0)
             if jobs:
+                # Nor may a slurmstepd report that its tasks have ended.
+                stepds = lost & find_socket_owners(self.layout.spool, table).keys()
+                stop_surely(self.layout, stepds, term_s=0)
                 stop_surely(self.layout, lost, term_s=0)
                 stop_job_processes(self.layout, (name,))
 
