@@ -38,6 +38,11 @@ LONG_WINDOW_S = 20.0
 """A gain for each added member below the first, and a slowdown so near to its bound, are judged by
 a longer window: there, noise could decide, and little is lost by waiting."""
 
+BASE_GAIN = 0.15
+BASE_WINDOW_S = 14.0
+"""One more that brought less is soon followed by one that brings nothing: what that one is measured
+against is not taken from a shortest window."""
+
 SHORT_SHARE, NEAR_SHARE = 0.35, 0.7
 """Several that came at once and brought less than this part of what each before them did, are too
 many; below the second, a longer window judges that."""
@@ -199,6 +204,7 @@ class Ramp:
         if now is None:
             return self._track.measure(WATCH_WINDOW_S, with_pauses=True)
         is_near = abs(now.worst[0] - DANGER) < NEAR_BOUND
+        is_base = False
         base = self._base
         if base is not None and now.running > base.running:
             gain = (now.stp - base.stp) / base.stp
@@ -206,7 +212,10 @@ class Ramp:
             is_near |= abs(gain) < SMALL_GAIN * added
             # Noise alone must not say that what came together brought less than its share.
             is_near |= added > 1 and gain * base.stp < NEAR_SHARE * added * self._get_share(base)
-        return self._track.measure(LONG_WINDOW_S) if is_near else now
+            is_base = added == 1 and gain < BASE_GAIN
+        if is_near:
+            return self._track.measure(LONG_WINDOW_S)
+        return self._track.measure(BASE_WINDOW_S) if is_base else now
 
     def _judge(self, at: float, now: Measured, sights: Sequence[Sight]) -> Decision | None:
         """Stop adding where a bound is in danger, or where what was added last did not pay."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.ramp import (
@@ -57,21 +57,27 @@ def grow(stp: Stp, places: int, seconds: float = 1200, **options: object) -> Sim
     return pack
 
 
+NOISE = 0.03
+"""Four standard deviations of a gain between windows of 14 and 20 s of seven members."""
+
 CURVES = st.one_of(
     st.builds(saturate, st.floats(1.0, 14.0), st.floats(0.85, 1.0)),
     st.builds(slow_down, st.floats(0.0, 0.25)),
 )
 
 
-@settings(max_examples=150, deadline=None)
+# The same packs each time: in one of 20,000 noise of four to five standard deviations decides.
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(stp=CURVES, places=st.integers(2, 14), seed=st.integers(0, 10**6), start=st.integers(1, 3))
+# By a window of 6 s the sixth had brought 13 % instead of 9, so that the seventh seemed to bring 1.
+@example(stp=slow_down(0.169921875), places=8, seed=10667, start=3)
 def test_it_ends_within_one_of_the_best_degree(
     stp: Stp, places: int, seed: int, start: int
 ) -> None:
     pack = grow(stp, places, seed=seed, start=start)
     # What lies so near to the least gain that noise decides is not wrong either way.
-    low = find_best(stp, places, GAIN_LEAST + 0.025)
-    high = max(find_best(stp, places, GAIN_LEAST - 0.025), min(start, places))
+    low = find_best(stp, places, GAIN_LEAST + NOISE)
+    high = max(find_best(stp, places, GAIN_LEAST - NOISE), min(start, places))
     assert low - 1 <= pack.ramp.target <= high + 1, pack.targets
     assert pack.ramp.state is not RampState.OFF
 
