@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ STEADY_SPREAD = 0.05
 STEADY_STEPS = 5
 """A rate is steady where three windows in a row differ by 5 % at most, each of the shortest length
 in which at least five steps are made."""
+
+MEAN_WINDOWS_LEAST = 3
+"""From fewer windows nobody can tell how far a mean is off."""
 
 _HISTORY_S = STEADY_WINDOWS * STEADY_WINDOWS_S[-1] + 2.0
 
@@ -101,11 +105,58 @@ def is_steady(points: Sequence[Point], warm_at: float | None) -> bool:
     return False
 
 
+class MeanRate:
+    """A member's rate over all the time since its warm-up, and how exact it is.
+
+    On a host that is fast and slow by turns no rate is ever steady, but the mean of enough windows
+    is as good.
+
+    Args:
+        begin: The member's counters when its warm-up was over.
+    """
+
+    def __init__(self, begin: Point) -> None:
+        self._begin = self._mark = self._newest = begin
+        self._windows = 0
+        self._mean = self._squares = 0.0
+
+    def add(self, point: Point) -> None:
+        """Take the counters of one more tick."""
+        self._newest = point
+        elapsed_s = point.at - self._mark.at
+        steps = (point.steps or 0) - (self._mark.steps or 0)
+        shortest, *_, longest = STEADY_WINDOWS_S
+        if elapsed_s < 0.98 * (shortest if steps >= STEADY_STEPS else longest):
+            return
+        rate = compute_rate(self._mark, point) or 0.0
+        self._mark = point
+        # Welford, Technometrics 4 (1962): nothing is kept of the windows.
+        self._windows += 1
+        deviation = rate - self._mean
+        self._mean += deviation / self._windows
+        self._squares += deviation * (rate - self._mean)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """The rate; None where it is not known."""
+        return compute_rate(self._begin, self._newest) or None
+
+    @property
+    def error(self) -> float | None:
+        """Its standard error, over the rate; None where the windows are too few to tell."""
+        rate = self.steps_per_s
+        if rate is None or self._windows < MEAN_WINDOWS_LEAST:
+            return None
+        variance = self._squares / (self._windows - 1)
+        return math.sqrt(variance / self._windows) / rate
+
+
 @dataclass
 class _Member:
     points: deque[Point] = field(default_factory=deque)
     warm_at: float | None = None
     settled_at: float | None = None
+    mean: MeanRate | None = None
     gpu_memory_mb: float | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
 
@@ -151,7 +202,11 @@ class Latest:
                 is_settled = (
                     row["at"] >= first_step_at + WARM_UP_S and (row["steps"] or 0) >= WARM_UP_STEPS
                 )
-                member.settled_at = row["at"] if is_settled else None
+                if is_settled:
+                    member.settled_at = row["at"]
+                    member.mean = MeanRate(member.points[-1])
+            elif member.mean is not None:
+                member.mean.add(member.points[-1])
 
     def build(self) -> dict[str, dict[str, Any]]:
         """The figures of every member, by its number."""
@@ -166,6 +221,7 @@ def _build(member: _Member) -> dict[str, Any]:
     elapsed_s = newest.at - older.at
     last_step_at = row.get("last_step_at")
     rate = compute_rate(older, newest)
+    mean = member.mean
     samples = _difference(older.samples, newest.samples)
     steps = _difference(older.steps, newest.steps)
     # Where nothing was ever waited for, no loader is seen.
@@ -185,6 +241,8 @@ def _build(member: _Member) -> dict[str, Any]:
         "last_step_age_s": None if last_step_at is None else max(0.0, row["at"] - last_step_at),
         "steady": is_steady(points, member.warm_at),
         "settled_s": 0.0 if member.settled_at is None else newest.at - member.settled_at,
+        "mean_steps_per_s": None if mean is None else mean.steps_per_s,
+        "mean_error": None if mean is None else mean.error,
     }
 
 

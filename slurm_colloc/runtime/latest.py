@@ -31,6 +31,8 @@ _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "steps_per_s": (RATE_LEAST, RATE_MOST),
         "last_step_age_s": _USUAL,
         "settled_s": _USUAL,
+        "mean_steps_per_s": (RATE_LEAST, RATE_MOST),
+        "mean_error": _USUAL,
         "gpu_memory_mb": _USUAL,
     },
     "gpus": {

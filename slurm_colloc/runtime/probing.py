@@ -147,16 +147,17 @@ class Probing:
         if unwatched:
             return f"nothing is measured: {unwatched}"
         latest = self._read_latest(member)
-        rate = latest.get("steps_per_s")
-        if latest.get("steady") and rate:
-            self.rates[member.number] = float(rate)
         progress = ProbeProgress(
             elapsed_s=time.monotonic() - self._begun_at,
             steps=latest.get("steps"),
             steady=bool(latest.get("steady")),
             settled_s=latest.get("settled_s") or 0.0,
-            steps_per_s=rate,
+            steps_per_s=latest.get("steps_per_s"),
+            mean_steps_per_s=latest.get("mean_steps_per_s"),
+            mean_error=latest.get("mean_error"),
         )
+        if progress.rate_alone is not None:
+            self.rates[member.number] = float(progress.rate_alone)
         return judge_window(progress, choose_patience(job))
 
     def _read_latest(self, member: Member) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def test_the_first_of_a_family_runs_alone_until_its_rate_is_steady(mps_user: Csu
         wait_until(lambda: journal(user, job_id, "probed"), "the window is over", patience_s=120)
     user.wait_for_states(job_id, "RUNNING")
     (over,) = journal(user, job_id, "probed")
-    assert (over["member"], over["reason"]) == (1, "its rate is steady")
+    # On a busy machine no rate may be steady.
+    assert over["member"] == 1
+    assert over["reason"].startswith(("its rate is steady", "the mean of its rate is known to"))
     # A limit would have held as long as the process lives.
     limits = [event["gpu"]["thread_percentage"] for event in journal(user, job_id, "start")]
     assert limits[0] == 100

@@ -18,6 +18,7 @@ import pytest
 from .bed import HERE, Bed
 from .throughput import (
     Series,
+    choose_fullest,
     choose_window,
     compute_lost_s,
     compute_rates,
@@ -182,8 +183,7 @@ def run_together(
     texts = {path.name: path.read_text() for path in files}
     everybody = [parse_series(text) for text in texts.values()]
     # In a pack that was held back, some begin only when others have ended.
-    first_end_s = min(one.times_s[-1] for one in everybody)
-    series = [one for one in everybody if one.times_s[0] < first_end_s]
+    series = choose_fullest(everybody)
     window = choose_window(series, window_s)
     with LOCK, (bed.out / "planner.csv").open("a", newline="") as file:
         writer = csv.writer(file)
@@ -204,7 +204,7 @@ def run_together(
         "images_per_s": rates,
         "window_s": window.length_s,
         "wall_s": compute_wall_s(log, job_id),
-        "lost_s": compute_lost_s(series, begin_s, window),
+        "lost_s": compute_lost_s(everybody, begin_s, window),
         "gpus": sorted({each["gpu"] for each in printed if each.get("gpu")}),
         "thread_percentages": sorted({str(each["thread_percentage"]) for each in printed}),
         "to_first_step_s": [each["to_first_step_s"] for each in printed],

@@ -7,6 +7,7 @@ import pytest
 from .throughput import (
     Series,
     Window,
+    choose_fullest,
     choose_window,
     compute_lost_s,
     compute_rates,
@@ -46,6 +47,20 @@ def test_late_members_cost_a_part_of_the_throughput_and_all_of_the_start() -> No
     series = [Series((2.0, 20.0), (0.0, 180.0)), Series((6.0, 20.0), (0.0, 140.0))]
     assert compute_lost_s(series, 0.0, Window(8.0, 18.0)) == pytest.approx(2.0 + 4.0 / 2)
     assert compute_lost_s(series[:1], 2.0, Window(8.0, 18.0)) == pytest.approx(0.0)
+    # Whoever had ended before has done its part, and whoever comes later none.
+    ended, later = Series((2.0, 6.0), (0.0, 60.0)), Series((19.0, 30.0), (0.0, 9.0))
+    assert compute_lost_s([*series, ended, later], 0.0, Window(8.0, 18.0)) == pytest.approx(1.0)
+
+
+def test_those_that_ran_together_are_as_many_as_ever() -> None:
+    first = Series((0.0, 10.0), (0.0, 1.0))
+    pair = [Series((11.0, 20.0), (0.0, 1.0)), Series((12.0, 30.0), (0.0, 1.0))]
+    last = Series((19.9, 21.0), (0.0, 1.0))
+    assert choose_fullest([first]) == [first]
+    assert choose_fullest([first, *pair]) == pair
+    assert choose_fullest([first, *pair, last]) == [*pair, last]
+    other = [Series((40.0, 50.0), (0.0, 1.0)), Series((40.0, 60.0), (0.0, 1.0))]
+    assert choose_fullest([*pair, *other]) == other
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:

@@ -66,6 +66,17 @@ def parse_series(text: str) -> Series:
     return Series(times, images)
 
 
+def choose_fullest(series: Sequence[Series]) -> list[Series]:
+    """Those that ran when most ran at the same time; of several such times, in the longest."""
+    moments = sorted({moment for each in series for moment in (each.times_s[0], each.times_s[-1])})
+    spans = [
+        ([each for each in series if each.times_s[0] <= begin and end <= each.times_s[-1]],
+         end - begin)
+        for begin, end in itertools.pairwise(moments)
+    ]  # fmt: skip
+    return max(spans, key=lambda span: (len(span[0]), span[1]))[0]
+
+
 def choose_window(series: Sequence[Series], wanted_s: float) -> Window:
     """The middle of the span in which all of them ran, of the wanted length or what there is.
 
@@ -94,10 +105,15 @@ def compute_lost_s(series: Sequence[Series], begin_s: float, window: Window) -> 
     Args:
         series: All trainings.
         begin_s: When the first of them was started.
-        window: In which all of them ran, and whose throughput is the full one.
+        window: Whose throughput is the full one; each of them ran in all of it or in none.
     """
-    full = sum(compute_rates(series, window))
-    done = sum(each.read_images_at(window.begin_s) for each in series)
+    full, done = 0.0, 0.0
+    for each in series:
+        if each.times_s[-1] <= window.begin_s:
+            done += each.images[-1]
+        elif each.times_s[0] <= window.begin_s:
+            full += compute_rates([each], window)[0]
+            done += each.read_images_at(window.begin_s)
     return window.begin_s - begin_s - done / full
 
 

@@ -28,13 +28,22 @@ JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
         (ProbeProgress(120, 25, True, 29.9, 0.25), BESIDE_WAITING, ""),
         (ProbeProgress(120, 25, True, 30.0, 0.25), BESIDE_WAITING, "its rate is steady"),
         (ProbeProgress(45, 900, False, 90.0, 20.0), BESIDE_WAITING, ""),
+        # Where no rate is steady, its mean will do, once it is exact and long enough for a profile.
+        (
+            ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, 0.07),
+            BESIDE_WAITING,
+            "the mean of its rate is known to 7 %",
+        ),
+        (ProbeProgress(45, 900, False, 23.9, 20.0, 19.0, 0.07), BESIDE_WAITING, ""),
+        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, 0.09), BESIDE_WAITING, ""),
+        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, None), BESIDE_WAITING, ""),
         (ProbeProgress(59.9, None, False), BESIDE_WAITING, ""),
         (ProbeProgress(60, None, False), BESIDE_WAITING, "it has reported no step within 60 s"),
         (ProbeProgress(60, 0, False), BESIDE_WAITING, "it has reported no step within 60 s"),
         (ProbeProgress(199, 1, False), BESIDE_WAITING, ""),
         (ProbeProgress(200, 1, False), BESIDE_WAITING, "its rate was not steady within 200 s"),
         (
-            ProbeProgress(200, 12, True),
+            ProbeProgress(200, 12, True, steps_per_s=0.1),
             BESIDE_WAITING,
             "it has not run for as long as a usage profile asks for within 200 s",
         ),
@@ -46,6 +55,17 @@ JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
 )
 def test_when_a_window_is_over(progress: ProbeProgress, patience: Patience, told: str) -> None:
     assert judge_window(progress, patience) == told
+
+
+@pytest.mark.parametrize(
+    ("steady", "mean_error", "rate"),
+    [(True, 0.03, 20.0), (True, None, 20.0), (False, 0.08, 19.0), (False, 0.081, None),
+     (False, None, None)],
+)  # fmt: skip
+def test_the_rate_alone_is_the_newest_where_it_is_steady_else_the_mean(
+    steady: bool, mean_error: float | None, rate: float | None
+) -> None:
+    assert ProbeProgress(45, 900, steady, 24.0, 20.0, 19.0, mean_error).rate_alone == rate
 
 
 @pytest.mark.parametrize(

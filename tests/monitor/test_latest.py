@@ -93,6 +93,56 @@ def test_the_warm_up_is_over_after_10_s_and_20_steps(rate: float, settled: int) 
     assert since[settled + 1 :] == [float(n + 1) for n in range(99 - settled)]
 
 
+@pytest.mark.parametrize("rate", [0.37, 10.0, 271.3])
+def test_the_mean_of_an_even_rate_is_that_rate(rate: float) -> None:
+    last = follow(make_rows(rate, 240))[-1]
+    assert last["mean_steps_per_s"] == pytest.approx(rate, rel=1e-6)
+    assert last["mean_error"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_mean_has_an_error_from_three_windows_on() -> None:
+    seen = follow(make_rows(10.0, 60))
+    first = next(second for second, one in enumerate(seen) if one["mean_error"] is not None)
+    assert seen[first - 1]["mean_steps_per_s"] == pytest.approx(10.0)
+    # The warm-up is over 10 s after the first step, which is in second 2.
+    assert first == 12 + 30
+
+
+def test_windows_of_a_mean_hold_five_steps() -> None:
+    seen = follow(make_rows(0.2, 240))
+    first = next(second for second, one in enumerate(seen) if one["mean_error"] is not None)
+    settled = next(second for second, one in enumerate(seen) if one["settled_s"])
+    # They are made in the time between five steps, or in up to one step more.
+    assert 3 * 25 <= first - settled + 1 <= 3 * 30
+
+
+def follow_uneven(rates: list[float]) -> list[dict[str, Any]]:
+    """A member that has each of these rates for ten seconds, after a warm-up of 13."""
+    latest, seen, steps = Latest(), [], 0.0
+    for second in range(13 + 10 * len(rates)):
+        steps += rates[max(0, second - 13) // 10]
+        at = 1000.0 + second
+        row = make_rows(1.0, 1)[0] | {
+            "at": at, "steps": int(steps), "first_step_at": 1002.0, "last_step_at": at,
+        }  # fmt: skip
+        latest.update([row])
+        seen.append(latest.build()["3"])
+    return seen
+
+
+def test_what_goes_up_and_down_is_not_steady_but_has_a_mean() -> None:
+    last = follow_uneven([100.0, 120.0] * 5)[-1]
+    assert not last["steady"]
+    assert last["mean_steps_per_s"] == pytest.approx(110.0, rel=0.01)
+    # Ten windows with a standard deviation of 10.5.
+    assert last["mean_error"] == pytest.approx(10.5 / 110 / 10**0.5, rel=0.1)
+
+
+def test_a_pause_makes_a_mean_inexact() -> None:
+    seen = follow_uneven([100.0, 100.0, 0.0, 100.0, 100.0])
+    assert seen[-1]["mean_error"] > 0.15
+
+
 def test_a_rate_that_rises_is_not_steady() -> None:
     points = [
         Point(at=float(t), steps=t * t, samples=None, wait_s=None, cpu_s=None, last_step_at=t)

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
 from slurm_colloc.metrics.rates import Progress, compute_rate, select_within, settle
-from slurm_colloc.model.probing import BY_ITSELF, ProbeProgress, judge_window
+from slurm_colloc.model.probing import BESIDE_WAITING, BY_ITSELF, ProbeProgress, judge_window
 from slurm_colloc.monitor.latest import Latest
 from slurm_colloc.report.solo import ALONE_LEAST_S
 
 BEGIN = 1000.0
+UNEVEN = Path(__file__).parents[1] / "recordings" / "h200" / "uneven.csv"
+
+
+def build_progress(elapsed_s: float, seen: Mapping[str, Any]) -> ProbeProgress:
+    return ProbeProgress(
+        elapsed_s,
+        seen["steps"],
+        seen["steady"],
+        seen["settled_s"],
+        seen["steps_per_s"],
+        seen["mean_steps_per_s"],
+        seen["mean_error"],
+    )
+
+
+@pytest.mark.parametrize("training", ["small", "medium"])
+def test_a_window_is_over_in_good_time_on_a_host_that_is_fast_and_slow_by_turns(
+    training: str,
+) -> None:
+    with UNEVEN.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["training"] == training]
+    latest, reason = Latest(), ""
+    for line in lines:
+        numbers = {
+            key: float(line[key]) if line[key] else None for key in line if key != "training"
+        }
+        at = float(line["at"])
+        steps = int(line["steps"]) if line["steps"] else None
+        row = {"member": 1, "start": 1, "cpu_s": 0.0, "host_memory_mb": None, "gpu_memory_mb": None}
+        latest.update([{**row, **numbers, "steps": steps}])
+        progress = build_progress(at, latest.build()["1"])
+        reason = judge_window(progress, BESIDE_WAITING)
+        if reason:
+            break
+    assert reason.startswith("the mean of its rate is known to")
+    assert at < 60
+    last = lines[-1]
+    whole = int(last["steps"]) / (float(last["last_step_at"]) - float(last["first_step_at"]))
+    assert progress.rate_alone == pytest.approx(whole, rel=0.12)
 
 
 @given(
@@ -49,12 +92,10 @@ def test_whose_window_ends_because_it_is_steady_has_a_rate_alone(
         if over_at < math.inf:
             continue
         seen = latest.build()["1"]
-        progress = ProbeProgress(
-            at - BEGIN, seen["steps"], seen["steady"], seen["settled_s"], seen["steps_per_s"]
-        )
-        reason = judge_window(progress, BY_ITSELF)
+        reason = judge_window(build_progress(at - BEGIN, seen), BY_ITSELF)
         if reason:
-            assert reason == "its rate is steady"
+            # The windows of a mean are counted once there have been steps for 10 s, as well.
+            assert reason in {"its rate is steady", "the mean of its rate is known to 0 %"}
             # A neighbour starts then.
             over_at = at + later_s
     series = Progress(
