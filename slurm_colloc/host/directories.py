@@ -207,12 +207,15 @@ def make_named_directory(base: str, name: str, owner: Owner | None = None) -> Pr
     return made
 
 
-def open_private_directory(path: str, *, prefix: str = PREFIX) -> PrivateDirectory:
+def open_private_directory(
+    path: str, *, prefix: str = PREFIX, makes_lock: bool = False
+) -> PrivateDirectory:
     """Open a directory made by `make_private_directory` again and take its lock.
 
     Args:
         path: Its path.
         prefix: What its name begins with; empty for one of `make_named_directory`.
+        makes_lock: Make the lock where it is missing.
 
     Raises:
         BlockingIOError: Somebody holds the lock: its maker lives.
@@ -229,7 +232,8 @@ def open_private_directory(path: str, *, prefix: str = PREFIX) -> PrivateDirecto
     try:
         if not name.startswith(prefix) or os.fstat(descriptor).st_uid != os.geteuid():
             raise NodeError(f"{path} is no directory that this user's packs have made")
-        lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes_lock else 0)
+        lock = os.open(LOCK, flags, 0o600, dir_fd=descriptor)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         for opened in (descriptor, lock):

@@ -56,23 +56,30 @@ def recover(
         grace_s: How long clients may take to leave.
         logs_to: Directory for copies of the logs.
         patience_s: How long the lock may still be held: a child that the keeper had just forked
-            has it, too, until it is another program.
+            has it, too, until it is another program. And how long somebody else's sweep may take
+            that has begun to remove the directory.
 
     Raises:
         BlockingIOError: Its keeper lives.
+        FileNotFoundError: It is not there, or not any more.
         NodeError: It is no directory of this user's packs.
         StateError: Its state cannot be read.
         OSError: It cannot be opened.
     """
     deadline = time.monotonic() + patience_s
     while True:
+        is_late = time.monotonic() > deadline
         try:
-            directory = open_private_directory(path)
+            # Without a lock, somebody was removing it and has ended half-way.
+            directory = open_private_directory(path, makes_lock=is_late)
             break
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if is_late:
                 raise
-            time.sleep(_LOCK_POLL_S)
+        except FileNotFoundError:
+            if is_late or not os.path.lexists(path):
+                raise
+        time.sleep(_LOCK_POLL_S)
     try:
         state = read_state(directory.descriptor)
     except StateError:

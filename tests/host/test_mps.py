@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -606,6 +608,40 @@ def test_a_sweep_removes_what_was_never_finished(base: Path) -> None:
     (swept,) = sweep((str(base),))
     assert swept.path == str(old)
     assert list(base.iterdir()) == [young]
+
+
+def test_what_a_sweep_has_begun_to_remove_is_waited_for(running: RunningMps, base: Path) -> None:
+    path = abandon(running)
+    Path(path, "lock").unlink()
+
+    def go_on() -> None:
+        assert running.child is not None
+        os.kill(running.daemon.pid, signal.SIGKILL)
+        running.child.wait(PATIENCE_S)
+        shutil.rmtree(path)
+
+    ending = threading.Timer(0.3, go_on)
+    ending.start()
+    with pytest.raises(FileNotFoundError):
+        recover(path, patience_s=PATIENCE_S)
+    ending.join()
+    assert list_programs_below(base) == []
+
+
+def test_what_a_killed_sweep_has_left_half_removed_is_ended_and_removed(
+    running: RunningMps, base: Path
+) -> None:
+    path = abandon(running)
+    Path(path, "lock").unlink()
+    assert recover(path, patience_s=0.1).is_clean
+    assert_nothing_is_left(base)
+
+
+def test_what_a_killed_sweep_has_left_without_its_state_is_removed(base: Path) -> None:
+    path = base / "csubm-33333333"
+    path.mkdir(mode=0o700)
+    assert recover(str(path)).is_clean
+    assert_nothing_is_left(base)
 
 
 def test_a_damaged_state_is_told_and_kept(running: RunningMps, base: Path) -> None:
