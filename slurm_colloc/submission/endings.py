@@ -34,7 +34,6 @@ from slurm_colloc.store.states import (
     read_state,
     remove_environment,
 )
-from slurm_colloc.submission.resubmission import resubmit
 
 OVER = frozenset(
     {
@@ -126,6 +125,9 @@ class Ending:
         # A runner that is taken for dead and still lives starts none of them any more.
         begin_attempt(self._path, 0)
         try:
+            # Half of what csub queue would load, and seldom needed.
+            from slurm_colloc.submission.resubmission import resubmit
+
             job_id = resubmit(self._state, self._slurm, self._settings, self._record.pack_id, never)
         except (SlurmUnreachable, StateError) as error:
             return [f"{ended}; the next call of csub tries to submit again: {error}"], False

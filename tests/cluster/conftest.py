@@ -34,12 +34,21 @@ def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = P
     """Wait for something to become true and return it; fail with `what` where it does not."""
     deadline = time.monotonic() + patience_s
     while True:
+        begin_s = time.monotonic()
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
             pytest.fail(f"not within {patience_s:g} s: {what}")
-        time.sleep(POLL_S)
+        pause_after_look(begin_s)
+
+
+def pause_after_look(begin_s: float) -> None:
+    """Wait before the next look, for as long as one takes.
+
+    Many looks are a whole csub; waiting must not keep a core from what is waited for.
+    """
+    time.sleep(min(1.0, max(POLL_S, time.monotonic() - begin_s)))
 
 
 @dataclass
@@ -162,15 +171,14 @@ class CsubUser:
                 return all(row["state"] == wanted for row in rows.values())
             return all(rows[number]["state"] == state for number, state in wanted.items())
 
-        deadline = time.monotonic() + patience_s
-        # Each look is a whole csub; waiting must not keep a core from what is waited for.
-        pause_s = POLL_S
+        begin_s = time.monotonic()
+        deadline = begin_s + patience_s
         while not reached():
             if time.monotonic() > deadline:
                 seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
                 pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, 0.5)
+            pause_after_look(begin_s)
+            begin_s = time.monotonic()
         return rows
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
