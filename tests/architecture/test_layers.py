@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -174,3 +175,19 @@ def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "slurm_colloc", "queue"],
+        cwd=ROOT,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"typer", "slurm_colloc.submission.sweep"} <= loaded
+    unwanted = ("pydantic", "slurm_colloc.planning", "slurm_colloc.submission.submit", "jinja2")
+    assert sorted(name for name in loaded if name.startswith(unwanted)) == []
