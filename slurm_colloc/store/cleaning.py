@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -13,6 +15,11 @@ from slurm_colloc.store.packs import State, build_pack_id
 
 DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""
+
+ABANDONED_S = 86400.0
+"""A temporary file that nobody has written to for so long is nobody's any more."""
+
+_TEMPORARY = re.compile(r".+\.tmp[0-9]+")
 
 
 def measure_bytes(path: Path) -> int:
@@ -48,7 +55,7 @@ def remove_pack(state: State, pack_id: str) -> bool:
 
 
 def remove_remains(state: State) -> None:
-    """Finish what a killed call began: hidden packs, and indexes of packs that are gone.
+    """Finish what a killed call began: hidden packs, indexes of packs that are gone, half files.
 
     Raises:
         StateError: The state cannot be read.
@@ -61,6 +68,21 @@ def remove_remains(state: State) -> None:
         for name in os.listdir(state.jobs):
             if name.endswith(".json"):
                 _remove_index(state, state.jobs / name)
+
+    with contextlib.suppress(FileNotFoundError):
+        for folder in (state.root, *state.root.iterdir()):
+            _remove_temporary(folder)
+
+
+def _remove_temporary(folder: Path) -> None:
+    """Remove what `write_all` has left half-written in a folder, once nobody can be at it."""
+    before = time.time() - ABANDONED_S
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < before:
+                        os.unlink(entry.path)
 
 
 def _remove_index(state: State, path: Path) -> None:

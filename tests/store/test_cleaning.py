@@ -160,3 +160,18 @@ def test_a_file_with_several_names_counts_once(tmp_path: Path) -> None:
     alone = measure_bytes(tmp_path)
     os.link(tmp_path / "a", tmp_path / "b")
     assert measure_bytes(tmp_path) == alone >= 100_000
+
+
+def test_half_written_files_of_killed_calls_go_and_others_stay(state: State) -> None:
+    folder = state.root / "profiles"
+    folder.mkdir()
+    old = [folder / "a.json.tmp4711", state.jobs / "12.json.tmp1", state.root / "last.tmp33"]
+    kept = [folder / "a.json", folder / "b.json.tmp4712", folder / "c.tmp", folder / ".tmp1"]
+    for path in (*old, *kept):
+        path.write_text("{}")
+        os.utime(path, (0, 0))
+    os.utime(kept[1])
+    (folder / "d.tmp5").symlink_to(kept[0])
+    remove_remains(state)
+    assert not any(path.exists() for path in old)
+    assert sorted(folder.iterdir()) == sorted([*kept, folder / "d.tmp5"])
