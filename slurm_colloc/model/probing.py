@@ -82,7 +82,7 @@ TICK_S = 1.0
 
 MEAN_ERROR_MOST = 0.08
 """Where the host is fast and slow by turns no rate is steady, and its mean so exact will do: on one
-that ran a training at 74 to 145 steps a second it takes 20 s longer than where it is calm."""
+that ran a training at 74 to 145 steps a second it takes 6 s longer than where it is calm."""
 
 _END_S = 100
 """Of a time limit, for ending the job and writing down what it has shown."""

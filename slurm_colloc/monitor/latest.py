@@ -137,6 +137,11 @@ class MeanRate:
         self._squares += deviation * (rate - self._mean)
 
     @property
+    def elapsed_s(self) -> float:
+        """Since the warm-up was over."""
+        return self._newest.at - self._begin.at
+
+    @property
     def steps_per_s(self) -> float | None:
         """The rate; None where it is not known."""
         return compute_rate(self._begin, self._newest) or None
@@ -155,7 +160,6 @@ class MeanRate:
 class _Member:
     points: deque[Point] = field(default_factory=deque)
     warm_at: float | None = None
-    settled_at: float | None = None
     mean: MeanRate | None = None
     gpu_memory_mb: float | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -198,15 +202,13 @@ class Latest:
                     row["at"] >= first_step_at + WARM_UP_S or (row["steps"] or 0) >= WARM_UP_STEPS
                 )
                 member.warm_at = row["at"] if is_warm else None
-            if member.settled_at is None and first_step_at is not None:
+            if member.mean is not None:
+                member.mean.add(member.points[-1])
+            elif first_step_at is not None:
                 is_settled = (
                     row["at"] >= first_step_at + WARM_UP_S and (row["steps"] or 0) >= WARM_UP_STEPS
                 )
-                if is_settled:
-                    member.settled_at = row["at"]
-                    member.mean = MeanRate(member.points[-1])
-            elif member.mean is not None:
-                member.mean.add(member.points[-1])
+                member.mean = MeanRate(member.points[-1]) if is_settled else None
 
     def build(self) -> dict[str, dict[str, Any]]:
         """The figures of every member, by its number."""
@@ -240,7 +242,7 @@ def _build(member: _Member) -> dict[str, Any]:
         "progress_source": row.get("progress"),
         "last_step_age_s": None if last_step_at is None else max(0.0, row["at"] - last_step_at),
         "steady": is_steady(points, member.warm_at),
-        "settled_s": 0.0 if member.settled_at is None else newest.at - member.settled_at,
+        "settled_s": 0.0 if mean is None else mean.elapsed_s,
         "mean_steps_per_s": None if mean is None else mean.steps_per_s,
         "mean_error": None if mean is None else mean.error,
     }

@@ -70,7 +70,9 @@ def remove_remains(state: State) -> None:
                 _remove_index(state, state.jobs / name)
 
     with contextlib.suppress(FileNotFoundError):
-        for folder in (state.root, *state.root.iterdir()):
+        # Behind a link lies what is not the state's.
+        inside = (path for path in state.root.iterdir() if not path.is_symlink())
+        for folder in (state.root, *inside):
             _remove_temporary(folder)
 
 

@@ -94,7 +94,7 @@ def test_whose_window_ends_because_it_is_steady_has_a_rate_alone(
         seen = latest.build()["1"]
         reason = judge_window(build_progress(at - BEGIN, seen), BY_ITSELF)
         if reason:
-            # The windows of a mean are counted once there have been steps for 10 s, as well.
+            # Of an even rate either may be seen first.
             assert reason in {"its rate is steady", "the mean of its rate is known to 0 %"}
             # A neighbour starts then.
             over_at = at + later_s

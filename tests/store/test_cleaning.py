@@ -172,6 +172,13 @@ def test_half_written_files_of_killed_calls_go_and_others_stay(state: State) -> 
         os.utime(path, (0, 0))
     os.utime(kept[1])
     (folder / "d.tmp5").symlink_to(kept[0])
+    elsewhere = state.root.parent / "elsewhere"
+    elsewhere.mkdir()
+    kept_elsewhere = elsewhere / "a.json.tmp4711"
+    kept_elsewhere.write_text("{}")
+    os.utime(kept_elsewhere, (0, 0))
+    (state.root / "linked").symlink_to(elsewhere)
     remove_remains(state)
+    assert kept_elsewhere.exists()
     assert not any(path.exists() for path in old)
     assert sorted(folder.iterdir()) == sorted([*kept, folder / "d.tmp5"])
