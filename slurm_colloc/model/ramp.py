@@ -27,7 +27,13 @@ from slurm_colloc.model.ramp_steps import (
     find_degree_within_bounds,
     is_confirmed,
 )
-from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Measured, Sight, Track
+from slurm_colloc.model.ramp_window import (
+    MIN_WINDOW_S,
+    SINGLY_WINDOW_S,
+    Measured,
+    Sight,
+    Track,
+)
 
 GAIN_LEAST = 0.02
 """How much of the sum of progress each added member has to bring."""
@@ -35,8 +41,8 @@ GAIN_LEAST = 0.02
 SMALL_GAIN = 0.06
 NEAR_BOUND = 0.03
 LONG_WINDOW_S = 20.0
-"""A gain for each added member below the first, and a slowdown so near to its bound, are judged by
-a longer window: there, noise could decide, and little is lost by waiting."""
+"""A gain for each added member below the first, and a slowdown so near to its bound or beyond it,
+are judged by a longer window: there, noise could decide, and little is lost by waiting."""
 
 BASE_GAIN = 0.15
 BASE_WINDOW_S = 14.0
@@ -61,7 +67,7 @@ BROKEN = 1.10
 SERIAL = 0.97
 """A sum of progress below this is slower than one after the other."""
 
-WATCH_WINDOW_S = 30.0
+WATCH_WINDOW_S = SINGLY_WINDOW_S
 WATCH_WINDOWS = 2
 """How long, and how often in a row, something must be seen before the ramp steps back."""
 
@@ -203,7 +209,15 @@ class Ramp:
         now = self._track.measure(MIN_WINDOW_S)
         if now is None:
             return self._track.measure(WATCH_WINDOW_S, with_pauses=True)
-        is_near = abs(now.worst[0] - DANGER) < NEAR_BOUND
+        longer = self._track.measure(self._choose_window_s(now))
+        if longer is not None and longer.worst[0] <= DANGER < longer.worst_singly[0]:
+            # One of those that are alike seems slower than the others: noise, or not.
+            return self._track.measure(SINGLY_WINDOW_S)
+        return longer
+
+    def _choose_window_s(self, now: Measured) -> float:
+        """How long a window must be, by what a shortest one shows."""
+        is_near = now.worst[0] > DANGER - NEAR_BOUND
         is_base = False
         base = self._base
         if base is not None and now.running > base.running:
@@ -214,8 +228,8 @@ class Ramp:
             is_near |= added > 1 and gain * base.stp < NEAR_SHARE * added * self._get_share(base)
             is_base = added == 1 and gain < BASE_GAIN
         if is_near:
-            return self._track.measure(LONG_WINDOW_S)
-        return self._track.measure(BASE_WINDOW_S) if is_base else now
+            return LONG_WINDOW_S
+        return BASE_WINDOW_S if is_base else MIN_WINDOW_S
 
     def _judge(self, at: float, now: Measured, sights: Sequence[Sight]) -> Decision | None:
         """Stop adding where a bound is in danger, or where what was added last did not pay."""
@@ -224,8 +238,10 @@ class Ramp:
         if used > DANGER and running > 1 and number is not None:
             target = find_degree_within_bounds(now, self._base)
             self._memory.note_refusal(running + (used <= 1.0), sights)
+            is_own = now.is_its_own(number)
+            who = f"member {number} is" if is_own else f"members like {number} are"
             text = (
-                f"{say_no_more(target)}: with {running} member {number} is "
+                f"{say_no_more(target)}: with {running} {who} "
                 f"{now.slowdowns[number]:.2f} times slower than alone, and "
                 f"{now.bounds[number]:g} times is accepted"
             )

@@ -15,7 +15,10 @@ LOOK_S = 2.0
 
 @dataclasses.dataclass
 class Member:
-    """A member: alone it makes `solo` steps per second, and `work` of them in all."""
+    """A member: alone it makes `solo` steps per second, and `work` of them in all.
+
+    In company it makes `lame` times as many as the others.
+    """
 
     number: int
     solo: float = 20.0
@@ -24,6 +27,7 @@ class Member:
     bound: float | None = None
     predicted: float | None = None
     counts: bool = True
+    lame: float = 1.0
     is_wide: bool = False
     done: float = 0.0
     begun: float | None = None
@@ -129,6 +133,7 @@ class SimulatedPack:
                 continue
             warm = 0.5 if member.done < 0.5 * member.solo else 1.0
             rate = member.solo * share * warm * (1 + self.random.gauss(0, self.noise))
+            rate *= member.lame if len(active) > 1 else 1.0
             rate *= self.beside_wide if has_wide and not member.is_wide else 1.0
             member.done += max(0.0, rate) * LOOK_S
             member.last_step_at = self.at + LOOK_S

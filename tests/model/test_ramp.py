@@ -122,6 +122,34 @@ def test_members_of_one_kind_are_tried_once(seed: int) -> None:
     assert pack.most <= 5
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_uneven_members_that_are_alike_do_not_end_a_ramp_one_by_one(seed: int) -> None:
+    # Single ones are off by a sixth over 5 s, as on a busy host; the slowest is not what all are.
+    several = members(12, bound=1.5)
+    pack = SimulatedPack(slow_down(0.025), several, 12, room=7, noise=0.25, seed=seed)
+    pack.run(600)
+    assert len(pack.running) >= 10
+
+
+def test_a_single_member_that_is_slower_for_long_ends_a_ramp() -> None:
+    several = members(8, bound=1.5)
+    several[2].lame = 0.5
+    pack = SimulatedPack(slow_down(0.02), several, 8, room=4, noise=0.01)
+    pack.run(600)
+    assert (pack.ramp.state, len(pack.running)) == (RampState.SETTLED, 4)
+    (*_, last) = pack.decisions
+    assert "with 4 member 3 is 2." in last.reason
+    assert "and 1.5 times is accepted" in last.reason
+
+
+def test_members_that_are_too_slow_together_are_told_as_alike() -> None:
+    pack = SimulatedPack(slow_down(0.3), members(8, bound=1.5), 8, room=4, noise=0.01)
+    pack.run(600)
+    (first, *_) = [each for each in pack.decisions if each.state is RampState.SETTLED]
+    assert "with 4 members like " in first.reason
+    assert " are 1.9" in first.reason
+
+
 def test_a_planned_pack_starts_whole_and_is_only_watched() -> None:
     pack = grow(slow_down(0.02), 6, start=6)
     assert pack.most == 6
