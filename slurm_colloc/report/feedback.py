@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_colloc.metrics.presence import find_together
 from slurm_colloc.metrics.rates import compute_rate, select_within
 from slurm_colloc.metrics.series import Window
 from slurm_colloc.metrics.slowdown import compute_slowdown
@@ -15,11 +14,10 @@ from slurm_colloc.model.feedback import Compared, Feedback
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.figures import Figures
 from slurm_colloc.report.runs import MemberRun, PackRun
+from slurm_colloc.report.together import find_groups, find_settled, find_spans
 
 TOGETHER_LEAST_S = 20.0
 """A shorter time with all with whom a member was planned tells nothing of it."""
-_WARM_UP_S = 10.0
-"""How long who reports no step is taken to begin with what it is for."""
 
 
 def build_feedback(
@@ -69,14 +67,14 @@ def _compare(
     expected: Mapping[int, float | None],
 ) -> tuple[Compared, ...]:
     """Members with what was measured less what was expected; none where nothing can be compared."""
-    spans = {entry.member.number: _find_spans(entry) for entry in figures}
+    spans = {entry.member.number: find_spans(entry) for entry in figures}
     members = []
     for entry in figures:
         number = entry.member.number
         partners = groups[number] - {number}
         predicted, residual = expected.get(number), None
         if partners and predicted is not None:
-            windows = _find_settled(run, number, partners, spans)
+            windows = find_settled(run, number, partners, spans)
             residual = _compute_residual(entry, windows, run.view.record.mode, predicted)
         members.append(Compared(number, residual, partners, _list_profiles(entry.member)))
     return () if all(member.residual is None for member in members) else tuple(members)
@@ -118,56 +116,6 @@ def _predict(
     if found is None:
         return {}
     return {entry.member.number: value for entry, value in zip(figures, found, strict=True)}
-
-
-def find_groups(run: PackRun) -> dict[int, frozenset[int]]:
-    """With whom each member was planned, itself among them.
-
-    Who joined before the pack began was planned with all that were in it. Who joined later was
-    planned with those that were there then, and they were planned without it.
-    """
-    begin = min((stay.begin for member in run.members for stay in member.stays), default=math.inf)
-    first = frozenset(
-        member.number
-        for member in run.members
-        if not member.view.spec.joined or member.view.spec.joined_at < begin
-    )
-    groups = {}
-    for member in run.members:
-        at = member.view.spec.joined_at
-        there = frozenset(
-            other.number
-            for other in run.members
-            if any(stay.begin <= at < stay.end for stay in other.stays)
-        )
-        groups[member.number] = first if member.number in first else there | {member.number}
-    return groups
-
-
-def _find_spans(entry: Figures) -> tuple[Window, ...]:
-    """When a member did what it is for."""
-    if entry.spans:
-        return entry.spans
-    return tuple((stay.begin + _WARM_UP_S, stay.end) for stay in entry.member.stays)
-
-
-def _find_settled(
-    run: PackRun, number: int, partners: frozenset[int], spans: Mapping[int, Sequence[Window]]
-) -> list[Window]:
-    """When a member and its partners were together, all of them warmed up.
-
-    Where members wait for a place, their partners change, and no more than their number counts.
-    """
-    degree = run.view.record.degree
-    windows = find_together(run.phases, number, partners, degree)
-    for partner in partners if degree > len(partners) else ():
-        windows = [
-            (max(begin, low), min(end, high))
-            for begin, end in windows
-            for low, high in spans.get(partner, ())
-            if min(end, high) > max(begin, low)
-        ]
-    return windows
 
 
 def _compute_residual(

@@ -61,8 +61,11 @@ def _tell_speed(pack: dict[str, Any]) -> str:
 
 def _tell_prediction(prediction: dict[str, Any]) -> str:
     count = prediction["members"]
+    expected = f"slowdown {prediction['predicted']:.2f} while all run"
+    if prediction["measured"] is None:
+        return f"{expected}; measured {UNKNOWN}: they did not run together long enough"
     return (
-        f"slowdown {prediction['predicted']:.2f}, measured {prediction['measured']:.2f} "
+        f"{expected}, measured {prediction['measured']:.2f} "
         f"(mean of {count} member{'' if count == 1 else 's'}); normalised progress off by "
         f"{format_share(prediction['error'])}"
     )

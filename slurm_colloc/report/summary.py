@@ -18,6 +18,7 @@ from slurm_colloc.report.solo import Relatives, build_completion
 from slurm_colloc.report.summary_members import build_member
 from slurm_colloc.report.summary_pack import build_pack, build_unexplained, compute_energy
 from slurm_colloc.report.survey import PackView
+from slurm_colloc.report.together import measure_together
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.files import make_directory, read_json, write_json
 from slurm_colloc.store.packs import State
@@ -61,6 +62,7 @@ def _compute_all(run: PackRun) -> list[Figures]:
 
 def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     energy = compute_energy(run, figures)
+    together = measure_together(run, figures)
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
@@ -86,12 +88,13 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             build_member(
                 run,
                 entry,
+                together.get(entry.member.number),
                 energy.split.parts.get(entry.member.number),
                 energy.explain(entry.member.number),
             )
             for entry in figures
         ],
-        "pack": build_pack(run, figures, energy),
+        "pack": build_pack(run, figures, energy, together),
         "ramp": _build_ramp(run),
         "notes": _list_notes(run),
     }

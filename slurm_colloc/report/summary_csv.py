@@ -43,6 +43,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host_share", ("stall", "host")),
     ("device_share", ("stall", "device")),
     ("predicted_slowdown", ("predicted_slowdown",)),
+    ("together_slowdown", ("together_slowdown",)),
 )
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")

@@ -23,7 +23,11 @@ from slurm_colloc.report.solo import FAMILY, PROFILE, SoloRate
 
 
 def build_member(
-    run: PackRun, figures: Figures, energy: Part | None, energy_unknown: str
+    run: PackRun,
+    figures: Figures,
+    together_slowdown: float | None,
+    energy: Part | None,
+    energy_unknown: str,
 ) -> dict[str, Any]:
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
@@ -46,6 +50,7 @@ def build_member(
         "solo": _build_solo(figures.solo),
         "slowdown": figures.slowdown,
         "predicted_slowdown": figures.predicted_slowdown,
+        "together_slowdown": together_slowdown,
         "solo_time_s": figures.solo_time_s,
         "gpu_memory_mb": _build_gpu_memory(member),
         **_build_host_use(member),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,12 @@ def _measure(run: PackRun, window: Window) -> float | None:
     return measure_energy(counter, power, (begin, end))
 
 
-def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) -> dict[str, Any]:
+def build_pack(
+    run: PackRun,
+    figures: Sequence[Figures],
+    energy: EnergyFigures,
+    together: Mapping[int, float],
+) -> dict[str, Any]:
     """What sharing gained or cost."""
     there = [entry for entry in figures if entry.member.stays]
     long = [entry for entry in there if entry.member.present_s >= SHORT_S]
@@ -119,7 +124,7 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
         "stp": compute_mean_stp(stays, shared_s),
         "stp_at_least": compute_mean_stp(known, shared_s),
         "antt": compute_antt(slowdowns),
-        "prediction": _compare_prediction(long),
+        "prediction": _compare_prediction(figures, together),
         "fairness": None
         if fairness is None
         else {"jain": fairness.jain, "min_over_max": fairness.min_over_max},
@@ -137,22 +142,28 @@ def build_pack(run: PackRun, figures: Sequence[Figures], energy: EnergyFigures) 
     }
 
 
-def _compare_prediction(figures: Sequence[Figures]) -> dict[str, Any] | None:
-    """Predicted slowdowns beside measured ones, over the members that have both."""
-    known = [
-        (entry.predicted_slowdown, entry.slowdown)
+def _compare_prediction(
+    figures: Sequence[Figures], together: Mapping[int, float]
+) -> dict[str, Any] | None:
+    """Predicted slowdowns beside those measured while all ran; None for one alone."""
+    predicted = {
+        entry.member.number: entry.predicted_slowdown
         for entry in figures
-        if entry.predicted_slowdown and entry.slowdown and entry.shared_rate is not None
-    ]
-    if not known:
+        if entry.predicted_slowdown
+    }
+    if not predicted or len(figures) < 2:
         return None
+    known = [(predicted[number], together[number]) for number in predicted if number in together]
     count = len(known)
+    shown = [each for each, _ in known] or list(predicted.values())
     return {
         "members": count,
-        "predicted": sum(predicted for predicted, _ in known) / count,
-        "measured": sum(measured for _, measured in known) / count,
+        "predicted": sum(shown) / len(shown),
+        "measured": sum(measured for _, measured in known) / count if count else None,
         # Of the normalised progress, as the model's own errors are told.
-        "error": sum(abs(measured / predicted - 1.0) for predicted, measured in known) / count,
+        "error": sum(abs(measured / expected - 1.0) for expected, measured in known) / count
+        if count
+        else None,
     }
 
 

@@ -13,12 +13,13 @@ import pytest
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.profile import ProfileRecord
 from slurm_colloc.planning.grouping import plan
-from slurm_colloc.report.feedback import build_feedback, find_groups
+from slurm_colloc.report.feedback import build_feedback
 from slurm_colloc.report.figures import compute_figures
 from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.report.runs import PackRun, read_run
 from slurm_colloc.report.solo import Relatives
 from slurm_colloc.report.summary import write_summary
+from slurm_colloc.report.together import find_groups
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.directory import read_spec, write_spec
 from slurm_colloc.store.profiles import list_profiles

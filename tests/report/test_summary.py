@@ -418,13 +418,62 @@ def test_a_prediction_stands_beside_what_was_measured(tmp_path: Path) -> None:
     assert prediction["error"] == pytest.approx(20 / 12 / 1.5 - 1, abs=0.02)
     text = render_report(summary, 140)
     assert "DICTED" in text
-    assert "slowdown 1.50, measured 1.67 (mean of 1 member)" in text
+    assert "slowdown 1.50 while all run, measured 1.67 (mean of 1 member)" in text
     line = next(line for line in text.splitlines() if line.startswith("4711/1"))
     assert " 1.5 " in line
     without = build_summary(make_pack(tmp_path, truths, submission="20260102-000000-a"), tmp_path)
     assert without["pack"]["prediction"] is None
     assert "DICTED" not in render_report(without, 140)
     assert "redicted" not in render_report(without, 140)
+
+
+def test_a_prediction_is_of_the_time_in_which_all_run(tmp_path: Path) -> None:
+    def run_first(at: float) -> float:
+        return 20 if at < 60 else 8 if at < 120 else 16
+
+    truths = [
+        Truth(1, 0, 200, run_first),
+        Truth(2, 60, 200, lambda _: 9),
+        Truth(3, 60, 120, lambda _: 9),
+    ]
+    summary = build_summary(make_pack(tmp_path, truths, predicted={1: 2.0, 2: 1.5}), tmp_path)
+    first, second, third = summary["members"]
+    assert first["together_slowdown"] == pytest.approx(20 / 8, rel=0.02)
+    # In the tail beside one only it was faster.
+    assert first["slowdown"] < 2.0
+    # The rate alone of one, and the prediction of the other, are unknown.
+    assert (second["together_slowdown"], third["together_slowdown"]) == (None, None)
+    prediction = summary["pack"]["prediction"]
+    assert (prediction["members"], prediction["predicted"]) == (1, 2.0)
+    assert prediction["measured"] == pytest.approx(20 / 8, rel=0.02)
+    assert prediction["error"] == pytest.approx(20 / 8 / 2 - 1, abs=0.02)
+
+
+def test_a_prediction_of_members_that_never_ran_together_is_compared_with_nothing(
+    tmp_path: Path,
+) -> None:
+    truths = [
+        Truth(1, 0, 160, lambda at: 20 if at < 60 else 12),
+        Truth(2, 60, 100, lambda _: 9),
+        Truth(3, 110, 160, lambda _: 9),
+    ]
+    summary = build_summary(make_pack(tmp_path, truths, predicted={1: 1.5}), tmp_path)
+    assert summary["members"][0]["together_slowdown"] is None
+    assert summary["pack"]["prediction"] == {
+        "members": 0,
+        "predicted": 1.5,
+        "measured": None,
+        "error": None,
+    }
+    said = "slowdown 1.50 while all run; measured unknown: they did not run together long enough"
+    assert said in render_report(summary, 140)
+    alone = make_pack(
+        tmp_path,
+        [Truth(1, 0, 100, lambda _: 20)],
+        predicted={1: 1.0},
+        submission="20260103-000000-a",
+    )
+    assert build_summary(alone, tmp_path)["pack"]["prediction"] is None
 
 
 def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> None:
