@@ -25,6 +25,13 @@ _MINUTES_MOST = 120.0
 _NVML_S = 60.0
 
 
+def _parse_path(text: str) -> Path:
+    """A path; an empty word would be the directory here."""
+    if not text:
+        raise typer.BadParameter("it names no file")
+    return Path(text)
+
+
 def calibrate(  # noqa: PLR0917 - typer makes options of them
     files: Annotated[
         list[Path] | None,
@@ -40,6 +47,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         Path | None,
         typer.Option(
             "--out",
+            parser=_parse_path,
             metavar="FILE|DIR",
             help="Write the calibration here, for example for a site, and not into your state "
             "directory; in a directory under the name that csub looks for.",
@@ -49,6 +57,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         Path | None,
         typer.Option(
             "--raw",
+            parser=_parse_path,
             metavar="FILE.csv",
             help="Append the rows to this table, and fit all that it holds.",
         ),

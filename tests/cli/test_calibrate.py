@@ -116,6 +116,8 @@ def test_without_out_a_fit_writes_nothing(tmp_path: Path) -> None:
         (["--fit", "/nowhere.csv", "--idle-power=nan"], 2, "--idle-power: must be"),
         (["--minutes", "0"], 2, "--minutes=0 must be above 0"),
         (["--minutes", "nan"], 2, "--minutes=nan must be above 0"),
+        (["--out="], 2, "it names no file"),
+        (["--raw="], 2, "it names no file"),
         (["--scale", "huge"], 2, "--scale=huge must be full or tiny"),
         (["--scale", "\x1b[2J\n"], 2, "--scale=\\x1b[2J\\n must be full or tiny"),
         (["--fit", "/\x1b[2J\n"], 2, "cannot read /\\x1b[2J\\n: it does not exist"),
