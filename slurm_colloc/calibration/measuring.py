@@ -19,6 +19,8 @@ from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, NodeError, UsageProblem
 
 _TINY_TIMES_S = (0.05, 0.2)
+# A try needs no more than some trainings: each loads torch.
+_TINY_EACH = 3
 # Ending a group and closing files.
 _RESERVE_S = 6.0
 # A start is worth while only if some cells can follow.
@@ -37,7 +39,7 @@ def measure(
         out: CSV file that rows are appended to.
         minutes: How long it may take.
         say: Is told how it goes.
-        scale: `full`, or `tiny` for a try.
+        scale: `full`, or `tiny` for a try with a third of the trainings.
         seed: For drawing packs.
 
     Returns:
@@ -47,7 +49,10 @@ def measure(
         NodeError: Nothing could be measured, or the GPU tells nothing of what it does.
     """
     started = time.monotonic()
-    groups = choose_design(list_needs(), place.room, seed=seed, minutes=minutes)
+    needs = list_needs()
+    if scale == TINY:
+        needs = dict(list(needs.items())[::_TINY_EACH])
+    groups = choose_design(needs, place.room, seed=seed, minutes=minutes)
     if scale == TINY:
         groups = shorten(groups, *_TINY_TIMES_S)
     gpu = place.gpu

@@ -28,6 +28,7 @@ from slurm_colloc.slurm.choice import VARIABLE
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
 POLL_S = 0.1
+SLURM_LOOK_S = 1.5
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
@@ -171,15 +172,33 @@ class CsubUser:
                 return all(row["state"] == wanted for row in rows.values())
             return all(rows[number]["state"] == state for number, state in wanted.items())
 
-        begin_s = time.monotonic()
-        deadline = begin_s + patience_s
+        deadline = time.monotonic() + patience_s
+        before = self._find_changes()
         while not reached():
             if time.monotonic() > deadline:
                 seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
                 pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
-            pause_after_look(begin_s)
-            begin_s = time.monotonic()
+            before = self._wait_for_change(before)
         return rows
+
+    def _find_changes(self) -> dict[str, int]:
+        """When something was last written for each pack and each member."""
+        folders = (*self.state.glob("packs/*"), *self.state.glob("packs/*/members/*"))
+        found = {}
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                found[str(folder)] = folder.stat().st_mtime_ns
+        return found
+
+    def _wait_for_change(self, before: dict[str, int]) -> dict[str, int]:
+        """Wait until something is written, or Slurm may have more to say; what is there then.
+
+        A look is a whole csub, which takes more from a small machine than what is waited for.
+        """
+        until = time.monotonic() + SLURM_LOOK_S
+        while (found := self._find_changes()) == before and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return found
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
         """Wait until all members have ended (csub wait); their rows."""
