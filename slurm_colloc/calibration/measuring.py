@@ -19,8 +19,8 @@ from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, NodeError, UsageProblem
 
 _TINY_TIMES_S = (0.05, 0.2)
-# A try needs no more than some trainings: each loads torch.
-_TINY_EACH = 3
+# A try does with every second training: each loads torch.
+_TINY_EACH = 2
 # Ending a group and closing files.
 _RESERVE_S = 6.0
 # A start is worth while only if some cells can follow.
@@ -39,7 +39,7 @@ def measure(
         out: CSV file that rows are appended to.
         minutes: How long it may take.
         say: Is told how it goes.
-        scale: `full`, or `tiny` for a try with a third of the trainings.
+        scale: `full`, or `tiny` for a try with half of the trainings.
         seed: For drawing packs.
 
     Returns:

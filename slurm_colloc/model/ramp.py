@@ -21,6 +21,14 @@ from slurm_colloc.model.ramp_decision import (
     say_no_more,
 )
 from slurm_colloc.model.ramp_memory import RampMemory
+from slurm_colloc.model.ramp_noise import (
+    GAIN_LEAST,
+    LONG_WINDOW_S,
+    NOISY_WINDOW_S,
+    SHORT_SHARE,
+    choose_window_s,
+    may_be_noise,
+)
 from slurm_colloc.model.ramp_steps import (
     DANGER,
     choose_step,
@@ -34,24 +42,6 @@ from slurm_colloc.model.ramp_window import (
     Sight,
     Track,
 )
-
-GAIN_LEAST = 0.02
-"""How much of the sum of progress each added member has to bring."""
-
-SMALL_GAIN = 0.06
-NEAR_BOUND = 0.03
-LONG_WINDOW_S = 20.0
-"""A gain for each added member below the first, and a slowdown so near to its bound or beyond it,
-are judged by a longer window: there, noise could decide, and little is lost by waiting."""
-
-BASE_GAIN = 0.15
-BASE_WINDOW_S = 14.0
-"""One more that brought less is soon followed by one that brings nothing: what that one is measured
-against is not taken from a shortest window."""
-
-SHORT_SHARE, NEAR_SHARE = 0.35, 0.7
-"""Several that came at once and brought less than this part of what each before them did, are too
-many; below the second, a longer window judges that."""
 
 SHARE_NOISE = 0.15
 """Part of a member's share by which noise lengthens a sum: it stands for no further member."""
@@ -209,27 +199,15 @@ class Ramp:
         now = self._track.measure(MIN_WINDOW_S)
         if now is None:
             return self._track.measure(WATCH_WINDOW_S, with_pauses=True)
-        longer = self._track.measure(self._choose_window_s(now))
+        base = self._base
+        share = 0.0 if base is None else self._get_share(base)
+        longer = self._track.measure(choose_window_s(now, base, share))
         if longer is not None and longer.worst[0] <= DANGER < longer.worst_singly[0]:
             # One of those that are alike seems slower than the others: noise, or not.
-            return self._track.measure(SINGLY_WINDOW_S)
+            longer = self._track.measure(SINGLY_WINDOW_S)
+        if longer is not None and may_be_noise(longer, base, share):
+            return self._track.measure(NOISY_WINDOW_S)
         return longer
-
-    def _choose_window_s(self, now: Measured) -> float:
-        """How long a window must be, by what a shortest one shows."""
-        is_near = now.worst[0] > DANGER - NEAR_BOUND
-        is_base = False
-        base = self._base
-        if base is not None and now.running > base.running:
-            gain = (now.stp - base.stp) / base.stp
-            added = now.running - base.running
-            is_near |= abs(gain) < SMALL_GAIN * added
-            # Noise alone must not say that what came together brought less than its share.
-            is_near |= added > 1 and gain * base.stp < NEAR_SHARE * added * self._get_share(base)
-            is_base = added == 1 and gain < BASE_GAIN
-        if is_near:
-            return LONG_WINDOW_S
-        return BASE_WINDOW_S if is_base else MIN_WINDOW_S
 
     def _judge(self, at: float, now: Measured, sights: Sequence[Sight]) -> Decision | None:
         """Stop adding where a bound is in danger, or where what was added last did not pay."""

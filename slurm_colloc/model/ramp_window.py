@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ SINGLY_WINDOW_S = 30.0
 with an H200 did 69 to 128 steps a second over 5 s, by turns, and 92 to 106 over 50 s."""
 
 _STEPS_LEAST = 3
+_PARTS_LEAST = 3
 _HALF_STEPS_LEAST = 5
 _HISTORY_S = 130.0
 
@@ -92,6 +94,8 @@ class Measured:
         predicted: Slowdowns in the whole pack by the plan, by number.
         window_s: Its length in seconds.
         singly: Of each by itself, by number; None where `slowdowns` are that.
+        stp_error: Standard error of the sum, by how much it varies within the window; None where
+            that is too short to tell.
     """
 
     running: int
@@ -101,6 +105,7 @@ class Measured:
     predicted: Mapping[int, float]
     window_s: float
     singly: Mapping[int, float] | None = None
+    stp_error: float | None = None
 
     @property
     def worst(self) -> tuple[float, int | None]:
@@ -234,7 +239,26 @@ class Track:
             predicted={sight.number: sight.predicted for sight in judged if sight.predicted},
             window_s=end.at - begin.at,
             singly=slowdowns if is_short else None,
+            stp_error=self._compute_stp_error(begin, judged),
         )
+
+    def _compute_stp_error(self, begin: _Look, judged: Sequence[Sight]) -> float | None:
+        """The standard error of the sum of progress, from its parts of 5 s."""
+        sums = []
+        older = begin
+        for look in self._looks:
+            if look.at < older.at + MIN_WINDOW_S:
+                continue
+            rates = _compute_rates(older, look, judged)
+            if len(rates) < len(judged):
+                return None
+            sums.append(sum(rates[each.number] / (each.solo_steps_per_s or 1.0) for each in judged))
+            older = look
+        if len(sums) < _PARTS_LEAST:
+            return None
+        mean = sum(sums) / len(sums)
+        variance = sum((each - mean) ** 2 for each in sums) / (len(sums) - 1)
+        return math.sqrt(variance / len(sums)) * len(self._sights) / len(judged)
 
     def _can_be_judged(self, sight: Sight, at: float) -> bool:
         if not sight.solo_steps_per_s or self._reports_nothing(sight):

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.ramp import (
-    GAIN_LEAST,
     SETTLE_MOST_S,
     START_MOST_S,
     WATCH_WINDOW_S,
@@ -21,6 +20,7 @@ from slurm_colloc.model.ramp import (
 )
 from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
 from slurm_colloc.model.ramp_memory import NEW_LOOK_S
+from slurm_colloc.model.ramp_noise import GAIN_LEAST
 from slurm_colloc.model.ramp_steps import choose_step, compute_room
 from slurm_colloc.model.ramp_window import FIRST_STEP_S, Measured, Sight
 
