@@ -29,19 +29,14 @@ from slurm_colloc.model.ramp_noise import (
     choose_window_s,
     may_be_noise,
 )
+from slurm_colloc.model.ramp_sight import Measured, Sight
 from slurm_colloc.model.ramp_steps import (
     DANGER,
     choose_step,
     find_degree_within_bounds,
     is_confirmed,
 )
-from slurm_colloc.model.ramp_window import (
-    MIN_WINDOW_S,
-    SINGLY_WINDOW_S,
-    Measured,
-    Sight,
-    Track,
-)
+from slurm_colloc.model.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, Track
 
 SHARE_NOISE = 0.15
 """Part of a member's share by which noise lengthens a sum: it stands for no further member."""

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from slurm_colloc.model.ramp_window import Sight
+from slurm_colloc.model.ramp_sight import Sight
 
 NEW_LOOK_S = 120.0
 """Earliest time after a decision for another try, twice as long after each that failed there."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from slurm_colloc.model.ramp_sight import Measured
 from slurm_colloc.model.ramp_steps import DANGER
-from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Measured
+from slurm_colloc.model.ramp_window import MIN_WINDOW_S
 
 GAIN_LEAST = 0.02
 """How much of the sum of progress each added member has to bring."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_colloc.model.ramp_window import Measured
+from slurm_colloc.model.ramp_sight import Measured
 
 DANGER = 0.97
 """Part of a slowdown bound from which on nobody is added."""

@@ -6,12 +6,13 @@ nobody has come or gone in it, everybody is past their warm-up, and its two halv
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from slurm_colloc.model.ramp_sight import Measured, Sight, leave_out_absurd
 
 MIN_WINDOW_S = 5.0
 """A shorter window says nothing: the host runs ahead of the GPU."""
@@ -35,12 +36,6 @@ PAUSE_MOST_S = 60.0
 """A member that makes no step for 2 s and for the time of five steps saves, or validates: one
 waits for it, a minute at most."""
 
-RATE_LEAST, RATE_MOST = 1e-6, 1e9
-"""Steps per second; what is outside is none's rate."""
-
-_SLOWDOWN_LEAST, _SLOWDOWN_MOST = 0.1, 1e4
-"""The same of slowdowns that are accepted or predicted."""
-
 SINGLY_WINDOW_S = 30.0
 """A shorter window does not tell members apart that are alike: six like trainings on a virtual host
 with an H200 did 69 to 128 steps a second over 5 s, by turns, and 92 to 106 over 50 s."""
@@ -49,81 +44,6 @@ _STEPS_LEAST = 3
 _PARTS_LEAST = 3
 _HALF_STEPS_LEAST = 5
 _HISTORY_S = 130.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """A running member as one look shows it.
-
-    Attributes:
-        number: Its number.
-        start: Which start of it this is.
-        steps: Its steps so far; None where it has reported none.
-        last_step_at: When the newest step ended, in seconds since the epoch.
-        solo_steps_per_s: Its rate alone; None where unknown.
-        bound: The slowdown that is accepted for it; None for any.
-        predicted: Its slowdown in the whole pack by the plan; None where nothing was predicted.
-        kind: Equal for members that are alike.
-        steady: The monitor has found its rate settled.
-        is_wide: It has all of the GPU's threads, others have a part each.
-    """
-
-    number: int
-    start: int
-    steps: int | None = None
-    last_step_at: float | None = None
-    solo_steps_per_s: float | None = None
-    bound: float | None = None
-    predicted: float | None = None
-    kind: str = ""
-    steady: bool = False
-    is_wide: bool = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a settled window shows.
-
-    Attributes:
-        running: Members in it.
-        stp: Sum of their normalised progress (Eyerman and Eeckhout 2008); who cannot be judged
-            counts as the mean of the others.
-        slowdowns: Of those that can be judged, by number. In a window that is too short to tell
-            members apart that are alike, each has what they have in the mean.
-        bounds: Slowdowns that are accepted, by number.
-        predicted: Slowdowns in the whole pack by the plan, by number.
-        window_s: Its length in seconds.
-        singly: Of each by itself, by number; None where `slowdowns` are that.
-        stp_error: Standard error of the sum, by how much it varies within the window; None where
-            that is too short to tell.
-    """
-
-    running: int
-    stp: float
-    slowdowns: Mapping[int, float]
-    bounds: Mapping[int, float]
-    predicted: Mapping[int, float]
-    window_s: float
-    singly: Mapping[int, float] | None = None
-    stp_error: float | None = None
-
-    @property
-    def worst(self) -> tuple[float, int | None]:
-        """The largest part of a bound that is used, and whose; 0 and None where there is none."""
-        return self._find_worst(self.slowdowns)
-
-    @property
-    def worst_singly(self) -> tuple[float, int | None]:
-        """The same where nobody counts for others."""
-        return self._find_worst(self.slowdowns if self.singly is None else self.singly)
-
-    def is_its_own(self, number: int) -> bool:
-        """Whether a member's slowdown is its own, and not the mean of several."""
-        return self.singly is None or self.singly[number] == self.slowdowns[number]
-
-    def _find_worst(self, slowdowns: Mapping[int, float]) -> tuple[float, int | None]:
-        shares = [(slowdowns[number] / bound, number) for number, bound in self.bounds.items()]
-        return max(shares, default=(0.0, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +81,7 @@ class Track:
             at: Seconds since the epoch.
             sights: All members that run.
         """
-        sights = [_leave_out_absurd(sight) for sight in sights]
+        sights = [leave_out_absurd(sight) for sight in sights]
         present = {(sight.number, sight.start) for sight in sights}
         if present != {(sight.number, sight.start) for sight in self._sights.values()}:
             self._looks.clear()
@@ -340,20 +260,6 @@ class Track:
             for half, rate in enumerate((halves[0], halves[1])):
                 sums[half] += rate / (sight.solo_steps_per_s or 1.0)
         return _agree(*sums)
-
-
-def _leave_out_absurd(sight: Sight) -> Sight:
-    """Without figures that nothing can have; not a number is one of them."""
-
-    def keep(value: float | None, least: float, most: float) -> float | None:
-        return value if value is not None and least <= value <= most else None
-
-    return dataclasses.replace(
-        sight,
-        solo_steps_per_s=keep(sight.solo_steps_per_s, RATE_LEAST, RATE_MOST),
-        bound=keep(sight.bound, _SLOWDOWN_LEAST, _SLOWDOWN_MOST),
-        predicted=keep(sight.predicted, _SLOWDOWN_LEAST, _SLOWDOWN_MOST),
-    )
 
 
 def _average_alike(slowdowns: Mapping[int, float], judged: Sequence[Sight]) -> dict[int, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.ramp_window import RATE_LEAST, RATE_MOST
+from slurm_colloc.model.ramp_sight import RATE_LEAST, RATE_MOST
 from slurm_colloc.store.files import read_json
 from slurm_colloc.store.samples import latest_path
 

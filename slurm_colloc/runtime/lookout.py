@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.plan import Policy, Rule
+from slurm_colloc.model.ramp_sight import Sight
 from slurm_colloc.model.ramp_steps import compute_room
-from slurm_colloc.model.ramp_window import Sight
 from slurm_colloc.runtime.latest import read_latest
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.roster import Member, Roster

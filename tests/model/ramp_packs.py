@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from slurm_colloc.model.ramp import Ramp
 from slurm_colloc.model.ramp_decision import Decision, Outlook
-from slurm_colloc.model.ramp_window import Sight
+from slurm_colloc.model.ramp_sight import Sight
 
 LOOK_S = 2.0
 

@@ -21,8 +21,9 @@ from slurm_colloc.model.ramp import (
 from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
 from slurm_colloc.model.ramp_memory import NEW_LOOK_S
 from slurm_colloc.model.ramp_noise import GAIN_LEAST
+from slurm_colloc.model.ramp_sight import Measured, Sight
 from slurm_colloc.model.ramp_steps import choose_step, compute_room
-from slurm_colloc.model.ramp_window import FIRST_STEP_S, Measured, Sight
+from slurm_colloc.model.ramp_window import FIRST_STEP_S
 
 from .ramp_packs import Member, SimulatedPack
 

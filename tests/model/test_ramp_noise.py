@@ -13,7 +13,8 @@ from slurm_colloc.model.ramp_noise import (
     choose_window_s,
     may_be_noise,
 )
-from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Measured, Sight, Track
+from slurm_colloc.model.ramp_sight import Measured, Sight
+from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Track
 
 from .ramp_packs import Member, SimulatedPack
 from .test_ramp import members, slow_down
