@@ -61,13 +61,12 @@ def _tell_speed(pack: dict[str, Any]) -> str:
 
 def _tell_prediction(prediction: dict[str, Any]) -> str:
     count = prediction["members"]
-    expected = f"slowdown {prediction['predicted']:.2f} while all run"
-    if prediction["measured"] is None:
-        return f"{expected}; measured {UNKNOWN}: they did not run together long enough"
+    # All may never have run at the same time.
+    over = "" if prediction["over"] == "together" else " over all that they shared"
     return (
-        f"{expected}, measured {prediction['measured']:.2f} "
-        f"(mean of {count} member{'' if count == 1 else 's'}); normalised progress off by "
-        f"{format_share(prediction['error'])}"
+        f"slowdown {prediction['predicted']:.2f} while all run, measured "
+        f"{prediction['measured']:.2f}{over} (mean of {count} member{'' if count == 1 else 's'}); "
+        f"normalised progress off by {format_share(prediction['error'])}"
     )
 
 

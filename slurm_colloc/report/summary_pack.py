@@ -145,25 +145,29 @@ def build_pack(
 def _compare_prediction(
     figures: Sequence[Figures], together: Mapping[int, float]
 ) -> dict[str, Any] | None:
-    """Predicted slowdowns beside those measured while all ran; None for one alone."""
-    predicted = {
-        entry.member.number: entry.predicted_slowdown
-        for entry in figures
-        if entry.predicted_slowdown
-    }
-    if not predicted or len(figures) < 2:
+    """Predicted slowdowns beside measured ones; None for one alone, and where none is known.
+
+    Measured while all ran who were planned together, or, where they never did, over all the time
+    that each shared.
+    """
+    over = "together" if together else "shared"
+    known = []
+    for entry in figures:
+        measured = together.get(entry.member.number)
+        if not together and entry.shared_rate is not None and entry.member.present_s >= SHORT_S:
+            measured = entry.slowdown
+        if entry.predicted_slowdown and measured:
+            known.append((entry.predicted_slowdown, measured))
+    if not known:
         return None
-    known = [(predicted[number], together[number]) for number in predicted if number in together]
     count = len(known)
-    shown = [each for each, _ in known] or list(predicted.values())
     return {
         "members": count,
-        "predicted": sum(shown) / len(shown),
-        "measured": sum(measured for _, measured in known) / count if count else None,
+        "over": over,
+        "predicted": sum(predicted for predicted, _ in known) / count,
+        "measured": sum(measured for _, measured in known) / count,
         # Of the normalised progress, as the model's own errors are told.
-        "error": sum(abs(measured / expected - 1.0) for expected, measured in known) / count
-        if count
-        else None,
+        "error": sum(abs(measured / predicted - 1.0) for predicted, measured in known) / count,
     }
 
 

@@ -444,12 +444,13 @@ def test_a_prediction_is_of_the_time_in_which_all_run(tmp_path: Path) -> None:
     # The rate alone of one, and the prediction of the other, are unknown.
     assert (second["together_slowdown"], third["together_slowdown"]) == (None, None)
     prediction = summary["pack"]["prediction"]
-    assert (prediction["members"], prediction["predicted"]) == (1, 2.0)
+    assert (prediction["members"], prediction["over"]) == (1, "together")
+    assert prediction["predicted"] == 2.0
     assert prediction["measured"] == pytest.approx(20 / 8, rel=0.02)
     assert prediction["error"] == pytest.approx(20 / 8 / 2 - 1, abs=0.02)
 
 
-def test_a_prediction_of_members_that_never_ran_together_is_compared_with_nothing(
+def test_where_all_never_ran_together_a_prediction_stands_beside_all_that_was_shared(
     tmp_path: Path,
 ) -> None:
     truths = [
@@ -459,14 +460,14 @@ def test_a_prediction_of_members_that_never_ran_together_is_compared_with_nothin
     ]
     summary = build_summary(make_pack(tmp_path, truths, predicted={1: 1.5}), tmp_path)
     assert summary["members"][0]["together_slowdown"] is None
-    assert summary["pack"]["prediction"] == {
-        "members": 0,
-        "predicted": 1.5,
-        "measured": None,
-        "error": None,
-    }
-    said = "slowdown 1.50 while all run; measured unknown: they did not run together long enough"
-    assert said in render_report(summary, 140)
+    prediction = summary["pack"]["prediction"]
+    assert (prediction["members"], prediction["over"]) == (1, "shared")
+    assert prediction["measured"] == summary["members"][0]["slowdown"]
+    said = (
+        f"slowdown 1.50 while all run, measured {prediction['measured']:.2f} over all that they "
+        "shared (mean of 1 member)"
+    )
+    assert said in " ".join(render_report(summary, 140).split())
     alone = make_pack(
         tmp_path,
         [Truth(1, 0, 100, lambda _: 20)],
