@@ -109,7 +109,8 @@ def check_state_agrees_with_slurm(user: CsubUser, earlier: set[str]) -> list[str
     for job_id in new:
         assert jobs[job_id] == f"[csub-pack={known[job_id]}] [csub/1 mps]"
         assert user.index(job_id).exists()
-    assert set(known) <= set(jobs)
+    # Slurm forgets an ended job after five minutes, which a busy machine may take.
+    assert set(known) <= set(jobs) | earlier
     return new
 
 
