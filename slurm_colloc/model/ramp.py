@@ -59,6 +59,10 @@ WATCH_WINDOWS = 2
 SETTLE_MOST_S = 120.0
 """Who does not settle for so long is not waited for: the plan is followed unmeasured."""
 
+LOOK_MOST_S = 90.0
+"""After so long without a decision what there is decides: a longer window, which noise asks for, is
+not waited for until patience ends."""
+
 START_MOST_S = 60.0
 """Who may start and has not for so long is not waited for: those that run are measured."""
 
@@ -163,7 +167,7 @@ class Ramp:
             self._unsettled_since = None
         elif self._unsettled_since is None:
             self._unsettled_since = at
-        now = self._measure()
+        now = self._measure(at)
         if now is None:
             return self._lose_patience(at, running, outlook)
         self._unsettled_since = None
@@ -189,11 +193,13 @@ class Ramp:
         text = f"{what}, and the sum of progress is {now.stp:.2f}: {more} started"
         return self._decide(at, RampState.RAMPING, running, now.stp, text)
 
-    def _measure(self) -> Measured | None:
+    def _measure(self, at: float) -> Measured | None:
         """The newest window; a longer one where that could change what follows from it."""
         now = self._track.measure(MIN_WINDOW_S)
         if now is None:
             return self._track.measure(WATCH_WINDOW_S, with_pauses=True)
+        if self._unsettled_since is not None and at - self._unsettled_since >= LOOK_MOST_S:
+            return self._find_longest() or now
         base = self._base
         share = 0.0 if base is None else self._get_share(base)
         longer = self._track.measure(choose_window_s(now, base, share))
@@ -264,10 +270,14 @@ class Ramp:
         if base is not None and now.running > base.running:
             self._marginal = (now.stp - base.stp) / (now.running - base.running)
         # What comes next is measured against it: by the longest window that there is.
-        longest = self._track.measure(WATCH_WINDOW_S) or self._track.measure(LONG_WINDOW_S) or now
+        longest = self._find_longest() or now
         if longest.running == 1 and longest.stp >= AS_ALONE:
             longest = dataclasses.replace(longest, stp=max(1.0, longest.stp))
         self._base, self._base_members = longest, _list_members(sights)
+
+    def _find_longest(self) -> Measured | None:
+        """The longest window that is usual."""
+        return self._track.measure(WATCH_WINDOW_S) or self._track.measure(LONG_WINDOW_S)
 
     def _lose_patience(self, at: float, running: int, outlook: Outlook) -> Decision | None:
         since = self._unsettled_since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.model.ramp_noise import (
     BASE_WINDOW_S,
     GAIN_LEAST,
@@ -14,7 +15,7 @@ from slurm_colloc.model.ramp_noise import (
 from slurm_colloc.model.ramp_sight import Measured, Sight
 from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Track
 
-from .ramp_packs import SimulatedPack
+from .ramp_packs import Member, SimulatedPack
 from .test_ramp import members, slow_down
 
 
@@ -95,3 +96,14 @@ def test_most_ramps_of_an_uneven_host_end_with_all_that_pay() -> None:
         pack.run(600)
         ends.append(pack.ramp.target)
     assert sum(end >= 11 for end in ends) >= 18, ends
+
+
+@pytest.mark.parametrize("solo", [1.5, 20.0])
+def test_where_programs_start_slowly_no_ramp_is_given_up_for_a_longer_window(solo: float) -> None:
+    for seed in range(40):
+        several = [Member(number, solo=solo) for number in range(1, 17)]
+        pack = SimulatedPack(
+            slow_down(0.11), several, 12, room=4, noise=0.35, start_s=70.0, seed=seed
+        )
+        pack.run(900)
+        assert all(each.state is not RampState.OFF for each in pack.decisions), seed
