@@ -25,7 +25,7 @@ demo:
 
 # Most tests wait for Slurm, so several run at a time. A file stays together, for its tests share
 # what it set up, and files come as tests/conftest.py orders them.
-WORKERS ?= 4
+WORKERS ?= 6
 
 # pytest comes last, so that its closing line is the last line.
 test:
@@ -39,10 +39,11 @@ coverage:
 	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
 	@python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
 
-# One release, and words for pytest: make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
+# Everything that can run there, with ALL=1. One release, and words for pytest:
+# make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
 test-matrix:
 	@sh .ci/setup matrix
-	@python -B -m tests.matrix $(addprefix --release=,$(RELEASE)) $(PYTEST)
+	@python -B -m tests.matrix $(if $(ALL),--all) $(addprefix --release=,$(RELEASE)) $(PYTEST)
 
 check:
 	@sh .ci/setup check

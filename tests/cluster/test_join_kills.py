@@ -73,6 +73,7 @@ def free(user: CsubUser) -> None:
 # -- csub is killed --------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_kill_at_any_step_of_a_join_leaves_the_joiner_in_or_out(small: CsubUser) -> None:
     if not Path("/usr/bin/strace").exists():
         pytest.skip("strace is not installed")
@@ -216,6 +217,7 @@ def has_failed(user: CsubUser, job_id: str) -> bool:
     return read_field(user, job_id, "%T") == "FAILED"
 
 
+@pytest.mark.exhaustive
 def test_kill_at_any_step_of_a_sweep_submits_again_once(small: CsubUser) -> None:
     if not Path("/usr/bin/strace").exists():
         pytest.skip("strace is not installed")

@@ -1,4 +1,4 @@
-"""Run the tests on other releases of Slurm: `python -m tests.matrix [--release R]... [PYTEST...]`.
+"""Tests on other releases of Slurm: `python -m tests.matrix [--all] [--release R]... [PYTEST...]`.
 
 Each release comes with its Python in a root of its own below .matrix, made by debootstrap once.
 All other words are pytest's, and replace the folders of tests.
@@ -81,7 +81,9 @@ def prepare(root: Root, privilege: Sequence[str]) -> str:
     return f"Slurm {slurm}, Python {python}"
 
 
-def run_matrix(roots: Sequence[Root], words: Sequence[str], limit_s: float) -> bool:
+def run_matrix(
+    roots: Sequence[Root], words: Sequence[str], *, all_of_them: bool, limit_s: float
+) -> bool:
     """Make the roots, run the tests in all of them and tell; whether all passed."""
     privilege = find_privilege()
     with ThreadPoolExecutor() as pool:
@@ -92,7 +94,7 @@ def run_matrix(roots: Sequence[Root], words: Sequence[str], limit_s: float) -> b
     try:
         for root, version in zip(roots, versions, strict=True):
             say(f"running the tests on {version}")
-            runs.append(start_run(root, privilege, words))
+            runs.append(start_run(root, privilege, words, all_of_them=all_of_them))
         wait_for_runs(runs, limit_s)
     finally:
         stop_runs(runs)
@@ -122,6 +124,9 @@ def main() -> int:
     parser.add_argument(
         "--release", action="append", choices=known, help="only this one; may be repeated"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="also what is long and about csub alone, on every one"
+    )
     # What is not known here is pytest's, in the order given.
     chosen, words = parser.parse_known_args()
     signal.signal(signal.SIGTERM, leave)
@@ -134,7 +139,8 @@ def main() -> int:
     limit_s = float(os.environ.get("CSUB_MATRIX_LIMIT_S", _LIMIT_S))
     try:
         with only_one_at_a_time():
-            return 0 if run_matrix(roots, words, limit_s) else 1
+            passed = run_matrix(roots, words, all_of_them=chosen.all, limit_s=limit_s)
+            return 0 if passed else 1
     except MatrixImpossible as problem:
         if os.environ.get("CSUB_TEST_WITHOUT_MATRIX") == "1":
             say(f"left out, as CSUB_TEST_WITHOUT_MATRIX=1 asks: {problem}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .releases import LEFT_OUT, WITHOUT
+from .releases import LEFT_OUT, LEFT_OUT_UNLESS_ALL, WITHOUT, Release
 from .roots import CHECKOUT, Root, build_entry_argv
 
 # The last line that pytest prints, with or without its frame of equal signs.
@@ -18,7 +18,7 @@ PYTHON = "/opt/csub/bin/python"
 # The checkout cannot be written there.
 CACHE = ("-o", "cache_dir=/tmp/pytest")
 # Most tests wait for Slurm. A file stays together, for its tests share what it set up.
-WORKERS = "-n 2 --dist loadfile --no-loadscope-reorder"
+WORKERS = "-n 3 --dist loadfile --no-loadscope-reorder"
 _POLL_S = 0.5
 
 
@@ -51,17 +51,25 @@ class Run:
         return self.root.output.read_text(errors="replace")
 
 
-def choose_tests(checkout: Path = CHECKOUT) -> list[str]:
-    """All folders of tests that say something about a release."""
+def choose_tests(release: Release, *, all_of_them: bool, checkout: Path = CHECKOUT) -> list[str]:
+    """pytest's words for the tests that say something about a release, or for all that can run."""
     folders = {test.parent.name for test in (checkout / "tests").glob("*/test_*.py")}
-    return [f"tests/{name}" for name in sorted(folders - set(LEFT_OUT))]
+    words = [f"tests/{name}" for name in sorted(folders - set(LEFT_OUT))]
+    if all_of_them:
+        return ["-m", WITHOUT, *words]
+    ignored = [f"--ignore=tests/{name}" for name in LEFT_OUT_UNLESS_ALL]
+    return ["-m", WITHOUT if release.every else f"slurm and {WITHOUT}", *words, *ignored]
 
 
-def start_run(root: Root, privilege: Sequence[str], words: Sequence[str]) -> Run:
-    """Start pytest in a root with these words, on all folders where they name no test."""
-    tests = [] if any(word.startswith("tests") for word in words) else choose_tests()
-    command = [PYTHON, "-m", "tests.again", f"--beside={WORKERS}"]
-    command += [*CACHE, "-m", WITHOUT, *words, *tests]
+def start_run(
+    root: Root, privilege: Sequence[str], words: Sequence[str], *, all_of_them: bool
+) -> Run:
+    """Start pytest in a root with these words, on what says something where they name no test."""
+    if any(word.startswith("tests") for word in words):
+        tests = ["-m", WITHOUT]
+    else:
+        tests = choose_tests(root.release, all_of_them=all_of_them)
+    command = [PYTHON, "-m", "tests.again", f"--beside={WORKERS}", *CACHE, *tests, *words]
     with root.output.open("wb") as file:
         process = subprocess.Popen(
             build_entry_argv(privilege, root, "ro", command),
