@@ -25,7 +25,7 @@ demo:
 
 # Most tests wait for Slurm, so several run at a time. A file stays together, for its tests share
 # what it set up, and files come as tests/conftest.py orders them.
-WORKERS ?= 6
+WORKERS ?= 4
 
 # pytest comes last, so that its closing line is the last line.
 test:

@@ -74,6 +74,8 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     shells = [start_shell(wide, loop.format(shell=shell + 1)) for shell in range(SHELLS)]
     try:
         wait_until(lambda: count_answers(wide) >= SUBMISSIONS * 3 // 5, "most wait", patience_s=300)
+        # From now on one that finds no pack waiting begins one, on a busy machine nearly each.
+        packs = len(list_packs(wide))
         wide.run(["scancel", blockers[0]])
         for shell in shells:
             shell.wait(timeout=300)
@@ -92,7 +94,7 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
     assert sorted(rows) == sorted(members.values())
     assert list_runs(wide) == {argument: [member] for argument, member in members.items()}
-    assert len(list_packs(wide)) < SUBMISSIONS / 4
+    assert packs < SUBMISSIONS * 3 // 5 / 4
     assert list_leftovers(wide) == []
     assert list_held_locks(wide) == []
 

@@ -18,7 +18,7 @@ PYTHON = "/opt/csub/bin/python"
 # The checkout cannot be written there.
 CACHE = ("-o", "cache_dir=/tmp/pytest")
 # Most tests wait for Slurm. A file stays together, for its tests share what it set up.
-WORKERS = "-n 3 --dist loadfile --no-loadscope-reorder"
+WORKERS = "-n 2 --dist loadfile --no-loadscope-reorder"
 _POLL_S = 0.5
 
 
