@@ -22,8 +22,11 @@ JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
 @pytest.mark.parametrize(
     ("progress", "patience", "told"),
     [
-        (ProbeProgress(45, 900, True, 24.0, 20.0), BESIDE_WAITING, "its rate is steady"),
-        (ProbeProgress(44, 900, True, 23.9, 20.0), BESIDE_WAITING, ""),
+        (ProbeProgress(45, 900, True, 24.1, 20.0), BESIDE_WAITING, "its rate is steady"),
+        (ProbeProgress(44, 900, True, 24.0, 20.0), BESIDE_WAITING, ""),
+        # Of a second each, two steps may be seen in one look.
+        (ProbeProgress(60, 45, True, 25.0, 1.0), BESIDE_WAITING, "its rate is steady"),
+        (ProbeProgress(60, 45, True, 24.9, 1.0), BESIDE_WAITING, ""),
         # A step at either end may lie partly outside.
         (ProbeProgress(120, 25, True, 29.9, 0.25), BESIDE_WAITING, ""),
         (ProbeProgress(120, 25, True, 30.0, 0.25), BESIDE_WAITING, "its rate is steady"),

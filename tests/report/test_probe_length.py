@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
@@ -60,6 +60,8 @@ def test_a_window_is_over_in_good_time_on_a_host_that_is_fast_and_slow_by_turns(
     assert progress.rate_alone == pytest.approx(whole, rel=0.12)
 
 
+# Two steps in one tick, which lie across the end of the window.
+@example(step_s=0.9921875, first_s=0.53125, tick=0.5234375, later_s=0.5)
 @given(
     step_s=st.floats(0.004, 6.0),
     first_s=st.floats(0.5, 60.0),
