@@ -36,6 +36,7 @@ from .test_joining import on_terminal
 pytestmark = pytest.mark.slurm
 
 SUBMISSIONS = 500
+WAITING = SUBMISSIONS * 3 // 5
 SHELLS = 8
 
 
@@ -73,7 +74,7 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     )
     shells = [start_shell(wide, loop.format(shell=shell + 1)) for shell in range(SHELLS)]
     try:
-        wait_until(lambda: count_answers(wide) >= SUBMISSIONS * 3 // 5, "most wait", patience_s=300)
+        wait_until(lambda: count_answers(wide) >= WAITING, "most wait", patience_s=300)
         # From now on one that finds no pack waiting begins one, on a busy machine nearly each.
         packs = len(list_packs(wide))
         wide.run(["scancel", blockers[0]])
@@ -94,7 +95,7 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
     assert sorted(rows) == sorted(members.values())
     assert list_runs(wide) == {argument: [member] for argument, member in members.items()}
-    assert packs < SUBMISSIONS * 3 // 5 / 4
+    assert packs < WAITING / 4
     assert list_leftovers(wide) == []
     assert list_held_locks(wide) == []
 

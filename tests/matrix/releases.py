@@ -72,8 +72,8 @@ LEFT_OUT = (
     "sandbox",
     "simgpu",
 )
-# So do these files, which are long: with or without Slurm they are about csub's own files, formulas
-# and decisions. --all runs them.
+# Nor do these files, which are long: they are about csub's own files, formulas and decisions. --all
+# runs them.
 LEFT_OUT_UNLESS_ALL = (
     "admin/test_node_packages.py",
     "cli/test_calibrate.py",
