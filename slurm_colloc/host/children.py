@@ -1,9 +1,13 @@
-"""Programs that the node side starts: with nothing inherited, a time limit, and a cap on output."""
+"""Programs that the node side starts: with nothing inherited, a time limit, and a cap on output.
+
+root starts a program for a user inside its control groups, and changes users as the last step.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import selectors
@@ -12,7 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.host.control_groups import enter_groups, set_ordinary_oom_score
 from slurm_colloc.host.directories import Owner
+from slurm_colloc.host.signals import end_child
 
 Child = subprocess.Popen[bytes]
 PIPE = subprocess.PIPE
@@ -22,6 +28,20 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 DAEMON_FILE_LIMIT_BYTES = 256 << 20
 _PR_SET_NO_NEW_PRIVS = 38
 _UNCOLLECTED_S = 0.5
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """Where a program that root starts for a user has to be before it is the user's.
+
+    Args:
+        groups: Control groups that it enters.
+        record: Descriptor of a file of root's. The program's process writes itself into it while it
+            is still root's: pid, start and uid in the first line, then each group. -1 for none.
+    """
+
+    groups: tuple[str, ...] = ()
+    record: int = -1
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,7 @@ def start_program(
     stdout: int = DEVNULL,
     stderr: int = DEVNULL,
     owner: Owner | None = None,
+    confinement: Confinement | None = None,
     own_session: bool = False,
     directory: str | None = "/",
 ) -> Child:
@@ -64,6 +85,7 @@ def start_program(
         stdout: See there.
         stderr: See there.
         owner: As root: whom it runs as, without a way back.
+        confinement: As root: where it has to be before it runs as that owner.
         own_session: Make it the leader of a session.
         directory: Where it runs.
 
@@ -72,9 +94,19 @@ def start_program(
     """
     # Looked up before the fork: nothing may be loaded between fork and exec.
     libc = ctypes.CDLL(None, use_errno=True) if owner else None
+    confinement = confinement or Confinement()
 
     def restrict() -> None:
         assert libc is not None
+        assert owner is not None
+        # Still root. From the change of users on another process of that user could get hold of it.
+        enter_groups(confinement.groups)
+        set_ordinary_oom_score()
+        if confinement.record >= 0:
+            os.write(confinement.record, _describe_self(owner, confinement.groups))
+        os.setgroups(owner.groups)
+        os.setresgid(owner.gid, owner.gid, owner.gid)
+        os.setresuid(owner.uid, owner.uid, owner.uid)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(
@@ -82,21 +114,29 @@ def start_program(
         )
 
     preexec: Callable[[], None] | None = restrict if owner else None
-    return subprocess.Popen(
-        list(argv),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=dict(environment),
-        cwd=directory,
-        close_fds=True,
-        start_new_session=own_session,
-        umask=0o077,
-        user=None if owner is None else owner.uid,
-        group=None if owner is None else owner.gid,
-        extra_groups=None if owner is None else list(owner.groups),
-        preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
-    )
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(environment),
+            cwd=directory,
+            close_fds=True,
+            start_new_session=own_session,
+            umask=0o077,
+            preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
+        )
+    except subprocess.SubprocessError as error:
+        # What failed in the child stays there; the groups are there and empty.
+        raise OSError(errno.EPERM, "it cannot enter its control groups as its user") from error
+
+
+def _describe_self(owner: Owner, groups: Sequence[str]) -> bytes:
+    with open("/proc/self/stat", "rb") as file:
+        start_ticks = file.read().rpartition(b")")[2].split()[19]
+    lines = [b"%d %s %d" % (os.getpid(), start_ticks, owner.uid), *map(os.fsencode, groups)]
+    return b"".join(line + b"\n" for line in lines)
 
 
 def run_program(
@@ -106,6 +146,7 @@ def run_program(
     text: str = "",
     timeout_s: float,
     owner: Owner | None = None,
+    confinement: Confinement | None = None,
 ) -> Outcome:
     """Run a program to its end, or kill it at its time limit.
 
@@ -115,6 +156,7 @@ def run_program(
         text: For its standard input.
         timeout_s: How long it may take.
         owner: As root: whom it runs as.
+        confinement: As root: where it has to be before it runs as that owner.
 
     Raises:
         OSError: It cannot be started.
@@ -126,6 +168,7 @@ def run_program(
         stdout=PIPE,
         stderr=PIPE,
         owner=owner,
+        confinement=confinement,
     )
     return finish_program(child, text=text, timeout_s=timeout_s)
 
@@ -171,7 +214,7 @@ def finish_program(child: Child, *, text: str, timeout_s: float) -> Outcome:
     if status is None and not problem:
         problem = f"it did not end within {timeout_s:g} s"
     if status is None:
-        child.kill()
+        end_child(child.pid)
         # One that is stuck in the kernel is left to the kernel.
         collect(child, _UNCOLLECTED_S)
     for pipe in data:

@@ -1,8 +1,7 @@
-"""A cgroup of its own for a daemon that outlives the hook which started it; who: root.
+"""Where a daemon that outlives the hook which started it has control groups of its own; who: root.
 
-Restarting slurmd may end all that is in its service's cgroup, so nothing of ours stays there. A
-group of version 2 also ends all that is in it for sure. Where neither can be had, the daemon's
-session tells what belongs to it, and that is said.
+Restarting slurmd may end all that is in its service's group, so nothing of ours stays there. The
+groups also carry the daemon's limits (daemon_limits) and say what has to be ended (process_groups).
 """
 
 from __future__ import annotations
@@ -11,41 +10,62 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from slurm_colloc.host.processes import ProcessId, identify, read_process
+from slurm_colloc.host.processes import read_process
 
 NAME = "slurm_colloc"
+WANTED = ("devices", "memory", "pids", "freezer", "cpu")
+"""Controllers of version 1 that limit the daemon, or help to end it."""
+
 _REMOVAL_S = 0.5
 _POLL_S = 0.005
 _STEP_DAEMON = "slurmstepd"
 _DAEMONS = ("slurmd", _STEP_DAEMON)
 
 
-def find_hierarchies(mountinfo: str) -> tuple[str, ...]:
-    """Where service managers and slurmd keep their processes apart; pure.
+@dataclass(frozen=True)
+class Hierarchy:
+    """One mounted tree of control groups.
+
+    Args:
+        mount: Where.
+        version: 1 or 2.
+        controllers: Of version 1 those it has; empty for version 2, whose group says itself.
+    """
+
+    mount: str
+    version: int
+    controllers: tuple[str, ...] = ()
+
+
+def find_hierarchies(mountinfo: str) -> tuple[Hierarchy, ...]:
+    """Where groups of our own can be made; pure.
 
     Args:
         mountinfo: The text of /proc/self/mountinfo.
 
     Returns:
-        Mount points of cgroup version 2, and of systemd's own hierarchy of version 1.
+        Version 2, systemd's own hierarchy of version 1, and those with a controller of WANTED.
     """
-    found = []
+    found = {}
     for line in mountinfo.splitlines():
         left, separator, right = line.partition(" - ")
         fields, kinds = left.split(), right.split()
-        if not separator or len(fields) < 6 or len(kinds) < 3:
-            continue
         # A mount of a part of the tree, as in a container, is none where groups can be made.
-        if fields[3] == "/" and (
-            kinds[0] == "cgroup2"
-            or (kinds[0] == "cgroup" and "name=systemd" in kinds[2].split(","))
-        ):
-            found.append(fields[4])
-    return tuple(dict.fromkeys(found))
+        if not separator or len(fields) < 6 or len(kinds) < 3 or fields[3] != "/":
+            continue
+        options = kinds[2].split(",")
+        if kinds[0] == "cgroup2":
+            found[fields[4]] = Hierarchy(fields[4], 2)
+        elif kinds[0] == "cgroup":
+            names = tuple(name for name in options if name in WANTED)
+            if names or "name=systemd" in options:
+                found[fields[4]] = Hierarchy(fields[4], 1, names)
+    return tuple(found.values())
 
 
-def read_hierarchies() -> tuple[str, ...]:
+def read_hierarchies() -> tuple[Hierarchy, ...]:
     """The same of this machine."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
@@ -81,55 +101,69 @@ def runs_inside_job(daemon_name: str) -> bool:
     return daemon_name.startswith(_STEP_DAEMON)
 
 
-def make_groups(label: str, hierarchies: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Make a group in each hierarchy.
+def build_group_path(hierarchy: Hierarchy, label: str) -> str:
+    """Where a job's group is in a hierarchy; pure.
 
     Args:
-        label: Its name, unique on this node.
-        hierarchies: Mount points.
-
-    Returns:
-        Paths of the groups, and why there is none in the others.
+        hierarchy: The hierarchy.
+        label: The group's name, unique on this node.
     """
-    made, refused = [], []
-    for mount in hierarchies:
-        path = os.path.join(mount, NAME, label)
-        try:
-            os.makedirs(path, 0o755, exist_ok=True)
-            made.append(path)
-        except OSError as error:
-            refused.append(f"{mount}: {error.strerror}")
-    return tuple(made), tuple(refused)
+    return os.path.join(hierarchy.mount, NAME, label)
 
 
-def enter_groups(groups: Iterable[str], pid: int) -> tuple[str, ...]:
-    """Move a process into groups; what did not work, with reasons."""
-    refused = []
+def make_group(hierarchy: Hierarchy, label: str) -> str:
+    """Make a job's group in a hierarchy; its path.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    path = build_group_path(hierarchy, label)
+    if hierarchy.version == 2:
+        # A controller is in a group only where all groups above pass it on.
+        parent = os.path.dirname(path)
+        os.makedirs(parent, 0o755, exist_ok=True)
+        for above in (hierarchy.mount, parent):
+            for controller in ("memory", "pids", "cpu"):
+                with contextlib.suppress(OSError):
+                    write_setting(f"{above}/cgroup.subtree_control", f"+{controller}")
+    os.makedirs(path, 0o755, exist_ok=True)
+    return path
+
+
+def write_setting(path: str, text: str) -> None:
+    """Write into a file of the kernel's.
+
+    Raises:
+        OSError: It is not there, or the kernel does not take it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.write(descriptor, text.encode("ascii"))
+    finally:
+        os.close(descriptor)
+
+
+def enter_groups(groups: Iterable[str]) -> None:
+    """Move this process itself into groups.
+
+    Raises:
+        OSError: One does not take it.
+    """
     for group in groups:
-        try:
-            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
-                file.write(str(pid))
-        except OSError as error:
-            refused.append(f"{group}: {error.strerror}")
-    return tuple(refused)
+        write_setting(f"{group}/cgroup.procs", "0")
 
 
-def list_members(groups: Iterable[str]) -> list[ProcessId]:
-    """The processes in groups."""
-    found = set()
-    for group in groups:
-        with contextlib.suppress(OSError, ValueError):
-            with open(os.path.join(group, "cgroup.procs"), encoding="ascii") as file:
-                pids = [int(word) for word in file.read().split()]
-            found |= {identity for pid in pids if (identity := identify(pid)) is not None}
-    return sorted(found)
+def set_ordinary_oom_score() -> None:
+    """Give up the protection from the out-of-memory killer that slurmd hands down."""
+    with contextlib.suppress(OSError):
+        write_setting("/proc/self/oom_score_adj", "0")
 
 
 def remove_groups(groups: Iterable[str]) -> tuple[str, ...]:
     """Remove groups whose processes have ended; which of them are left, with reasons."""
     left = []
+    deadline = time.monotonic() + _REMOVAL_S
     for group in groups:
-        deadline = time.monotonic() + _REMOVAL_S
         while True:
             try:
                 os.rmdir(group)
@@ -147,12 +181,3 @@ def remove_groups(groups: Iterable[str]) -> tuple[str, ...]:
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(group))
     return tuple(left)
-
-
-def set_ordinary_oom_score(pid: int) -> None:
-    """Take back the protection from the out-of-memory killer that slurmd hands down."""
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file,
-    ):
-        file.write("0")

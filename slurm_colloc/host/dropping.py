@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 import os
 import select
-import signal
 import time
 from collections.abc import Callable
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.processes import identify, wait_until_ended
+from slurm_colloc.host.signals import end_child
 
 _PR_SET_NO_NEW_PRIVS = 38
 _LIMIT_BYTES = 65536
@@ -55,8 +55,7 @@ def run_as(owner: Owner, work: Callable[[], str], *, timeout_s: float) -> str:
         return _read_answer(read_end, time.monotonic() + timeout_s, timeout_s)
     finally:
         os.close(read_end)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        end_child(child)
         ended = identify(child)
         if ended is not None:
             wait_until_ended([ended], time.monotonic() + _KILL_S)

@@ -1,13 +1,16 @@
-"""The epilog: undoes what the checkpoint of a job says, in its time; who: root."""
+"""The epilog: undoes what the checkpoint of a job says, in its time; who: root.
+
+It asks no process of the user's anything.
+"""
 
 from __future__ import annotations
 
 from slurm_colloc.errors import CollocError
-from slurm_colloc.host.checkpoint import RunDirectory
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.hook_report import HookReport, OutOfTime, Place, deadline, note_undone
 from slurm_colloc.host.policy import Policy
 from slurm_colloc.host.recovering import read_or_guess
+from slurm_colloc.host.run_directory import RunDirectory
 from slurm_colloc.host.undoing import Undoing
 
 _LOCK_SHARE = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.host.checkpoint import is_job_id
+from slurm_colloc.host.checkpoint import SLUID, is_job_id
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _GPU_LIST = re.compile(r"[0-9]{1,4}(?:,[0-9]{1,4}){0,255}")
@@ -28,6 +28,8 @@ class HookJob:
             device file); empty for none, None where they are no such list.
         node: Slurm's name of this node.
         restart: How often Slurm has restarted the job.
+        cpus: How many CPUs it has on this node; None where slurmd does not say it in one number.
+        sluid: Slurm's other name of the job (25.11 and later); empty for none.
     """
 
     job_id: str
@@ -39,6 +41,8 @@ class HookJob:
     gpus: tuple[int, ...] | None = ()
     node: str = ""
     restart: int = 0
+    cpus: int | None = None
+    sluid: str = ""
 
 
 def read_hook_job(environ: Mapping[str, str]) -> HookJob:
@@ -60,12 +64,18 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
         gpus=_read_gpus(environ.get("SLURM_JOB_GPUS", "")),
         node=environ.get("SLURMD_NODENAME", ""),
         restart=_read_number(environ, "SLURM_JOB_RESTART_COUNT") or 0,
+        cpus=_read_number(environ, "SLURM_JOB_CPUS_PER_NODE") or None,
+        sluid=_read_sluid(environ.get("SLURM_JOB_SLUID", "")),
     )
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _read_sluid(text: str) -> str:
+    return text if SLUID.fullmatch(text) else ""
 
 
 def _read_gpus(text: str) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ from slurm_colloc.host.keeper_messages import (
     encode,
 )
 from slurm_colloc.host.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.signals import end_child
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Without site packages, so that it is up in a few milliseconds; the package's own place comes last
@@ -200,7 +201,7 @@ class Keeper:
 
     def kill(self) -> None:
         """End the keeper itself at once; then `recover`."""
-        self._child.kill()
+        end_child(self._child.pid)
 
     def recover(self, *, grace_s: float = 0.0) -> StopReport:
         """End the daemon and remove its directory without the keeper. This takes up to seconds.
@@ -213,7 +214,7 @@ class Keeper:
         from slurm_colloc.host.mps_leftovers import find_directories, recover
 
         if not self._is_over:
-            self._child.kill()
+            end_child(self._child.pid)
             self._close()
         # It may have died before it could say where; a restart makes another one.
         paths = set(find_directories(self._options.bases or BASES, self.pid))

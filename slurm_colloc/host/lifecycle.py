@@ -20,9 +20,20 @@ import sys
 
 from slurm_colloc.host.nvml_fork import fork_quietly
 
+
+def _read_minors(text: str) -> tuple[int, ...]:
+    """The job's GPUs before anything else is loaded; all are asked about where it is no list."""
+    words = text.split(",")
+    return tuple(map(int, words)) if all(w.isdecimal() and len(w) < 5 for w in words) else ()
+
+
 # It touches no driver before the policy has been read.
 _QUESTION = (
-    fork_quietly(os.environ.get("SIMGPU_ROOT", ""), os.environ.get("SLURMD_NODENAME", ""))
+    fork_quietly(
+        os.environ.get("SIMGPU_ROOT", ""),
+        os.environ.get("SLURMD_NODENAME", ""),
+        _read_minors(os.environ.get("SLURM_JOB_GPUS", "")),
+    )
     if __name__ == "__main__" and sys.argv[1:2] == ["prolog"] and os.geteuid() == 0
     else None
 )
@@ -97,8 +108,10 @@ def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _recover_and_tell(place: Place) -> int:
+    from slurm_colloc.host.signals import act_as_hook
     from slurm_colloc.host.whole_node import run_recover
 
+    act_as_hook()
     started = time.monotonic()
     policy, problem = _read_policy(place)
     report, told = run_recover(place, os.environ.get("SLURMD_NODENAME", ""))
@@ -124,6 +137,9 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
         from slurm_colloc.host.epilog import run_epilog
     else:
         from slurm_colloc.host.prolog import run_prolog
+    from slurm_colloc.host.signals import act_as_hook
+
+    act_as_hook()
     try:
         if command == "epilog":
             report = run_epilog(place, policy, job)
@@ -153,6 +169,8 @@ def _read_policy(place: Place) -> tuple[Policy, str]:
 def _audit(
     policy: Policy, command: str, job: HookJob | None, report: HookReport, started: float
 ) -> None:
+    from slurm_colloc.host.signals import RECORD
+
     entry: dict[str, Any] = {"hook": command}
     if job is not None:
         entry |= {"job": job.job_id, "uid": job.uid, "node": job.node}
@@ -163,6 +181,7 @@ def _audit(
         "ms": round((time.monotonic() - started) * 1000, 1),
         "exit": report.exit_status,
         **report.details,
+        **RECORD.describe(),
     }
     from slurm_colloc.host.audit import write_audit
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from dataclasses import dataclass, field, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.children import Child, collect, start_program
+from slurm_colloc.host.children import Child, Confinement, collect, start_program
 from slurm_colloc.host.directories import (
     BASES,
     DAEMON_LOG,
@@ -22,6 +21,7 @@ from slurm_colloc.host.directories import (
     PrivateDirectory,
     make_private_directory,
 )
+from slurm_colloc.host.group_end import end_members
 from slurm_colloc.host.mps_answers import (
     find_complaints,
     is_limit_shown,
@@ -29,6 +29,7 @@ from slurm_colloc.host.mps_answers import (
     parse_percentage,
 )
 from slurm_colloc.host.mps_control import (
+    COMMAND_S,
     ControlProgram,
     build_daemon_environment,
     find_library_path,
@@ -37,14 +38,10 @@ from slurm_colloc.host.mps_control import (
 )
 from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.mps_state import DaemonState, write_state
-from slurm_colloc.host.processes import (
-    ProcessId,
-    end_processes,
-    identify,
-    list_session,
-    read_uid,
-)
+from slurm_colloc.host.process_groups import Session
+from slurm_colloc.host.processes import ProcessId, identify, read_process, read_uid
 from slurm_colloc.host.removal import remove_directory
+from slurm_colloc.host.signals import KILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,14 +96,21 @@ class RunningMps:
     def note_client(self, client_pid: int) -> None:
         """Remember a client that has connected."""
         identity = identify(client_pid)
+        # The identity first: a pid may be another process's by the time its uid is read.
         if identity is not None and read_uid(client_pid) == self.uid:
             self.clients[client_pid] = identity
 
     def note_server(self, server_pid: int) -> None:
-        """Remember a server, so that it is found even after the daemon's end."""
+        """Remember a server, so that it is found even after the daemon's end.
+
+        What the daemon says is a server is one only in the daemon's own session (550, 580).
+        """
         identity = identify(server_pid)
-        if identity is not None and identity not in self.state.servers:
-            self.state = replace(self.state, servers=(*self.state.servers, identity)[-16:])
+        process = None if identity is None else read_process(server_pid)
+        if process is None or process.id != identity or process.session_id != self.daemon.pid:
+            return
+        if process.id not in self.state.servers:
+            self.state = replace(self.state, servers=(*self.state.servers, process.id)[-16:])
             # Without it the session and the servers' environment tell as well.
             with contextlib.suppress(OSError):
                 write_state(self.directory.descriptor, self.state)
@@ -116,7 +120,7 @@ def start_daemon(
     options: MpsOptions,
     *,
     owner: Owner | None = None,
-    cgroup: str | None = None,
+    confinement: Confinement | None = None,
     directory: PrivateDirectory | None = None,
 ) -> RunningMps:
     """Start a daemon and prove that it answers.
@@ -124,11 +128,13 @@ def start_daemon(
     Args:
         options: What is wanted.
         owner: As root: the job's user.
-        cgroup: A cgroup (v2) directory of its own for the daemon, made by the caller.
+        confinement: As root: where daemon and control programs have to be before they are the
+            user's.
         directory: Its private directory, where the caller has made that already.
 
     Raises:
-        NodeError: It cannot be started; nothing is left of it.
+        NodeError: It cannot be started; nothing is left of it. As root the caller ends what its
+            control groups and its record name.
     """
     programs = find_programs(options.path)
     if directory is None:
@@ -155,21 +161,23 @@ def start_daemon(
             added=added,
             keeper=keeper,
             owner=owner,
-            cgroup=cgroup,
         )
-        write_state(directory.descriptor, state)
+        # Root has it in its own checkpoint.
+        writes_state = owner is None
+        if writes_state:
+            write_state(directory.descriptor, state)
         started = time.monotonic()
-        child = _start_child(programs.control, environment, directory, owner)
-        if cgroup is not None:
-            _enter_cgroup(cgroup, child.pid)
+        child = _start_child(programs.control, environment, directory, owner, confinement)
         daemon = identify(child.pid)
         if daemon is not None:
             state = replace(state, daemon=daemon)
-            write_state(directory.descriptor, state)
+            if writes_state:
+                write_state(directory.descriptor, state)
         # It takes the daemon longer to come up than to load this.
         from slurm_colloc.host.mps_logs import LogFollower
 
-        control = ControlProgram(programs, environment, owner)
+        groups = () if confinement is None else confinement.groups
+        control = ControlProgram(programs, environment, owner, groups)
         _prove(child, directory, uid, control, started + options.control_cap_s)
         control_ms = (time.monotonic() - started) * 1000
         assert daemon is not None
@@ -185,7 +193,7 @@ def start_daemon(
         )
         _set_defaults(running)
     except BaseException as error:
-        _undo(child, directory)
+        _undo(child, directory, owner)
         if isinstance(error, OSError):
             raise NodeError(f"the MPS daemon cannot be started: {error}") from error
         raise
@@ -193,7 +201,11 @@ def start_daemon(
 
 
 def _start_child(
-    program: str, environment: dict[str, str], directory: PrivateDirectory, owner: Owner | None
+    program: str,
+    environment: dict[str, str],
+    directory: PrivateDirectory,
+    owner: Owner | None,
+    confinement: Confinement | None,
 ) -> Child:
     """In the foreground, as our child: so its end is seen, and its pid is known."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -208,15 +220,11 @@ def _start_child(
             stdout=log,
             stderr=log,
             owner=owner,
+            confinement=confinement,
             own_session=True,
         )
     finally:
         os.close(log)
-
-
-def _enter_cgroup(cgroup: str, pid: int) -> None:
-    with open(os.path.join(cgroup, "cgroup.procs"), "w") as file:
-        file.write(str(pid))
 
 
 def _prove(
@@ -273,15 +281,17 @@ def explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
     return f"the MPS daemon ended at once with {ended}: {words}"
 
 
-def _undo(child: Child | None, directory: PrivateDirectory) -> None:
+def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None) -> None:
+    leader = None if child is None else read_process(child.pid)
     if child is not None:
-        leader = child.pid
-
         # The child is not collected yet, so its pid cannot be anybody else's session.
-        def find() -> list[ProcessId]:
-            return [process.id for process in list_session(leader)]
-
-        end_processes(find, ((signal.SIGKILL, _BROKEN_OFF_S),))
+        if leader is not None:
+            end_members(
+                Session(leader.id),
+                ((KILL, _BROKEN_OFF_S),),
+                owner=None if owner is None else owner.uid,
+                reason="the MPS daemon did not come up",
+            )
         collect(child, _BROKEN_OFF_S)
     remove_directory(directory.path, directory.descriptor)
     directory.close()
@@ -321,15 +331,19 @@ def _read_complaints(running: RunningMps, mark: int) -> str:
     return "".join(f"; its log: {line.rpartition('] ')[2]}" for line in complaints)
 
 
-def start_server(running: RunningMps) -> None:
+def start_server(running: RunningMps, timeout_s: float = COMMAND_S) -> None:
     """Ask for a server now, so that the first member does not wait for it.
+
+    Args:
+        running: The daemon.
+        timeout_s: How long the answer may take.
 
     Raises:
         NodeError: The daemon refuses.
     """
     running.events += running.logs.read()
     mark = running.logs.lines_read
-    answer = running.control.ask(f"start_server -uid {running.uid}")
+    answer = running.control.ask(f"start_server -uid {running.uid}", timeout_s)
     words = answer.problem or answer.stdout.strip() or _read_complaints(running, mark)
     if words:
         raise NodeError(f"the MPS daemon starts no server: {words.lstrip('; ')}")

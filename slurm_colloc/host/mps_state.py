@@ -40,7 +40,6 @@ class DaemonState:
         daemon: The daemon; None before it has started.
         servers: Servers that were seen.
         owner: As whom root started it; None where it is the maker's own.
-        cgroup: The cgroup that holds it, if it has one of its own.
         boot: The boot in which the pids mean something.
         pid_namespace: The pid namespace in which they do.
         made_at: When (seconds since 1970).
@@ -54,7 +53,6 @@ class DaemonState:
     daemon: ProcessId | None = None
     servers: tuple[ProcessId, ...] = ()
     owner: Owner | None = None
-    cgroup: str | None = None
     boot: str = field(default_factory=read_boot_id)
     pid_namespace: int = field(default_factory=read_pid_namespace)
     made_at: float = field(default_factory=time.time)
@@ -79,7 +77,6 @@ def write_state(descriptor: int, state: DaemonState) -> None:
         "owner": None
         if state.owner is None
         else [state.owner.uid, state.owner.gid, *state.owner.groups],
-        "cgroup": state.cgroup,
         "boot": state.boot,
         "pid_namespace": state.pid_namespace,
         "made_at": state.made_at,
@@ -130,7 +127,6 @@ def _parse(value: Mapping[str, Any]) -> DaemonState:
         daemon=None if daemon is None else ProcessId(*map(int, daemon)),
         servers=tuple(ProcessId(*map(int, server)) for server in value["servers"]),
         owner=None if owner is None else Owner(owner[0], owner[1], tuple(owner[2:])),
-        cgroup=value["cgroup"],
         boot=str(value["boot"]),
         pid_namespace=int(value["pid_namespace"]),
         made_at=float(value["made_at"]),

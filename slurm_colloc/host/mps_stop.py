@@ -1,4 +1,6 @@
-"""Ending a private MPS daemon so that nothing is left: processes, GPU, files.
+"""Ending a pack's own MPS daemon so that nothing is left: processes, GPU, files; who: the user.
+
+Root's hooks ask no daemon anything and end theirs in another way (undoing).
 
 `quit` can hang for ever, and so can every other command meanwhile; ending the daemon alone can
 leave its server behind (550). So each step has its own limit, and the last word is SIGKILL for the
@@ -7,15 +9,14 @@ whole session, proven process by process.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from slurm_colloc.errors import NodeError
 from slurm_colloc.host.children import collect
-from slurm_colloc.host.dropping import run_as
+from slurm_colloc.host.group_end import end_members
 from slurm_colloc.host.mps import RunningMps
 from slurm_colloc.host.mps_control import BUSY, parse_pids
 from slurm_colloc.host.mps_logs import read_logs, write_logs
@@ -24,7 +25,6 @@ from slurm_colloc.host.nvml import NvmlQuestion
 from slurm_colloc.host.processes import (
     Process,
     ProcessId,
-    end_processes,
     identify,
     is_alive,
     list_processes,
@@ -42,8 +42,23 @@ _CLIENT_KILL_S = 2.0
 _RELIST_S = 0.1
 _AFTER_QUIT_S = 0.5
 _SIGNALS = ((signal.SIGINT, 0.3), (signal.SIGTERM, 0.3), (signal.SIGKILL, 2.0))
-_LOGS_S = 5.0
 _PROGRAM = "nvidia-cuda-mps"
+_IN_KERNEL = "D"
+"""State of a process that waits inside the kernel, where no signal reaches it (proc(5))."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Processes of this user's that belong to one pack, by what this program knows of them."""
+
+    find: Callable[[], list[ProcessId]]
+    is_member: Callable[[Process], bool]
+
+    def list_members(self) -> list[ProcessId]:
+        return self.find()
+
+    def contains(self, process: Process) -> bool:
+        return self.is_member(process)
 
 
 class _Stopping:
@@ -63,20 +78,17 @@ class _Stopping:
 
     def find_own(self) -> list[ProcessId]:
         """The daemon, its servers, and whatever else lives in its session; proven, alive."""
-        running = self.running
-        daemon, servers = running.daemon, running.state.servers
-        leader_is_ours = is_alive(daemon)
-        found = {identity for identity in (daemon, *servers) if is_alive(identity)}
-        for process in list_processes():
-            if process.has_ended:
-                continue
-            if process.session_id == daemon.pid:
-                is_own = leader_is_ours or self._is_of_this_directory(process)
-            else:
-                is_own = self.searches_all and self._is_program_of_this_directory(process)
-            if is_own:
-                found.add(process.id)
-        return sorted(found)
+        return sorted(process.id for process in list_processes() if self._is_own(process))
+
+    def _is_own(self, process: Process) -> bool:
+        if process.has_ended:
+            return False
+        daemon = self.running.daemon
+        if process.id in (daemon, *self.running.state.servers):
+            return True
+        if process.session_id == daemon.pid:
+            return is_alive(daemon) or self._is_of_this_directory(process)
+        return self.searches_all and self._is_program_of_this_directory(process)
 
     def _is_of_this_directory(self, process: Process) -> bool:
         """It was started with this daemon's pipe directory, a name that nobody else has had."""
@@ -105,9 +117,11 @@ class _Stopping:
         first = self._read_clients(servers)
         if not first:
             return set()
-        known = {pid: identify(pid) for pid in first if read_uid(pid) == self.running.uid}
+        # Identified before its uid is read: a pid may be given out again between the two.
+        known = {pid: identify(pid) for pid in first}
+        own = {i for pid, i in known.items() if i and read_uid(pid) == self.running.uid}
         second = self._read_clients(servers)
-        found = {identity for pid, identity in known.items() if identity and pid in second}
+        found = {identity for identity in own if identity.pid in second}
         self.clients |= found
         return found
 
@@ -146,13 +160,23 @@ class _Stopping:
         for server in control.read_servers(LIST_S) or ():
             for pid in set(control.read_clients(server, LIST_S) or ()) & set(pids):
                 control.ask(f"terminate_client {server} {pid}", _TERMINATE_S)
-        left = end_processes(self._alive(clients), ((signal.SIGKILL, _CLIENT_KILL_S),))
-        return tuple(sorted(process.id.pid for process in left if process.is_unkillable))
+        left = self._end(
+            _Group(
+                lambda: [identity for identity in clients if is_alive(identity)],
+                lambda process: process.id in clients,
+            ),
+            ((signal.SIGKILL, _CLIENT_KILL_S),),
+        )
+        return tuple(sorted(process.id.pid for process in left if process.state == _IN_KERNEL))
 
-    @staticmethod
-    def _alive(identities: Iterable[ProcessId]) -> Callable[[], list[ProcessId]]:
-        known = tuple(identities)
-        return lambda: [identity for identity in known if is_alive(identity)]
+    def _end(self, group: _Group, steps: Sequence[tuple[int, float]]) -> tuple[Process, ...]:
+        owner = self.running.state.owner
+        return end_members(
+            group,
+            steps,
+            owner=None if owner is None else owner.uid,
+            reason="the pack ends its MPS daemon",
+        )
 
     def quit(self) -> None:
         """Ask the daemon to end with its servers, and wait for the process itself."""
@@ -173,27 +197,18 @@ class _Stopping:
         self.notes.append("quit: the MPS daemon goes on")
 
     def end_processes(self) -> tuple[Process, ...]:
-        """Signals for whoever is still there, and the cgroup's own kill where there is one.
+        """Signals for what is still there.
 
         Returns:
-            Who is left all the same.
+            What is left all the same.
         """
         left: tuple[Process, ...] = ()
         if self.find_own():
             self.forced = True
-            left = end_processes(self.find_own, _SIGNALS)
-        if self.running.state.cgroup is not None:
-            self._kill_cgroup(self.running.state.cgroup)
+            left = self._end(_Group(self.find_own, self._is_own), _SIGNALS)
         if self.running.child is not None:
             collect(self.running.child, _AFTER_QUIT_S)
         return left
-
-    def _kill_cgroup(self, cgroup: str) -> None:
-        try:
-            with open(os.path.join(cgroup, "cgroup.kill"), "w") as file:
-                file.write("1")
-        except OSError as error:
-            self.notes.append(f"{cgroup}: {error.strerror}")
 
     def read_gpu_processes(self, question: NvmlQuestion | None) -> tuple[int, ...] | None:
         """Which of our processes NVML still shows; None where it cannot be read."""
@@ -214,19 +229,14 @@ class _Stopping:
         return tuple(sorted({i.pid for i in known if i.pid in shown and is_alive(i)}))
 
     def copy_logs(self, prefix: str) -> tuple[str, ...]:
-        """Copy the logs as their owner."""
-        target, owner = self.running.options.logs_to, self.running.state.owner
+        """Copy the logs."""
+        target = self.running.options.logs_to
         if target is None:
             return ()
         logs = read_logs(self.running.directory.descriptor, self.running.uid)
         try:
-            if owner is None:
-                return write_logs(target, prefix, logs)
-            names = run_as(
-                owner, lambda: "\n".join(write_logs(target, prefix, logs)), timeout_s=_LOGS_S
-            )
-            return tuple(names.splitlines())
-        except (OSError, NodeError) as error:
+            return write_logs(target, prefix, logs)
+        except OSError as error:
             self.notes.append(f"the MPS logs could not be copied to {target}: {error}")
             return ()
 
@@ -269,7 +279,7 @@ def stop_daemon(
         if not (unkillable or stopping.hangs):
             stopping.quit()
     left_alive = stopping.end_processes()
-    unkillable += tuple(process.id.pid for process in left_alive if process.is_unkillable)
+    unkillable += tuple(process.id.pid for process in left_alive if process.state == _IN_KERNEL)
     for process in left_alive:
         stopping.notes.append(f"process {process.id.pid} ({process.name}) is still there")
     gpu_processes = stopping.read_gpu_processes(question)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.host.children import PIPE, Child, collect, finish_program, start_program
 from slurm_colloc.host.nvml_answer import UUID, Gpu, GpuProcess, NvmlAnswer, parse_answer
+from slurm_colloc.host.signals import end_child
 
 __all__ = [
     "Gpu",
@@ -79,7 +80,7 @@ class NvmlQuestion:
         """Give the question up."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
+            end_child(child.pid)
             for pipe in (child.stdin, child.stdout, child.stderr):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
@@ -125,24 +126,30 @@ def choose_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
         answer: What NVML says.
         environ: The batch script's environment, as Slurm made it.
     """
+    found = _find_job_gpus(answer, environ)
+    # What is wrong with another job's GPU says nothing against this one's.
+    doubts = [gpu.doubt for gpu in answer.gpus if gpu.uuid in found.uuids and gpu.doubt]
+    return JobGpus((), f"NVML cannot be believed: {'; '.join(doubts)}") if doubts else found
+
+
+def _find_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
     visible = _split(environ.get("CUDA_VISIBLE_DEVICES", ""))
     if visible and all(word.startswith(("GPU-", "MIG-")) for word in visible):
         return _complete_uuids(answer, visible)
     if answer.problem:
         return JobGpus((), answer.problem)
-    if answer.doubts:
-        return JobGpus((), f"NVML cannot be believed: {'; '.join(answer.doubts)}")
     name = next((n for n in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS") if environ.get(n)), "")
     indices = _split(environ.get(name, ""))
     shown = tuple(gpu.uuid for gpu in answer.gpus if gpu.uuid is not None)
     count = len(indices or visible)
-    if count and len(shown) == count:
+    # One that is lost may be the job's: then the others are not.
+    if count and len(shown) == len(answer.gpus) == count:
         return JobGpus(shown, f"NVML shows exactly the {count} that the job has")
     if indices:
         return _choose_by_minor(answer, name, indices)
     if visible:
         return _choose_by_order(answer, visible)
-    if len(shown) == 1 and "CUDA_VISIBLE_DEVICES" not in environ:
+    if len(shown) == len(answer.gpus) == 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         return JobGpus(shown, "the only GPU that NVML shows")
     return JobGpus((), "neither Slurm nor CUDA_VISIBLE_DEVICES says which GPUs are the job's")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Gpu:
         mig_enabled: It is divided by MIG.
         processes: Compute processes, MPS servers and clients among them.
         mps_processes: MPS clients.
+        doubt: What NVML says of it that cannot be true; empty where all can.
     """
 
     nvml_index: int
@@ -62,6 +63,7 @@ class Gpu:
     mig_enabled: bool | None = None
     processes: tuple[GpuProcess, ...] | None = None
     mps_processes: tuple[GpuProcess, ...] | None = None
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,19 @@ class NvmlAnswer:
         problem: Why there is no answer, in words; empty where there is one.
         driver_version: Such as 580.159.04.
         cuda_version: The newest CUDA the driver supports, such as 13.0.
-        gpus: The GPUs that this process may see.
-        doubts: What cannot be true.
+        gpus: The GPUs that this process may see. One that is lost says nothing of itself, and
+            speaks against no other.
     """
 
     problem: str = ""
     driver_version: str | None = None
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    doubts: tuple[str, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What cannot be true, of any of them."""
+        return tuple(gpu.doubt for gpu in self.gpus if gpu.doubt)
 
     def find(self, uuid: str) -> Gpu | None:
         """The GPU of a UUID."""
@@ -100,8 +106,7 @@ def parse_answer(value: Mapping[str, Any]) -> NvmlAnswer:
     return NvmlAnswer(
         driver_version=value["driver_version"],
         cuda_version=value["cuda_version"],
-        gpus=gpus,
-        doubts=tuple(find_doubts(gpus)),
+        gpus=tuple(replace(gpu, doubt=find_doubt(gpu, gpus)) for gpu in gpus),
     )
 
 
@@ -125,19 +130,23 @@ def _parse_gpu(value: Mapping[str, Any]) -> Gpu:
     return Gpu(**fields)
 
 
-def find_doubts(gpus: Sequence[Gpu]) -> Iterable[str]:
-    """Say what of an answer cannot be true; pure."""
-    uuids = [gpu.uuid for gpu in gpus]
-    for gpu in gpus:
-        who = f"GPU {gpu.nvml_index} (nvml_index)"
-        if gpu.uuid is None:
-            yield f"{who} has no readable UUID"
-        elif not UUID.fullmatch(gpu.uuid):
-            yield f"{who} has the UUID {gpu.uuid!r}, which is none"
-        elif uuids.count(gpu.uuid) > 1:
-            yield f"{who} has the same UUID as another, {gpu.uuid}"
-        total, used = gpu.gpu_memory_total_mb, gpu.gpu_memory_used_mb
-        if total is not None and total <= 0:
-            yield f"{who} has a gpu_memory of {total} MiB"
-        elif total is not None and used is not None and used > total:
-            yield f"{who} uses {used} MiB of a gpu_memory of {total} MiB"
+def find_doubt(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
+    """Say what NVML says of a GPU that cannot be true; empty where all can; pure.
+
+    Args:
+        gpu: The GPU.
+        gpus: All that NVML shows, this one among them.
+    """
+    who = f"GPU {gpu.nvml_index} (nvml_index)"
+    if gpu.uuid is None:
+        return f"{who} has no readable UUID"
+    if not UUID.fullmatch(gpu.uuid):
+        return f"{who} has the UUID {gpu.uuid!r}, which is none"
+    if [other.uuid for other in gpus].count(gpu.uuid) > 1:
+        return f"{who} has the same UUID as another, {gpu.uuid}"
+    total, used = gpu.gpu_memory_total_mb, gpu.gpu_memory_used_mb
+    if total is not None and total <= 0:
+        return f"{who} has a gpu_memory of {total} MiB"
+    if total is not None and used is not None and used > total:
+        return f"{who} uses {used} MiB of a gpu_memory of {total} MiB"
+    return ""

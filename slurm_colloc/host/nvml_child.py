@@ -66,8 +66,14 @@ def say(value: dict[str, Any]) -> int:
     return 0
 
 
-def read_all(nvml: Any) -> dict[str, Any]:
-    """Read driver and GPUs."""
+def read_all(nvml: Any, is_wanted: Any = None) -> dict[str, Any]:
+    """Read driver and GPUs.
+
+    Args:
+        nvml: The bindings.
+        is_wanted: Says by UUID and minor number of which GPUs all is read; None for each. Of the
+            others a driver in trouble is asked no more than these two.
+    """
     version = ask(nvml, "nvmlSystemGetCudaDriverVersion")
     count = ask(nvml, "nvmlDeviceGetCount")
     if count is None:
@@ -77,7 +83,7 @@ def read_all(nvml: Any) -> dict[str, Any]:
         "driver_version": text(ask(nvml, "nvmlSystemGetDriverVersion")),
         # CUDA writes 13.1 as 13010.
         "cuda_version": None if version is None else f"{version // 1000}.{version % 1000 // 10}",
-        "gpus": [read_gpu(nvml, index) for index in range(count)],
+        "gpus": [read_gpu(nvml, index, is_wanted) for index in range(count)],
     }
 
 
@@ -88,11 +94,16 @@ def set_compute_mode(nvml: Any, uuid: str, mode: str) -> None:
         ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(mode))
 
 
-def read_gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """Read one GPU."""
+def read_gpu(nvml: Any, index: int, is_wanted: Any = None) -> dict[str, Any]:
+    """Read one GPU; what `is_wanted` is stands at `read_all`."""
     gpu: dict[str, Any] = {"nvml_index": index}
     handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
+        return gpu
+    uuid = text(ask(nvml, "nvmlDeviceGetUUID", handle))
+    minor = ask(nvml, "nvmlDeviceGetMinorNumber", handle)
+    gpu.update(uuid=uuid, minor_number=minor)
+    if is_wanted is not None and not is_wanted(uuid, minor):
         return gpu
     memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     mode = ask(nvml, "nvmlDeviceGetComputeMode", handle)
@@ -100,9 +111,7 @@ def read_gpu(nvml: Any, index: int) -> dict[str, Any]:
     mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     gpu.update(
-        uuid=text(ask(nvml, "nvmlDeviceGetUUID", handle)),
         name=text(ask(nvml, "nvmlDeviceGetName", handle)),
-        minor_number=ask(nvml, "nvmlDeviceGetMinorNumber", handle),
         pci_bus_id=None if pci is None else text(pci.busId),
         gpu_memory_total_mb=None if memory is None else int(memory.total) // _MIB,
         gpu_memory_used_mb=None if memory is None else int(memory.used) // _MIB,

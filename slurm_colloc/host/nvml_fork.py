@@ -14,7 +14,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any, NoReturn
 
     from slurm_colloc.host.nvml_answer import NvmlAnswer
@@ -34,6 +34,8 @@ class ForkedQuestion:
     Args:
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
+        uuids: The GPUs that are asked about, by UUID.
+        minors: Or by N of /dev/nvidiaN. With neither: all.
         compute_modes: Compute modes to set first, by UUID; the answer has what holds then.
 
     Raises:
@@ -41,7 +43,13 @@ class ForkedQuestion:
     """
 
     def __init__(
-        self, simulation: str, node: str, compute_modes: Mapping[str, str] | None = None
+        self,
+        simulation: str,
+        node: str,
+        *,
+        uuids: Collection[str] = (),
+        minors: Collection[int] = (),
+        compute_modes: Mapping[str, str] | None = None,
     ) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
@@ -52,7 +60,14 @@ class ForkedQuestion:
                 os.close(descriptor)
             raise
         if self._pid == 0:
-            _serve(requests, answers, simulation, node, dict(compute_modes or {}))
+            is_wanted = _choose_wanted(uuids, minors)
+            _serve(
+                requests,
+                answers,
+                simulation,
+                node,
+                lambda child: _answer(child, is_wanted, dict(compute_modes or {})),
+            )
         os.close(requests)
         os.close(answers)
         self._is_prepared = self._is_requested = False
@@ -138,9 +153,9 @@ class ForkedQuestion:
         if self._is_collected:
             return None
         if kills:
-            import signal
+            from slurm_colloc.host.signals import end_child
 
-            os.kill(self._pid, signal.SIGKILL)
+            end_child(self._pid)
         deadline = time.monotonic() + patience_s
         pause_s = 0.0005
         while True:
@@ -153,22 +168,29 @@ class ForkedQuestion:
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
-def fork_quietly(simulation: str, node: str) -> ForkedQuestion | None:
+def fork_quietly(simulation: str, node: str, minors: Collection[int] = ()) -> ForkedQuestion | None:
     """The same; None where there can be no further process."""
     try:
-        return ForkedQuestion(simulation, node)
+        return ForkedQuestion(simulation, node, minors=minors)
     except OSError:
         return None
 
 
 def ask_nvml(
-    simulation: str, node: str, compute_modes: Mapping[str, str] | None = None
+    simulation: str,
+    node: str,
+    *,
+    uuids: Collection[str] = (),
+    minors: Collection[int] = (),
+    compute_modes: Mapping[str, str] | None = None,
 ) -> ForkedQuestion:
     """Get a question to NVML ready, in a clean environment.
 
     Args:
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
+        uuids: The GPUs that are asked about, by UUID.
+        minors: Or by N of /dev/nvidiaN. With neither: all.
         compute_modes: Compute modes to set first, by UUID.
 
     Raises:
@@ -177,15 +199,29 @@ def ask_nvml(
     from slurm_colloc.errors import NodeError
 
     try:
-        question = ForkedQuestion(simulation, node, compute_modes)
+        question = ForkedQuestion(
+            simulation, node, uuids=uuids, minors=minors, compute_modes=compute_modes
+        )
     except OSError as error:
         raise NodeError(f"NVML cannot be asked ({error.strerror})") from error
     question.prepare()
     return question
 
 
+def _choose_wanted(
+    uuids: Collection[str], minors: Collection[int]
+) -> Callable[[str | None, int | None], bool] | None:
+    if not (uuids or minors):
+        return None
+    return lambda uuid, minor: uuid in uuids or minor in minors
+
+
 def _serve(
-    requests: int, answers: int, simulation: str, node: str, compute_modes: Mapping[str, str]
+    requests: int,
+    answers: int,
+    simulation: str,
+    node: str,
+    answer: Callable[[Any], int],
 ) -> NoReturn:
     """The fork: it has nothing of the hook's but its memory, and never returns."""
     status = 1
@@ -209,7 +245,7 @@ def _serve(
 
         if simulation:
             _load_simulation(simulation, node)
-        status = _answer(nvml_child, compute_modes)
+        status = answer(nvml_child)
     finally:
         os._exit(status)
 
@@ -226,7 +262,11 @@ def _load_simulation(simulation: str, node: str) -> None:
         pass
 
 
-def _answer(nvml_child: Any, compute_modes: Mapping[str, str]) -> int:
+def _answer(
+    nvml_child: Any,
+    is_wanted: Callable[[str | None, int | None], bool] | None,
+    compute_modes: Mapping[str, str],
+) -> int:
     nvml, problem = nvml_child.load_bindings()
     if not os.read(0, 1):
         return 0
@@ -236,7 +276,7 @@ def _answer(nvml_child: Any, compute_modes: Mapping[str, str]) -> int:
         return 0
     import json
 
-    value = {"problem": problem} if problem else nvml_child.read_all(nvml)
+    value = {"problem": problem} if problem else nvml_child.read_all(nvml, is_wanted)
     # Not through sys.stdout, which is the hook's and may be anything.
     data = json.dumps(value).encode() + b"\n"
     while data:

@@ -54,6 +54,12 @@ class Policy:
             drains the node.
         deadline_s: How long a hook may take in all; less than Slurm's PrologEpilogTimeout.
         stop_s: How much of that is kept for undoing what a prolog has begun.
+        require_limits: Prepare nothing where a daemon's devices, host memory and processes cannot
+            be limited.
+        daemon_memory_mb: Host memory of a job's daemons and servers together (MiB), where Slurm
+            does not run the hooks inside the job.
+        daemon_processes: Processes and threads of these.
+        directory_mb: What a job's user may write into the daemons' directories (MiB).
         audit_log: Where each run of a hook writes one line; empty for nowhere.
     """
 
@@ -66,6 +72,10 @@ class Policy:
     strict: bool = False
     deadline_s: float = 20.0
     stop_s: float = 10.0
+    require_limits: bool = False
+    daemon_memory_mb: int = 2048
+    daemon_processes: int = 1024
+    directory_mb: int = 64
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
 
@@ -166,6 +176,10 @@ def _is_words(item: Any) -> bool:
     return isinstance(item, list) and all(isinstance(word, str) and word for word in item)
 
 
+def _is_count(item: Any, largest: int, least: int = 1) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and least <= item <= largest
+
+
 def _is_seconds(item: Any) -> bool:
     return isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item <= _LONGEST_S
 
@@ -175,13 +189,15 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "modes": lambda item: _is_words(item) and all(word in KNOWN_MODES for word in item),
     "partitions": _is_words,
     "accounts": _is_words,
-    "max_gpus": lambda item: (
-        isinstance(item, int) and not isinstance(item, bool) and 1 <= item <= 1024
-    ),
+    "max_gpus": lambda item: _is_count(item, 1024),
     "exclusive_process": _is_switch,
     "strict": _is_switch,
     "deadline_s": _is_seconds,
     "stop_s": _is_seconds,
+    "require_limits": _is_switch,
+    "daemon_memory_mb": lambda item: _is_count(item, 1 << 24, 64),
+    "daemon_processes": lambda item: _is_count(item, 1 << 20, 16),
+    "directory_mb": lambda item: _is_count(item, 1 << 16),
     "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
 }
 assert set(_CHECKS) == {field.name for field in dataclasses.fields(Policy)}

@@ -2,6 +2,7 @@
 
 Every step is written down before it is done, so that `host.undoing` can take it back whenever this
 process is killed. What cannot be had is said to the job in setup.json, and the job starts without.
+What the daemon answers decides only whether the job is told of it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ import contextlib
 import dataclasses
 import os
 import pwd
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host import control_groups
-from slurm_colloc.host.checkpoint import (
-    PREPARING,
-    READY,
-    SETUP_SCHEMA,
-    Checkpoint,
-    RunDirectory,
-)
+from slurm_colloc.host.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
+from slurm_colloc.host.children import Confinement
+from slurm_colloc.host.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.directories import Owner, make_named_directory
 from slurm_colloc.host.dropping import run_as
 from slurm_colloc.host.hook_job import HookJob
@@ -33,6 +31,8 @@ from slurm_colloc.host.mps_support import judge_support
 from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml_fork import NVML_S, ask_nvml
 from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.run_directory import RunDirectory
+from slurm_colloc.host.user_mount import has_own_mounts
 from slurm_colloc.model.token import Token
 
 TYPE_CHECKING = False
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTROL_CAP_S = 5.0
+DAEMON_GID = 0x7FFFFF00
+"""Group of every daemon that root starts: nobody's. The kernel lets a process be traced, and its
+memory and descriptors be reached through /proc, only where group ids match as well (Linux,
+__ptrace_may_access), so the user's other processes cannot, with or without Yama. It is beyond the
+ranges that distributions and systemd give out (systemd's UIDS-GIDS)."""
+
 _GROUPS_S = 2.0
 _GPU_LOCK_S = 2.0
 
@@ -68,6 +74,7 @@ class Preparing:
     gpus: tuple[str, ...] = ()
     compute_mode: str | None = None
     _owner: Owner | None = None
+    _hierarchies: tuple[control_groups.Hierarchy, ...] = ()
 
     # -- what the job is told -------------------------------------------------------------------
 
@@ -132,13 +139,13 @@ class Preparing:
             raise NodeError("the job has no GPU on this node")
         if answer.problem:
             raise NodeError(f"the job's GPUs are not known: {answer.problem}")
-        if answer.doubts:
-            raise NodeError(f"NVML cannot be believed: {'; '.join(answer.doubts)}")
         found = []
         for minor in job.gpus:
             fits = [gpu for gpu in answer.gpus if gpu.minor_number == minor]
             if len(fits) != 1 or fits[0].uuid is None:
                 raise NodeError(f"NVML shows {len(fits)} GPUs with minor number {minor}")
+            if fits[0].doubt:
+                raise NodeError(f"NVML cannot be believed: {fits[0].doubt}")
             found.append(fits[0].uuid)
         programs = find_programs(self._path)
         support = judge_support(programs, answer, found)
@@ -158,9 +165,10 @@ class Preparing:
         if control_groups.runs_inside_job(self.daemon_name):
             self.notes.append("Slurm runs its hooks inside the job: the daemon is the job's")
         else:
-            hierarchies = control_groups.read_hierarchies()
+            self._hierarchies = control_groups.read_hierarchies()
             groups = tuple(
-                os.path.join(mount, control_groups.NAME, self._group_label) for mount in hierarchies
+                control_groups.build_group_path(hierarchy, self._group_label)
+                for hierarchy in self._hierarchies
             )
         checkpoint = Checkpoint(
             job_id=self.job.job_id,
@@ -173,17 +181,27 @@ class Preparing:
             daemons=tuple(str(number) for number, _ in enumerate(self._split_gpus())),
             cgroups=groups,
             compute_modes=self._choose_mode_changes(answer),
+            sluid=self.job.sluid,
         )
         try:
             with self.run.locked_gpus(_GPU_LOCK_S):
                 self._refuse_held_gpus()
                 self.run.write(checkpoint)
-            self.run.make_directory(self.job.job_id)
+            self._make_directory()
         except TimeoutError as error:
             raise NodeError("other hooks of this node do not come to their end") from error
         except OSError as error:
             raise NodeError(f"{self.run.path} cannot be written ({error.strerror})") from error
         return checkpoint
+
+    def _make_directory(self) -> None:
+        size_mb = self.policy.directory_mb
+        if has_own_mounts(self.job.job_id):
+            # It would not see the file system that is mounted now.
+            size_mb = 0
+            self.notes.append("the job has mounts of its own: its pipes and logs have no limit")
+        unlimited = self.run.make_directory(self.job.job_id, size_mb)
+        self.notes += [unlimited] if unlimited else []
 
     @property
     def _group_label(self) -> str:
@@ -235,7 +253,10 @@ class Preparing:
         changes = dict.fromkeys(checkpoint.compute_modes, EXCLUSIVE_PROCESS)
         if not changes:
             return
-        after = ask_nvml(self.simulation, self.job.node, changes).ask(NVML_S)
+        question = ask_nvml(
+            self.simulation, self.job.node, uuids=tuple(changes), compute_modes=changes
+        )
+        after = question.ask(NVML_S)
         for uuid in changes:
             gpu = after.find(uuid)
             if gpu is None or gpu.compute_mode != EXCLUSIVE_PROCESS:
@@ -254,7 +275,9 @@ class Preparing:
             NodeError: One cannot be started, or starts no server.
         """
         owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
-        groups = self._make_groups(checkpoint)
+        groups = self._make_groups()
+        # One budget for all that the daemons and their control programs are waited for.
+        ends_at = time.monotonic() + min(CONTROL_CAP_S, left_s())
         daemons = []
         for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):
             options = MpsOptions(
@@ -262,7 +285,7 @@ class Preparing:
                 environment=build_node_environment(self.simulation, self.job.node),
                 path=self._path,
                 label=self.job.job_id,
-                control_cap_s=max(0.5, min(CONTROL_CAP_S, left_s())),
+                control_cap_s=max(0.5, ends_at - time.monotonic()),
             )
             try:
                 directory = make_named_directory(f"{self.run.path}/{self.job.job_id}", name, owner)
@@ -270,24 +293,52 @@ class Preparing:
                 raise NodeError(
                     f"no directory can be made for the MPS daemon ({error.strerror})"
                 ) from error
-            running = start_daemon(options, owner=owner, directory=directory)
+            record = self.run.open_leader_record(self.job.job_id, name)
+            try:
+                running = start_daemon(
+                    options,
+                    owner=owner,
+                    confinement=Confinement(groups, record),
+                    directory=directory,
+                )
+            finally:
+                os.close(record)
             self.notes += running.notes
-            refused = control_groups.enter_groups(groups, running.daemon.pid)
-            self.notes += [f"no cgroup of its own in {text}" for text in refused]
-            control_groups.set_ordinary_oom_score(running.daemon.pid)
             self.figures[f"control_ms_{name}"] = running.control_ms
-            start_server(running)
+            start_server(running, max(0.5, ends_at - time.monotonic()))
             daemons.append(running)
         return daemons
 
-    def _make_groups(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        wanted = checkpoint.cgroups
-        mounts = [os.path.dirname(os.path.dirname(path)) for path in wanted]
-        made, refused = control_groups.make_groups(self._group_label, mounts)
-        self.notes += [f"no cgroup of its own in {text}" for text in refused]
-        if wanted and not made:
+    def _make_groups(self) -> tuple[str, ...]:
+        """The control groups that limit the daemons; empty where the job's own do.
+
+        Raises:
+            NodeError: The site wants limits that cannot be had.
+        """
+        if control_groups.runs_inside_job(self.daemon_name):
+            return ()
+        policy = self.policy
+        limits = DaemonLimits(
+            gpu_minors=self.job.gpus or (),
+            host_memory_mb=policy.daemon_memory_mb,
+            processes=policy.daemon_processes,
+            cpus=self.job.cpus,
+        )
+        made = make_limited_groups(self._hierarchies, self._group_label, limits)
+        self._note_missing(made)
+        return made.paths
+
+    def _note_missing(self, made: LimitedGroups) -> None:
+        if made.missing and self.policy.require_limits:
+            raise NodeError(
+                f"this node cannot limit a daemon's {', '.join(made.missing)}, and the site's "
+                f"policy requires it"
+            )
+        if not made.paths:
             self.notes.append("the daemon stays in slurmd's cgroup, in a session of its own")
-        return made
+        if made.missing:
+            reasons = "; ".join(made.refused) or "there is no such cgroup controller"
+            self.notes.append(f"the daemon has no limit on {', '.join(made.missing)} ({reasons})")
 
 
 def _read_common_mode(answer: NvmlAnswer, uuids: Sequence[str]) -> str | None:
@@ -296,7 +347,10 @@ def _read_common_mode(answer: NvmlAnswer, uuids: Sequence[str]) -> str | None:
 
 
 def find_owner(uid: int, gid: int) -> Owner:
-    """Whom the daemon runs as: with all the groups of the user, if they can be told in time."""
+    """Whom the daemon runs as: the user, in a group of its own beside all that the user is in.
+
+    A user's groups can be told only if the directory service answers in time.
+    """
 
     def read_groups() -> str:
         name = pwd.getpwuid(uid).pw_name
@@ -307,4 +361,4 @@ def find_owner(uid: int, gid: int) -> Owner:
     with contextlib.suppress(CollocError, OSError, ValueError):
         words = run_as(Owner(uid, gid, (gid,)), read_groups, timeout_s=_GROUPS_S)
         groups |= {int(word) for word in words.split()}
-    return Owner(uid, gid, tuple(sorted(groups)))
+    return Owner(uid, DAEMON_GID, tuple(sorted(groups)))

@@ -1,24 +1,22 @@
-"""Processes of this node, known by what the kernel says, ended only while they are still the same.
+"""Processes of this node, as the kernel shows them; nothing is signalled here.
 
 A pid proves nothing by itself, because the kernel gives it out again. A process is its pid and its
-start time, and is signalled through a pidfd that was opened before that pair was compared.
+start time. What is read (stat, status, cgroup) never waits for another process's mmap_lock, as
+cmdline, environ and maps may.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _POLL_S = 0.005
 # The same on every Linux architecture since 5.1 (arch/*/entry/syscalls); for a Python that was
 # built against older headers.
-_SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434
 
 
@@ -57,11 +55,6 @@ class Process:
     def has_ended(self) -> bool:
         """Only its exit status is left of it."""
         return self.state in "ZX"
-
-    @property
-    def is_unkillable(self) -> bool:
-        """It waits inside the kernel, and no signal reaches it until that wait is over."""
-        return self.state == "D"
 
 
 def read_process(pid: int) -> Process | None:
@@ -113,13 +106,19 @@ def is_alive(identity: ProcessId) -> bool:
 
 
 def read_uid(pid: int) -> int | None:
-    """The real user id of a process; None where it cannot be read.
+    """The real user id of a process; None where it cannot be read."""
+    uids = read_uids(pid)
+    return None if uids is None else uids[0]
+
+
+def read_uids(pid: int) -> tuple[int, ...] | None:
+    """Real, effective, saved and file system user id; None where they cannot be read.
 
     The owner of /proc/PID says root for a process that may not be dumped, so it is no answer.
     """
     for name, words in _read_status(pid):
         if name == "Uid":
-            return int(words[0])
+            return tuple(int(word) for word in words)
     return None
 
 
@@ -143,7 +142,10 @@ def _read_status(pid: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_environment_value(pid: int, name: str) -> str | None:
-    """One value of the environment a process was started with; None where it has none or hides."""
+    """One value of the environment a process was started with; None where it has none or hides.
+
+    The user's own word, and it can wait for the other process's mmap_lock: not for root's hooks.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             data = file.read()
@@ -177,10 +179,22 @@ def open_pidfd(identity: ProcessId) -> int | None:
     Returns:
         The descriptor, or None where the process has ended or the kernel has none (before 5.3).
     """
+    descriptor = open_process(identity)
+    return None if descriptor == -1 else descriptor
+
+
+def open_process(identity: ProcessId) -> int | None:
+    """The same for a signal.
+
+    Returns:
+        The descriptor, -1 where there are none (before 5.3, or forbidden by a seccomp filter), or
+        None where the process has ended.
+    """
     try:
         descriptor = _pidfd_open(identity.pid)
-    except OSError:
-        return None
+    except OSError as error:
+        is_missing = error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL)
+        return -1 if is_missing and is_alive(identity) else None
     if is_alive(identity):
         return descriptor
     os.close(descriptor)
@@ -190,52 +204,13 @@ def open_pidfd(identity: ProcessId) -> int | None:
 def _pidfd_open(pid: int) -> int:
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = int(libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), "pidfd_open")
     return descriptor
-
-
-def _pidfd_send_signal(descriptor: int, number: int) -> None:
-    if hasattr(signal, "pidfd_send_signal"):
-        signal.pidfd_send_signal(descriptor, number)
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SYS_PIDFD_SEND_SIGNAL, descriptor, number, None, 0) < 0:
-        raise OSError(ctypes.get_errno(), "pidfd_send_signal")
-
-
-def send_signal(identity: ProcessId, number: int) -> bool:
-    """Signal exactly this process.
-
-    Returns:
-        False where it has ended already, or may not be signalled.
-    """
-    try:
-        descriptor = _pidfd_open(identity.pid)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
-            return False
-        # Before Linux 5.3, or forbidden by a seccomp filter: check and signal are two steps.
-        return is_alive(identity) and _kill(identity.pid, number)
-    try:
-        if not is_alive(identity):
-            return False
-        _pidfd_send_signal(descriptor, number)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _kill(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True
 
 
 def wait_until_ended(identities: Iterable[ProcessId], deadline: float) -> tuple[ProcessId, ...]:
@@ -273,30 +248,3 @@ def wait_until_ended(identities: Iterable[ProcessId], deadline: float) -> tuple[
     finally:
         for descriptor in waiting:
             os.close(descriptor)
-
-
-def end_processes(
-    find: Callable[[], Iterable[ProcessId]], steps: Sequence[tuple[int, float]]
-) -> tuple[Process, ...]:
-    """End a set of processes, one signal after the other.
-
-    Args:
-        find: Names the processes that are proven to belong to the set; asked anew for each
-            signal, because a process may have forked meanwhile.
-        steps: Signals, each with the seconds until the next.
-
-    Returns:
-        Those that are left, with their states.
-    """
-    for number, patience_s in steps:
-        identities = tuple(find())
-        if not identities:
-            return ()
-        for identity in identities:
-            send_signal(identity, number)
-            if number != signal.SIGKILL:
-                # A stopped process would keep the signal until it goes on.
-                send_signal(identity, signal.SIGCONT)
-        wait_until_ended(identities, time.monotonic() + patience_s)
-    left = (read_process(identity.pid) for identity in find())
-    return tuple(process for process in left if process is not None and not process.has_ended)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.boot import read_boot_id
-from slurm_colloc.host.checkpoint import READY, Checkpoint, RunDirectory
+from slurm_colloc.host.checkpoint import READY, Checkpoint
 from slurm_colloc.host.control_groups import find_slurm_daemon
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.hook_report import (
@@ -26,6 +26,7 @@ from slurm_colloc.host.permission import Denied, check_permission
 from slurm_colloc.host.policy import Policy
 from slurm_colloc.host.preparing import Preparing
 from slurm_colloc.host.recovering import read_or_guess, recover
+from slurm_colloc.host.run_directory import RunDirectory
 from slurm_colloc.model.token import Token, parse_token
 
 TYPE_CHECKING = False
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from slurm_colloc.host.undoing import Undone
 
 _LOCK_S = 2.0
+_HOLDERS_S = 0.5
+"""How long dead jobs may take that still hold the job's GPUs."""
+
+_LEFTOVERS_S = 0.5
+"""How long all other dead jobs together may take, once the job has what it asked for."""
 
 
 def run_prolog(
@@ -103,6 +109,7 @@ class _Prolog:
                 if known is not None and _is_prepared(self._run, known, self._job, read_boot_id()):
                     return HookReport("prepared", "it was prepared already", known.mode)
                 self._prepare()
+            self._clear_leftovers()
         except Denied as denied:
             self._fall_back(str(denied), is_fault=False)
         except (CollocError, OSError) as error:
@@ -119,7 +126,9 @@ class _Prolog:
         started = time.monotonic()
         check_permission(self._policy, job, preparing.token)
         # NVML gets ready while the others are looked after.
-        question = self._question or ask_nvml(self._place.simulation, job.node)
+        question = self._question or ask_nvml(
+            self._place.simulation, job.node, minors=job.gpus or ()
+        )
         question.prepare()
         try:
             self._undo_own()
@@ -132,7 +141,8 @@ class _Prolog:
             question.close()
         _measure(preparing.figures, "nvml_ms", started)
         preparing.choose_gpus(answer)
-        self._recover(preparing.gpus)
+        # A dead job that still holds one of the GPUs stands in this one's way; others wait.
+        self._recover(preparing.gpus, holders_only=True, budget_s=_HOLDERS_S)
         checkpoint = preparing.claim(answer)
         preparing.set_modes(checkpoint)
         daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
@@ -163,17 +173,29 @@ class _Prolog:
         note_undone(self._report, undone)
         return undone
 
-    def _recover(self, claimed: Sequence[str]) -> None:
+    def _clear_leftovers(self) -> None:
+        """Clear up after all dead jobs, in a budget that is not the job's; it is prepared."""
+        ends_at = time.monotonic() + _LEFTOVERS_S
+        try:
+            with deadline(2 * _LEFTOVERS_S):
+                self._recover(self._preparing.gpus, holders_only=False, budget_s=_LEFTOVERS_S)
+                self._run.sweep_aside(ends_at)
+        except (CollocError, OSError, OutOfTime) as error:
+            self._report.details["leftovers"] = str(error) or "no time was left"
+
+    def _recover(self, claimed: Sequence[str], *, holders_only: bool, budget_s: float) -> None:
         found = recover(
             self._run,
             besides=self._job.job_id,
             claimed=claimed,
             simulation=self._place.simulation,
             node=self._job.node,
+            holders_only=holders_only,
+            budget_s=budget_s,
         )
         told = [describe_recovered(one) for one in found if one.report is not None]
         if told:
-            self._report.details["recovered"] = told
+            self._report.details.setdefault("recovered", []).extend(told)
 
     def _fall_back(self, reason: str, *, is_fault: bool = True) -> None:
         """Take back what was begun, and let the job know; it starts without."""

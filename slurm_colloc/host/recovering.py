@@ -1,7 +1,8 @@
 """Clearing up after jobs whose epilog did not run or did not come to its end; who: root.
 
-It runs at boot and before each prolog of a job of ours. What is not proven to be of a dead job is
-left alone.
+It runs at boot and in each prolog of a job of ours, there within a budget of its own: first for
+dead jobs that still hold the new job's GPUs, for all others once the new job has what it asked for.
+What is not proven to be of a dead job is left alone.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.boot import read_boot_id
-from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
+from slurm_colloc.host.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.liveness import list_running_jobs
+from slurm_colloc.host.run_directory import RunDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 STARTING_S = 60.0
 """How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
+
+RECOVERY_S = 30.0
+"""How long clearing up may take at boot, where no job waits for it."""
 
 UNSEEN_S = 900.0
 """How long a job of which nothing was ever seen is taken for one that waits for its first step."""
@@ -47,7 +52,7 @@ def find_death(
     checkpoint: Checkpoint,
     *,
     boot: str,
-    running: Collection[str],
+    running: Collection[str] | None,
     claimed: Collection[str],
     now: float,
 ) -> str:
@@ -56,7 +61,8 @@ def find_death(
     Args:
         checkpoint: The job's checkpoint, whose lock nobody holds.
         boot: This boot.
-        running: Jobs of which Slurm runs something here.
+        running: Jobs, by id or SLUID, of which Slurm runs something here; None where that cannot
+            be told.
         claimed: GPUs that Slurm has just given to another job.
         now: The time (seconds since 1970).
     """
@@ -64,7 +70,7 @@ def find_death(
         return "the node has been rebooted"
     if checkpoint.phase == UNDOING:
         return "its epilog did not come to its end"
-    if checkpoint.job_id in running:
+    if running is None or is_running(checkpoint, running):
         return ""
     age_s = now - checkpoint.made_at
     if checkpoint.seen:
@@ -76,6 +82,11 @@ def find_death(
     return ""
 
 
+def is_running(checkpoint: Checkpoint, running: Collection[str]) -> bool:
+    """Whether Slurm runs something of a job; pure."""
+    return checkpoint.job_id in running or (checkpoint.sluid or None) in running
+
+
 def recover(
     run: RunDirectory,
     *,
@@ -83,6 +94,8 @@ def recover(
     claimed: Collection[str] = (),
     simulation: str = "",
     node: str = "",
+    holders_only: bool = False,
+    budget_s: float = RECOVERY_S,
 ) -> tuple[Recovered, ...]:
     """Undo what dead jobs have left.
 
@@ -92,13 +105,22 @@ def recover(
         claimed: GPUs that Slurm has just given to that job.
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
+        holders_only: Look only at jobs that hold one of those GPUs.
+        budget_s: How long all of it may take; what is left is for the next hook.
     """
     found = []
     known = {*run.list_jobs(), *run.list_drafts(), *run.list_directories()}
     jobs = sorted(known - {besides}, key=int)
+    if holders_only:
+        jobs = [job_id for job_id in jobs if _holds(run, job_id, claimed)]
+    deadline = time.monotonic() + budget_s
     # The process table is read once, and only where there is something to judge by it.
     running = list_running_jobs() if jobs else frozenset()
     for job_id in jobs:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            found.append(Recovered(job_id, None, "no time was left: the next hook looks at it"))
+            continue
         try:
             with run.locked_job(job_id, 0.0):
                 checkpoint, reason = _judge(run, job_id, running, claimed)
@@ -109,28 +131,42 @@ def recover(
                 undone = None
                 if reason:
                     # Most prologs find nothing dead.
-                    from slurm_colloc.host.undoing import Undoing
+                    from slurm_colloc.host.nvml_fork import NVML_S
+                    from slurm_colloc.host.undoing import UNDOING_S, Undoing
 
-                    undone = Undoing(run, checkpoint, simulation=simulation, node=node).undo()
+                    undone = Undoing(
+                        run,
+                        checkpoint,
+                        simulation=simulation,
+                        node=node,
+                        budget_s=min(left_s, UNDOING_S),
+                        nvml_s=min(left_s, NVML_S),
+                    ).undo()
                 found.append(Recovered(job_id, undone, reason or "its job may be alive"))
         except TimeoutError:
             found.append(Recovered(job_id, None, "another hook is at work on it"))
     return tuple(found)
 
 
+def _holds(run: RunDirectory, job_id: str, claimed: Collection[str]) -> bool:
+    checkpoint = run.read_quietly(job_id)
+    return checkpoint is not None and not set(claimed).isdisjoint(checkpoint.gpus)
+
+
 def _judge(
-    run: RunDirectory, job_id: str, running: Collection[str], claimed: Collection[str]
+    run: RunDirectory, job_id: str, running: Collection[str] | None, claimed: Collection[str]
 ) -> tuple[Checkpoint | None, str]:
     """A job's checkpoint, and why the job is dead; empty where it may live."""
     checkpoint, problem = read_or_guess(run, job_id)
     if checkpoint is None:
         return None, ""
     if problem:
-        return checkpoint, "" if job_id in running else problem
+        is_dead = running is not None and not is_running(checkpoint, running)
+        return checkpoint, problem if is_dead else ""
     reason = find_death(
         checkpoint, boot=read_boot_id(), running=running, claimed=claimed, now=time.time()
     )
-    if not reason and job_id in running and not checkpoint.seen:
+    if not reason and running and is_running(checkpoint, running) and not checkpoint.seen:
         # On a full disk it is noted the next time.
         with contextlib.suppress(OSError):
             run.write(dataclasses.replace(checkpoint, seen=True))

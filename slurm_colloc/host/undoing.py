@@ -1,39 +1,32 @@
 """Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
 
-Each step looks at what there is, so it does not matter at which step a prolog or an earlier epilog
-was killed. The checkpoint goes last; while anything is left it stays, for the next hook.
+No process of the user's is asked anything. The daemon's group is ended first, then compute modes
+are set back, then the GPUs are looked at; files come last. Each step looks at what there is, so it
+does not matter at which step a prolog or an earlier epilog was killed. While anything is left the
+checkpoint stays, for the next hook.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.boot import read_boot_id
-from slurm_colloc.host.checkpoint import UNDOING, Checkpoint, RunDirectory
-from slurm_colloc.host.control_groups import list_members, remove_groups
-from slurm_colloc.host.directories import open_private_directory
-from slurm_colloc.host.mps_leftovers import rebuild
-from slurm_colloc.host.mps_options import StopReport
-from slurm_colloc.host.mps_state import read_state
-from slurm_colloc.host.mps_stop import stop_daemon
+from slurm_colloc.host.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.control_groups import remove_groups
+from slurm_colloc.host.group_end import LOOK_S, GroupEnd, kill_group
 from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
-from slurm_colloc.host.processes import (
-    end_processes,
-    identify,
-    read_process,
-    read_uid,
-)
+from slurm_colloc.host.process_groups import ControlGroup, Session
+from slurm_colloc.host.processes import read_process, read_uid
+from slurm_colloc.host.run_directory import RunDirectory
 
-_LOCK_S = 2.0
-_POLL_S = 0.01
-_KILLS = ((signal.SIGKILL, 1.0), (signal.SIGKILL, 1.0))
+UNDOING_S = 2 * LOOK_S + 0.5
+"""How long ending a job's processes may take: two looks, and what comes between them."""
+
+_MOST_NOTED = 16
 
 
 @dataclass
@@ -68,16 +61,26 @@ class Undoing:
         checkpoint: The job's checkpoint.
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
+        budget_s: How long ending its processes may take.
+        nvml_s: How long NVML is waited for.
     """
 
     def __init__(
-        self, run: RunDirectory, checkpoint: Checkpoint, *, simulation: str = "", node: str = ""
+        self,
+        run: RunDirectory,
+        checkpoint: Checkpoint,
+        *,
+        simulation: str = "",
+        node: str = "",
+        budget_s: float = UNDOING_S,
+        nvml_s: float = NVML_S,
     ) -> None:
         self._run = run
         self._checkpoint = checkpoint
         self._place = (simulation, node)
-        self._directory = f"{run.path}/{checkpoint.job_id}"
         self._is_of_this_boot = checkpoint.boot == read_boot_id()
+        self._budget_s = budget_s
+        self._nvml_s = nvml_s
         self.report = Undone()
 
     def undo(self) -> Undone:
@@ -90,10 +93,8 @@ class Undoing:
                 self._run.write(checkpoint)
         has_gpus = bool(checkpoint.gpus and (checkpoint.mode or checkpoint.compute_modes))
         # It gets ready while the daemons end.
-        question = ask_nvml(*self._place) if has_gpus and self._is_of_this_boot else None
+        question = self._ask() if has_gpus and self._is_of_this_boot else None
         try:
-            for name in self._list_daemons():
-                self._end_daemon(name)
             self._end_groups()
             if question is not None:
                 self._check_gpus(question)
@@ -106,95 +107,62 @@ class Undoing:
             self._run.remove(checkpoint.job_id)
         return report
 
+    def _ask(self) -> ForkedQuestion:
+        return ask_nvml(*self._place, uuids=self._checkpoint.gpus)
+
     # -- processes ------------------------------------------------------------------------------
 
-    def _list_daemons(self) -> list[str]:
-        try:
-            with os.scandir(self._directory) as entries:
-                found = {e.name for e in entries if e.is_dir(follow_symlinks=False)}
-        except OSError:
-            found = set()
-        return sorted(found | set(self._checkpoint.daemons))
-
-    def _end_daemon(self, name: str) -> None:
-        path = f"{self._directory}/{name}"
-        deadline = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                directory = open_private_directory(path, prefix="")
-                break
-            except BlockingIOError:
-                # A child that a killed prolog had just forked has the lock until its exec.
-                if time.monotonic() > deadline:
-                    self.report.left.append(f"{path}: another process holds it")
-                    return
-                time.sleep(_POLL_S)
-            except FileNotFoundError:
-                # Not there, or nothing had been started in it yet.
-                return
-            except (CollocError, OSError) as error:
-                self.report.notes.append(f"{path}: {error}")
-                return
-        try:
-            state = read_state(directory.descriptor)
-        except StateError as error:
-            self.report.notes.append(f"{path}: {error}")
-            state = None
-        if state is None or state.boot != read_boot_id():
-            directory.close()
-            return
-        running = rebuild(directory, state, None)
-        self._note_stop(stop_daemon(running, grace_s=0.0, asks_nvml=False, searches_all=True))
-
-    def _note_stop(self, stop: StopReport) -> None:
-        self.report.notes += stop.notes
-        self.report.left += stop.left
-        if stop.unkillable:
-            pids = ", ".join(map(str, stop.unkillable))
-            self.report.unsafe.append(f"processes that even SIGKILL does not end: {pids}")
-        elif not stop.directory_removed and not stop.left:
-            self.report.left.append("the MPS daemon has not ended")
-
     def _end_groups(self) -> None:
-        groups = self._checkpoint.cgroups
-        if not groups:
-            return
-        if self._is_of_this_boot:
+        checkpoint = self._checkpoint
+        leaders = self._run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
+        paths = tuple(
+            dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
+        )
+        groups: list[ControlGroup | Session] = [ControlGroup(paths)] if paths else []
+        # Only where the kernel gave it no control group.
+        groups += [Session(leader.id) for leader in leaders if not leader.groups]
+        # A damaged checkpoint does not say whose job it was.
+        owner = next((leader.uid for leader in leaders), checkpoint.uid)
+        if self._is_of_this_boot and owner > 0:
+            deadline = time.monotonic() + self._budget_s
             for group in groups:
-                with (
-                    contextlib.suppress(OSError),
-                    open(f"{group}/cgroup.kill", "w", encoding="ascii") as file,
-                ):
-                    file.write("1")
-            for process in end_processes(lambda: list_members(groups), _KILLS):
-                self.report.unsafe.append(f"process {process.id.pid} ({process.name}) does not end")
-        self.report.notes += remove_groups(groups)
+                reason = f"job {checkpoint.job_id} is over"
+                self._note_end(kill_group(group, owner, reason=reason, deadline=deadline))
+        self.report.notes += remove_groups(paths)
+
+    def _note_end(self, end: GroupEnd) -> None:
+        for process in end.unkillable[:_MOST_NOTED]:
+            self.report.unsafe.append(
+                f"process {process.id.pid} ({process.name}) is still there {2 * LOOK_S:g} s after "
+                f"SIGKILL"
+            )
+        for process in end.left[:_MOST_NOTED]:
+            self.report.left.append(f"process {process.id.pid} ({process.name}) has not ended")
 
     # -- GPUs -----------------------------------------------------------------------------------
 
     def _check_gpus(self, question: ForkedQuestion) -> None:
-        """Set compute modes back, and see that nobody of the job's user hangs on its GPUs."""
-        answer = question.ask(NVML_S)
+        """Set compute modes back, then write down who is on the job's GPUs."""
+        answer = question.ask(self._nvml_s)
         self._restore_modes(answer)
-        problem = answer.problem or "; ".join(answer.doubts)
+        unread = []
         for uuid in self._checkpoint.gpus:
             gpu = answer.find(uuid)
-            if problem or gpu is None or gpu.processes is None:
-                why = problem or "NVML does not show its processes"
-                self.report.notes.append(f"{uuid} was not checked: {why}")
-                return
-            for listed in gpu.processes:
-                self._judge_process(uuid, listed.pid)
-        self.report.gpus_checked = True
+            if gpu is None or gpu.processes is None or gpu.doubt:
+                why = answer.problem or (gpu.doubt if gpu else "") or "NVML does not show it whole"
+                unread.append(f"{uuid} was not checked: {why}")
+                continue
+            for listed in gpu.processes[:_MOST_NOTED]:
+                self._note_process(uuid, listed.pid)
+        self.report.notes += unread
+        self.report.gpus_checked = not unread
 
-    def _judge_process(self, uuid: str, pid: int) -> None:
-        # NVML shows a process a moment longer than it lives.
-        if identify(pid) is None or read_uid(pid) != self._checkpoint.uid:
-            return
+    def _note_process(self, uuid: str, pid: int) -> None:
+        """Who is on a GPU is told and nothing else: NVML's list proves nothing about a process."""
         process = read_process(pid)
-        if process is not None and process.is_unkillable:
-            self.report.unsafe.append(f"process {pid} cannot be killed and holds {uuid}")
-        else:
+        uid = read_uid(pid)
+        # NVML shows a process a moment longer than it lives.
+        if process is not None and not process.has_ended and uid == self._checkpoint.uid:
             self.report.notes.append(f"process {pid} of the job's user is on {uuid}")
 
     def _restore_modes(self, answer: NvmlAnswer) -> None:
@@ -202,7 +170,7 @@ class Undoing:
         if not wanted:
             return
         if answer.problem:
-            answer = ask_nvml(*self._place).ask(NVML_S)
+            answer = self._ask().ask(self._nvml_s)
         changes = {}
         for uuid, mode in wanted.items():
             gpu = answer.find(uuid)
@@ -217,7 +185,9 @@ class Undoing:
                 )
         if not changes:
             return
-        after = ask_nvml(*self._place, compute_modes=changes).ask(NVML_S)
+        after = ask_nvml(*self._place, uuids=tuple(changes), compute_modes=changes).ask(
+            self._nvml_s
+        )
         for uuid, mode in changes.items():
             gpu = after.find(uuid)
             if gpu is not None and gpu.compute_mode == mode:

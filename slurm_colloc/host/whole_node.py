@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.boot import read_boot_id
-from slurm_colloc.host.checkpoint import RunDirectory
 from slurm_colloc.host.hook_report import HookReport, Place, describe_recovered
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.policy import read_policy
-from slurm_colloc.host.recovering import read_or_guess, recover
+from slurm_colloc.host.recovering import RECOVERY_S, read_or_guess, recover
+from slurm_colloc.host.run_directory import RunDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def run_recover(place: Place, node: str) -> tuple[HookReport, list[dict[str, Any
         return HookReport(outcome="nothing was prepared"), []
     try:
         found = recover(run, simulation=place.simulation, node=node)
+        run.sweep_aside(time.monotonic() + RECOVERY_S)
     finally:
         run.close()
     told = [describe_recovered(one) for one in found]

@@ -14,7 +14,8 @@ import pytest
 from slurm_colloc.administration.node_files import install_files
 from slurm_colloc.administration.node_plan import build_node_files
 from slurm_colloc.administration.places import Places
-from slurm_colloc.host.checkpoint import READY, Checkpoint, RunDirectory
+from slurm_colloc.host.checkpoint import READY, Checkpoint
+from slurm_colloc.host.run_directory import RunDirectory
 
 pytestmark = pytest.mark.root
 

@@ -86,8 +86,8 @@ def list_prepared(sandbox: Sandbox) -> list[str]:
         if run.is_dir():
             found += [str(e) for e in run.iterdir() if e.name not in ("jobs", "lock")]
             found += [str(e) for e in (run / "jobs").iterdir()]
-        for mount in read_hierarchies():
-            found += [str(group) for group in Path(mount, NAME).glob(f"{node}-*")]
+        for hierarchy in read_hierarchies():
+            found += [str(group) for group in Path(hierarchy.mount, NAME).glob(f"{node}-*")]
     return found
 
 

@@ -17,16 +17,18 @@ from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.nvml import probe_gpus
 from slurm_colloc.host.processes import (
     ProcessId,
+    is_alive,
     list_processes,
     read_environment_value,
-    send_signal,
 )
+from slurm_colloc.host.user_mount import is_mounted, unmount_all
 from slurm_colloc.sandbox.simgpu.build import NoCompiler
 from slurm_colloc.sandbox.simgpu.install import make_simulation
 from slurm_colloc.sandbox.simgpu.models import H200
 
 from ..mps.nvidia import find_control
 from .hook_bed import DEFAULT, NODE, Bed, set_mode
+from .waiting import Start, waiting_children
 
 # Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
 PATIENCE_S = 45
@@ -97,7 +99,17 @@ def short_directory() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="h", dir="/var/tmp"))
     directory.chmod(0o755)
     yield directory
+    for place in (directory / "run").glob("*"):
+        if place.name.isdigit() and is_mounted(str(place)):
+            unmount_all(str(place))
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes that wait; they are gone at the end."""
+    with waiting_children() as found:
+        yield found
 
 
 @pytest.fixture
@@ -179,7 +191,8 @@ def list_programs_below(base: Path) -> list[ProcessId]:
 
 def end_programs_below(base: Path) -> None:
     for identity in list_programs_below(base):
-        send_signal(identity, signal.SIGKILL)
+        if is_alive(identity):
+            os.kill(identity.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -175,8 +175,8 @@ class Bed:
             found += [str(e) for e in self.run.iterdir() if e.name not in ("jobs", "lock")]
         if (self.run / "jobs").is_dir():
             found += [str(e) for e in (self.run / "jobs").iterdir()]
-        for mount in read_hierarchies():
-            found += [str(group) for group in Path(mount, NAME).glob(f"{NODE}-*")]
+        for hierarchy in read_hierarchies():
+            found += [str(group) for group in Path(hierarchy.mount, NAME).glob(f"{NODE}-*")]
         return found
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -188,8 +188,8 @@ class Bed:
         self.fail_nvml()
         for pid in self.list_programs():
             os.kill(pid, 9)
-        for mount in read_hierarchies():
-            for group in Path(mount, NAME).glob(f"{NODE}-*"):
+        for hierarchy in read_hierarchies():
+            for group in Path(hierarchy.mount, NAME).glob(f"{NODE}-*"):
                 for _ in range(200):
                     try:
                         group.rmdir()

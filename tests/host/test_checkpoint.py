@@ -22,13 +22,13 @@ from slurm_colloc.host.checkpoint import (
     READY,
     UNDOING,
     Checkpoint,
-    RunDirectory,
     is_job_id,
 )
-from slurm_colloc.host.control_groups import find_hierarchies, runs_inside_job
+from slurm_colloc.host.control_groups import Hierarchy, find_hierarchies, runs_inside_job
 from slurm_colloc.host.hook_job import read_hook_job
 from slurm_colloc.host.liveness import find_jobs_of_cgroups
 from slurm_colloc.host.recovering import STARTING_S, UNSEEN_S, find_death, read_or_guess
+from slurm_colloc.host.run_directory import RunDirectory
 
 GPU = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 
@@ -253,7 +253,15 @@ def test_only_what_is_proven_dead_is_cleared_away(
         ("5:freezer:/slurm_node1/uid_1000/job_4711", ("4711",)),
         ("0::/system.slice/slurmstepd.scope/job_4711/step_extern/user/task_0", ("4711",)),
         ("0::/system.slice/node1_slurmstepd.scope/job_4711", ("4711",)),
+        (
+            "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0",
+            ("sEKNKTV3WPV500",),
+        ),
         ("0::/user.slice/job_4711", ()),
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_4711", ()),
+        ("1:name=systemd:/user.slice/slurm/uid_1000/job_4711", ()),
+        ("0::/system.slice/slurmstepd.scope/system/step_0", ()),
+        ("0::/slurmstepd.scope.d/job_4711", ()),
         ("0::/system.slice/slurmd.service", ()),
         ("", ()),
     ],
@@ -262,7 +270,7 @@ def test_a_cgroup_tells_the_job(line: str, job_ids: tuple[str, ...]) -> None:
     assert find_jobs_of_cgroups(line) == job_ids
 
 
-def test_hierarchies_are_those_of_service_managers() -> None:
+def test_hierarchies_are_those_with_a_limit_and_those_of_service_managers() -> None:
     mountinfo = """\
 25 30 0:23 / /sys rw,nosuid shared:7 - sysfs sysfs rw
 31 25 0:26 / /sys/fs/cgroup ro shared:9 - tmpfs tmpfs ro,mode=755
@@ -272,7 +280,11 @@ def test_hierarchies_are_those_of_service_managers() -> None:
 35 31 0:30 /docker/4711 /mnt rw - cgroup2 cgroup2 rw
 nonsense
 """
-    assert find_hierarchies(mountinfo) == ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
+    assert find_hierarchies(mountinfo) == (
+        Hierarchy("/sys/fs/cgroup/unified", 2),
+        Hierarchy("/sys/fs/cgroup/systemd", 1),
+        Hierarchy("/sys/fs/cgroup/memory", 1, ("memory",)),
+    )
 
 
 @pytest.mark.parametrize("name", ["slurmd", "slurmstepd"])

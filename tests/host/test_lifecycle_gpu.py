@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,20 +149,35 @@ def test_a_client_that_outlived_its_job_is_ended(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_client_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(bed: Bed) -> None:
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process in state D for as long as this lasts."""
     if not (FREEZER / "tasks").exists():
         pytest.skip("needs the freezer of cgroup v1, where a process sits in state D")
-    before = bed.snapshot()
-    bed.prolog()
-    client = start_client(bed)
-    group = FREEZER / f"colloc-test-{client.pid}"
+    group = FREEZER / f"colloc-test-{pid}"
     group.mkdir()
     try:
-        (group / "tasks").write_text(str(client.pid))
+        (group / "tasks").write_text(str(pid))
         (group / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        for _ in range(500):
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.01)
+
+
+def test_a_daemon_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(bed: Bed) -> None:
+    before = bed.snapshot()
+    bed.prolog()
+    daemon = bed.peer().pid
+    with frozen(daemon):
         ended = bed.epilog()
         assert ended.status == 1
-        assert str(client.pid) in ended.audit["outcome"]
+        assert f"process {daemon} (nvidia-cuda-mps) is still there" in ended.audit["outcome"]
         assert bed.checkpoint_path().exists()
         # The next job of ours there is told, and starts without.
         told = bed.prolog("12")
@@ -168,12 +185,24 @@ def test_a_client_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(b
         assert bed.setup("12")["mode"] == ""
         assert bed.epilog("12").status == 0
         assert bed.epilog().status == 1
+    assert bed.epilog().status == 0
+    assert bed.snapshot() == before
+    check_clean(bed)
+
+
+def test_a_process_that_was_sent_no_signal_never_makes_the_node_unfit(bed: Bed) -> None:
+    before = bed.snapshot()
+    bed.prolog()
+    client = start_client(bed)
+    try:
+        # In state D and on the job's GPU, but Slurm's to end.
+        with frozen(client.pid):
+            ended = bed.epilog()
+            assert (ended.status, ended.audit["outcome"]) == (0, "")
+            assert any(f"process {client.pid}" in note for note in ended.audit["notes"])
     finally:
-        (group / "freezer.state").write_text("THAWED")
         client.kill()
         client.wait(PATIENCE_S)
-        group.rmdir()
-    assert bed.epilog().status == 0
     assert bed.snapshot() == before
     check_clean(bed)
 

@@ -37,12 +37,14 @@ def test_links_that_a_user_has_planted_are_not_followed(bed: Bed) -> None:
         place = bed.run / "11" / "0" / name
         (place / "control.log").unlink(missing_ok=True)
         (place / "control.log").symlink_to(secret)
-        os.link(secret, place / "server.log")
+        # The job's own file system takes no link to a file elsewhere.
+        with pytest.raises(OSError, match="cross-device"):
+            os.link(secret, place / "server.log")
         (place / "directory").symlink_to(kept)
         (place / "deep").mkdir()
         (place / "deep" / "up").symlink_to("/")
         for path in (place, *place.rglob("*")):
-            if not path.is_symlink() and path.name != "server.log":
+            if not path.is_symlink():
                 os.chown(path, NOBODY, NOBODY)
     ended = bed.epilog()
     assert ended.status == 0
@@ -81,7 +83,7 @@ def test_something_in_the_place_of_a_jobs_directory(bed: Bed, kind: str) -> None
         os.chown(place / "0" / "p", OTHER, OTHER)
     ended = bed.prolog()
     assert ended.status == 0
-    assert ended.audit["action"] == ("prepared" if kind == "directory" else "none")
+    assert ended.audit["action"] == "prepared"
     assert (target / "file").read_text() == "stays"
     assert bed.epilog().status == 0
     assert bed.list_programs() == []
@@ -142,8 +144,9 @@ def test_a_full_run_directory_costs_the_job_nothing(bed: Bed, size_kb: int) -> N
         pytest.skip("no mount namespaces here")
     assert ended.returncode in (0, 2), (ended.returncode, ended.stderr, bed.read_audit())
     first = bed.read_audit()[0]
-    assert (first["exit"], first["action"]) in ((0, "none"), (0, "told"))
-    assert first["outcome"]
+    assert first["exit"] == 0
+    # What the daemon writes has a place of its own; only root's own files need this one.
+    assert (first["action"] == "prepared") is not bool(first["outcome"])
     assert "11" not in ended.stdout.split()
     assert "11.json" not in ended.stdout
     assert bed.list_programs() == []

@@ -18,7 +18,7 @@ from slurm_colloc.host.nvml import (
     choose_job_gpus,
     probe_gpus,
 )
-from slurm_colloc.host.nvml_answer import find_doubts, parse_answer
+from slurm_colloc.host.nvml_answer import find_doubt, parse_answer
 from slurm_colloc.host.processes import list_processes, read_environment_value
 
 UUIDS = tuple(f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd")
@@ -115,8 +115,9 @@ def test_what_cannot_be_read_is_none_and_never_zero(tmp_path: Path) -> None:
     facts = {"gpus": [{"uuid": UUIDS[0]}, {"lost": True}]}
     found = probe_gpus(60, module_path=write_bindings(tmp_path, facts))
     assert found.problem == ""
-    assert found.gpus == (Gpu(0, uuid=UUIDS[0]), Gpu(1))
-    assert found.doubts == ("GPU 1 (nvml_index) has no readable UUID",)
+    doubt = "GPU 1 (nvml_index) has no readable UUID"
+    assert found.gpus == (Gpu(0, uuid=UUIDS[0]), Gpu(1, doubt=doubt))
+    assert found.doubts == (doubt,)
 
 
 def test_a_node_without_the_driver_says_so(tmp_path: Path) -> None:
@@ -176,9 +177,9 @@ GOOD = Gpu(0, uuid=UUIDS[0], gpu_memory_total_mb=100, gpu_memory_used_mb=100)
 )
 def test_an_nvml_that_lies_is_told(changes: dict[str, object], doubt: str) -> None:
     other = Gpu(1, uuid=UUIDS[1])
-    assert list(find_doubts([GOOD, other])) == []
-    doubts = list(find_doubts([replace(GOOD, **changes), other]))  # type: ignore[arg-type]
-    assert doubt in doubts[0]
+    assert find_doubt(GOOD, [GOOD, other]) == ""
+    changed = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert doubt in find_doubt(changed, [changed, other])
 
 
 def test_an_answer_of_another_shape_is_no_answer() -> None:
@@ -197,6 +198,19 @@ def answer(count: int, minors: tuple[int, ...] = (0, 1, 2, 3), name: str = "H200
     )
 
 
+def lose_gpu(found: NvmlAnswer, index: int) -> NvmlAnswer:
+    """One GPU is off the bus: NVML counts it and says nothing of it."""
+    gpus = list(found.gpus)
+    gpus[index] = Gpu(index, doubt=f"GPU {index} (nvml_index) has no readable UUID")
+    return replace(found, gpus=tuple(gpus))
+
+
+def doubt_gpu(found: NvmlAnswer, index: int) -> NvmlAnswer:
+    gpus = list(found.gpus)
+    gpus[index] = replace(gpus[index], doubt="it uses too much")
+    return replace(found, gpus=tuple(gpus))
+
+
 @pytest.mark.parametrize(
     ("found", "environ", "uuids"),
     [
@@ -210,6 +224,9 @@ def answer(count: int, minors: tuple[int, ...] = (0, 1, 2, 3), name: str = "H200
         # Nothing is hidden: by minor number, which is not NVML's order.
         (answer(4, (3, 2, 1, 0)), {"SLURM_JOB_GPUS": "0"}, (UUIDS[3],)),
         (answer(4), {"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_GPUS": "2"}, (UUIDS[2],)),
+        # What is wrong with another job's GPU says nothing of this one's.
+        (lose_gpu(answer(4), 0), {"SLURM_JOB_GPUS": "2"}, (UUIDS[2],)),
+        (doubt_gpu(answer(4), 0), {"SLURM_JOB_GPUS": "2"}, (UUIDS[2],)),
         # Without Slurm.
         (answer(1), {}, (UUIDS[0],)),
         (answer(4), {"CUDA_VISIBLE_DEVICES": "2"}, (UUIDS[2],)),
@@ -227,7 +244,10 @@ def test_the_gpus_of_a_job_are_found(
     ("found", "environ", "reason"),
     [
         (NvmlAnswer(problem="NVML cannot be used"), {"SLURM_JOB_GPUS": "0"}, "cannot be used"),
-        (replace(answer(2), doubts=("same UUID",)), {"SLURM_JOB_GPUS": "0"}, "same UUID"),
+        (doubt_gpu(answer(2), 0), {"SLURM_JOB_GPUS": "0"}, "uses too much"),
+        # The job's only GPU is lost: the other is no GPU of its.
+        (lose_gpu(answer(2), 0), {"SLURM_JOB_GPUS": "0"}, "not all of SLURM_JOB_GPUS=0"),
+        (lose_gpu(answer(2), 0), {}, "neither Slurm nor"),
         (answer(4, (4, 5, 6, 7)), {"SLURM_JOB_GPUS": "0"}, "not all of SLURM_JOB_GPUS=0"),
         (answer(1), {"SLURM_JOB_GPUS": "0,1"}, "NVML shows 1 GPUs, the job has 2"),
         (answer(2), {}, "neither Slurm nor"),

@@ -60,7 +60,7 @@ def test_the_pack_s_gpu_is_found_with_what_it_takes() -> None:
         ),
         (change(minor_number=7), "the pack's GPU is not known: NVML shows 2 GPUs, the job has 1"),
         (
-            dataclasses.replace(ANSWER, doubts=("GPU 1 (nvml_index) has a gpu_memory of 0 MiB",)),
+            change(doubt="GPU 1 (nvml_index) has a gpu_memory of 0 MiB"),
             "the pack's GPU is not known: NVML cannot be believed: GPU 1",
         ),
     ],
