@@ -10,6 +10,8 @@
       StateError           6   the state directory cannot be read or written
       NotFound             7   no such pack or member
 
+8 is no failure: `csub admin install-hooks --check` ends so where something would be changed.
+
 Only the command line turns an exception into text and an exit status.
 """
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,11 @@ from slurm_colloc import __version__
 from slurm_colloc.administration.node_plan import NodeFile
 from slurm_colloc.administration.places import Places
 from slurm_colloc.administration.slurm_lines import HookPlan
+from slurm_colloc.administration.trusted_files import opened_directory, write_whole
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.trusted import open_trusted
 
 SCHEMA = 1
-# No pattern such as `*` matches it: slurmd may read a directory of hooks at any moment.
-_TEMPORARY = ".slurm_colloc."
+_RECORD_DETAIL = "what was installed"
 
 
 @dataclass(frozen=True)
@@ -81,33 +80,61 @@ def _compare(file: NodeFile, here: str, status: os.stat_result | None) -> Step:
         return Step("keep", file.path, "the site's own")
     with open(here, "rb") as opened:
         same = opened.read() == file.content.encode()
-    if same and stat.S_IMODE(status.st_mode) == file.mode and status.st_uid == os.geteuid():
+    # Only root installs, and anybody may ask what would be done.
+    if same and stat.S_IMODE(status.st_mode) == file.mode and status.st_uid == 0:
         return Step("same", file.path, f"mode {file.mode:o}")
     return Step("replace", file.path, "it differs")
 
 
+def compare_record(places: Places, files: Sequence[NodeFile], hooks: Sequence[HookPlan]) -> Step:
+    """Say whether the record would be written anew; changes nothing.
+
+    Raises:
+        StateError: The one that is there cannot be read.
+    """
+    before = read_record(places)
+    if before is None:
+        return Step("write", places.record_path, _RECORD_DETAIL)
+    record = _build_record(places, files, hooks, before, before.get("directories", ()))
+    return Step("same" if record == before else "replace", places.record_path, _RECORD_DETAIL)
+
+
 def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[HookPlan]) -> None:
-    """Put the files in place, and remember them.
+    """Put the files in place, and remember them; what is as it should be is not written again.
 
     Raises:
         NodeError: Somebody else could exchange what is written, or a file stands in the way.
         StateError: It cannot be written.
     """
     steps = compare_files(places, files)
-    before = read_record(places) or {}
-    made = set(before.get("directories", ()))
+    before = read_record(places)
+    made = set((before or {}).get("directories", ()))
     for file, step in zip(files, steps, strict=True):
         with _explained(places.here(file.path)):
             if step.action == "directory":
                 made |= set(_make_directories(places, file))
             elif step.action == "link":
                 made |= set(_make_directories(places, NodeFile(_parent(file), None, 0o755)))
-                with _opened(places.here(_parent(file))) as parent:
+                with opened_directory(places.here(_parent(file))) as parent:
                     os.symlink(file.target, os.path.basename(file.path), dir_fd=parent)
             elif step.action in ("write", "replace"):
                 made |= set(_make_directories(places, NodeFile(_parent(file), None, 0o755)))
-                _write(places.here(file.path), (file.content or "").encode(), file.mode)
-    record = {
+                write_whole(places.here(file.path), (file.content or "").encode(), file.mode)
+    record = _build_record(places, files, hooks, before or {}, made)
+    if record != before:
+        with _explained(places.here(places.record_path)):
+            data = json.dumps(record, indent=2).encode() + b"\n"
+            write_whole(places.here(places.record_path), data, 0o644)
+
+
+def _build_record(
+    places: Places,
+    files: Sequence[NodeFile],
+    hooks: Sequence[HookPlan],
+    before: Mapping[str, Any],
+    made: Iterable[str],
+) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "version": __version__,
         "prefix": places.prefix_path,
@@ -125,9 +152,6 @@ def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[Hoo
         "links": {file.path: file.target for file in files if file.target},
         "directories": sorted(made),
     }
-    with _explained(places.here(places.record_path)):
-        data = json.dumps(record, indent=2).encode() + b"\n"
-        _write(places.here(places.record_path), data, 0o644)
 
 
 def read_record(places: Places) -> dict[str, Any] | None:
@@ -170,7 +194,7 @@ def remove_files(places: Places, record: dict[str, Any]) -> None:
     """
     for step in plan_file_removal(places, record):
         here = places.here(step.path)
-        with _explained(here), _opened(os.path.dirname(here)) as parent:
+        with _explained(here), opened_directory(os.path.dirname(here)) as parent:
             os.unlink(os.path.basename(here), dir_fd=parent)
     with _explained(places.here(places.record_path)):
         os.unlink(places.here(places.record_path))
@@ -194,44 +218,12 @@ def _make_directories(places: Places, file: NodeFile) -> list[str]:
     made = []
     for missed in reversed(missing):
         here = places.here(missed)
-        with _opened(os.path.dirname(here)) as parent:
+        with opened_directory(os.path.dirname(here)) as parent:
             name = os.path.basename(here)
             os.mkdir(name, 0o700, dir_fd=parent)
             os.chmod(name, file.mode if missed == file.path else 0o755, dir_fd=parent)
         made.append(missed)
     return made
-
-
-def _write(here: str, data: bytes, mode: int) -> None:
-    """Write a file that is never seen half-written."""
-    name = os.path.basename(here)
-    temporary = f"{_TEMPORARY}{name}.{os.getpid()}"
-    with _opened(os.path.dirname(here)) as parent:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=parent)
-        try:
-            descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(descriptor, mode)
-                os.fsync(descriptor)
-            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=parent)
-            raise
-
-
-@contextlib.contextmanager
-def _opened(directory: str) -> Iterator[int]:
-    """A directory that nobody else can exchange."""
-    descriptor = open_trusted(os.path.realpath(directory))
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,11 @@ class Places:
         return f"{self.base}/var/log/slurm_colloc/hooks.log"
 
     @property
+    def totals_path(self) -> str:
+        """What `csub admin metrics` has added up so far."""
+        return f"{self.base}/var/lib/slurm_colloc/hook_totals.json"
+
+    @property
     def unit_path(self) -> str:
         """The systemd unit that tidies up after a reboot."""
         return f"{self.base}/etc/systemd/system/slurm_colloc-recover.service"

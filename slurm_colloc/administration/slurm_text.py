@@ -53,6 +53,16 @@ def change_text(text: str, changes: Sequence[Change]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def find_missing(text: str, changes: Sequence[Change]) -> list[Change]:
+    """The changes that a slurm.conf does not have yet, whether Slurm has read it since or not."""
+    lines = text.splitlines()
+    return [
+        change
+        for change in changes
+        if [value for _, value in _list_values(lines, change.name)] != list(change.after)
+    ]
+
+
 def restore_text(text: str, names: Sequence[str]) -> str:
     """A slurm.conf as it was before `change_text` changed these settings."""
     kept: list[str] = []
@@ -76,23 +86,27 @@ def _restore_block(block: Sequence[str], wanted: set[str]) -> Sequence[str]:
     return before if names and names <= wanted else block
 
 
+def _list_values(lines: Sequence[str], name: str) -> list[tuple[int, str]]:
+    """The lines that hold a setting, by number, with what follows the equals sign."""
+    found = []
+    for number, line in enumerate(lines):
+        setting, separator, value = line.partition("=")
+        if separator and setting.strip().lower() == name.lower():
+            found.append((number, value.partition("#")[0].strip().strip('"')))
+    return found
+
+
 def _find_lines(lines: Sequence[str], change: Change) -> list[int]:
     """The lines that hold a setting now."""
-    found = []
-    values = []
-    for number, line in enumerate(lines):
-        name, separator, value = line.partition("=")
-        if not separator or name.strip().lower() != change.name.lower():
-            continue
-        value = value.partition("#")[0].strip()
+    found = _list_values(lines, change.name)
+    for number, value in found:
         if value.endswith("\\") or _SECOND_SETTING.search(value):
             raise UsageProblem(
                 f"line {number + 1} holds more than {change.name}",
                 hint="change it by hand; csub admin install-hooks --controller prints what is "
                 "needed",
             )
-        found.append(number)
-        values.append(value.strip('"'))
+    values = [value for _, value in found]
     expected = [value.lower() for value in change.before]
     if [value.lower() for value in values] != expected:
         raise UsageProblem(
@@ -101,7 +115,7 @@ def _find_lines(lines: Sequence[str], change: Change) -> list[int]:
             hint="an included file, or scontrol reconfigure was not run since the last change: "
             "change it by hand",
         )
-    return found
+    return [number for number, _ in found]
 
 
 def read_conf(path: str) -> str:

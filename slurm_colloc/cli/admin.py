@@ -47,11 +47,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_uninstall(commands)
     _add_show_config(commands)
     _add_log(commands)
+    _add_status(commands)
+    _add_recover(commands)
+    _add_metrics(commands)
     return parser
 
 
 def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_hooks import install
+    from slurm_colloc.cli.admin_install import CHANGE_NEEDED, install
 
     parser = commands.add_parser(
         "install-hooks",
@@ -60,6 +63,13 @@ def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
         "slurm.conf (--controller). Nothing is changed in slurm.conf unless --slurm-conf names it.",
     )
     _add_parts(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing, say what would be changed, and end with 0 where nothing would, "
+        f"with {CHANGE_NEEDED} where something would",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.add_argument("--prefix", metavar="DIR", default="", help="the nodes' own installation")
     parser.add_argument(
         "--hooks", metavar="DIR", default="", help="our own directory of hooks on the nodes"
@@ -154,3 +164,45 @@ def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--file", metavar="FILE", default="", help="another log")
     parser.add_argument("--json", action="store_true", help="print one JSON value a line")
     parser.set_defaults(run=show_log)
+
+
+def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin_node import show_status
+
+    parser = commands.add_parser(
+        "status", help="for which jobs something is prepared on this node, as root"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=show_status)
+
+
+def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin_node import NOT_FIT, recover_node
+
+    parser = commands.add_parser(
+        "recover",
+        help="undo what jobs have left that are gone, as root",
+        description="Undo what jobs have left that are gone, say so for each job, and end with "
+        f"{NOT_FIT} where the node is not fit for jobs. What may belong to a job that lives is "
+        "left alone.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=recover_node)
+
+
+def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin_metrics import show_metrics
+
+    parser = commands.add_parser(
+        "metrics",
+        help="what the hooks did, for Prometheus, as root",
+        description="What the hooks of this node did, in Prometheus' text format.",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        default="",
+        help="write it there at once, for node_exporter's textfile collector; and keep the sums, "
+        "so that no counter falls when the log is rotated away",
+    )
+    parser.set_defaults(run=show_metrics)

@@ -1,4 +1,4 @@
-"""`csub admin install-hooks` and `uninstall`: the part on the node and the lines of slurm.conf."""
+"""`csub admin uninstall`, and what it shares with `install-hooks`: which part, what Slurm says."""
 
 from __future__ import annotations
 
@@ -6,36 +6,12 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from slurm_colloc.administration import node_files, removal, slurm_lines, slurm_text
-from slurm_colloc.administration.node_plan import build_node_files
 from slurm_colloc.administration.places import Places, find_places
-from slurm_colloc.administration.slurm_lines import ControllerPlan, HookPlan
-from slurm_colloc.errors import CollocError, NodeError, SlurmError, UsageProblem
-from slurm_colloc.host.policy import read_policy
-
-_DEADLINE_S = 20.0
-
-
-def install(options: argparse.Namespace) -> int:
-    """Put the hooks in place, or say what that would do.
-
-    Raises:
-        CollocError: It cannot be done.
-    """
-    node, controller = choose_parts(options)
-    places = find_places(os.environ, root=options.root, prefix=options.prefix, hooks=options.hooks)
-    plan = slurm_lines.plan_controller(
-        read_config(options.slurm_config), places, deadline_s=_read_deadline_s(places)
-    )
-    if node:
-        _install_node(options, places, plan)
-    if controller:
-        _tell_or_change(options, plan, _THEN_RECONFIGURE)
-        for note in plan.notes:
-            _say(f"note: {note}")
-    return 0
+from slurm_colloc.administration.slurm_lines import ControllerPlan
+from slurm_colloc.errors import NodeError, SlurmError, UsageProblem
 
 
 def uninstall(options: argparse.Namespace) -> int:
@@ -67,7 +43,7 @@ def choose_parts(options: argparse.Namespace) -> tuple[bool, bool]:
         UsageProblem: Nothing was said, or something contradicts itself.
     """
     if not options.node and not options.controller:
-        if not options.dry_run:
+        if not (options.dry_run or getattr(options, "check", False)):
             raise UsageProblem(
                 "say which part: --node on every node, --controller for the lines of slurm.conf",
                 hint="--dry-run alone shows both",
@@ -115,60 +91,6 @@ def restore_places(places: Places, record: Mapping[str, object] | None) -> Place
     return dataclasses.replace(places, prefix=str(record["prefix"]), hooks=hooks)
 
 
-_THEN_RECONFIGURE = (
-    "then: scontrol reconfigure",
-    "first have the hooks on every node (csub admin install-hooks --node):",
-    "a node without them would be drained by its next job",
-)
-
-
-def _install_node(options: argparse.Namespace, places: Places, plan: ControllerPlan) -> None:
-    hooks = [_complete(hook, options, places) for hook in plan.hooks]
-    if plan.problems:
-        raise NodeError("; ".join(plan.problems))
-    files = build_node_files(places, hooks)
-    steps = node_files.compare_files(places, files)
-    if not options.dry_run:
-        need_root("install hooks")
-        _check_interpreter(places)
-        node_files.install_files(places, files, hooks)
-    for step in steps:
-        word = (
-            step.action
-            if not options.dry_run or step.action in ("same", "keep")
-            else (f"would {'make' if step.action == 'directory' else step.action}")
-        )
-        _say(f"{word:<14} {places.here(step.path)} ({step.detail})")
-    if places.simgpu:
-        _say(f"note: these hooks see the simulated GPUs of {places.simgpu}")
-
-
-def _complete(hook: HookPlan, options: argparse.Namespace, places: Places) -> HookPlan:
-    """Name the site's own script where slurm.conf has our directory already."""
-    if not hook.site_link or hook.site_script:
-        return hook
-    script = getattr(options, f"site_{hook.kind}")
-    link = places.here(hook.site_link)
-    if not script and os.path.islink(link):
-        script = os.readlink(link)
-    if not script:
-        raise UsageProblem(
-            f"slurm.conf has our directory {os.path.dirname(hook.site_link)} already, and this "
-            f"node does not know the site's own {hook.kind} that belongs there",
-            hint=f"name it: --site-{hook.kind} FILE",
-        )
-    return dataclasses.replace(hook, site_script=script)
-
-
-def _check_interpreter(places: Places) -> None:
-    python = places.here(f"{places.prefix_path}/bin/python")
-    if not os.access(python, os.X_OK):
-        raise NodeError(
-            f"there is no {python}, which the hooks start",
-            hint="unpack the nodes' own installation first (docs/admin.md), or name it: --prefix",
-        )
-
-
 def _uninstall_node(options: argparse.Namespace, places: Places, record: dict[str, object]) -> None:
     if not options.unreferenced:
         config = read_config(options.slurm_config)
@@ -196,7 +118,7 @@ def _uninstall_node(options: argparse.Namespace, places: Places, record: dict[st
     for step in steps:
         word = "would remove" if options.dry_run else "removed"
         _say(f"{word:<14} {places.here(step.path)} ({step.detail})")
-    for path in (places.policy_path, places.log_path, places.prefix_path):
+    for path in (places.policy_path, places.log_path, places.totals_path, places.prefix_path):
         if os.path.lexists(places.here(path)):
             _say(f"{'stays':<14} {places.here(path)}")
 
@@ -210,28 +132,12 @@ def _read_own_conf(places: Places, path: str) -> str:
         return ""
 
 
-def _tell_or_change(
-    options: argparse.Namespace, plan: ControllerPlan, words: Sequence[str]
-) -> None:
-    """Print the lines, or change the file that was named."""
-    if plan.problems:
-        raise NodeError("; ".join(plan.problems))
-    if not plan.changes:
-        _say(f"{plan.slurm_conf} (Slurm {plan.version}) has all that is needed")
-        return
-    if options.slurm_conf:
-        before = slurm_text.read_conf(options.slurm_conf)
-        after = slurm_text.change_text(before, plan.changes)
-        _write(options, before, after)
-    else:
-        where = plan.slurm_conf or "slurm.conf"
-        _say(f"# {where} needs (Slurm {plan.version}; instead of lines of the same name):")
-        for line in slurm_text.render_lines(plan.changes):
-            _say(line)
-    where = "on the controller alone: nodes get it" if plan.is_configless else "on all machines"
-    _say(f"# {where}; {words[0]}")
-    for text in words[1:]:
-        _say(f"# {text}")
+def print_lines(plan: ControllerPlan, say: Callable[[str], None]) -> None:
+    """Say which lines slurm.conf needs, for people who put them there."""
+    where = plan.slurm_conf or "slurm.conf"
+    say(f"# {where} needs (Slurm {plan.version}; instead of lines of the same name):")
+    for line in slurm_text.render_lines(plan.changes):
+        say(line)
 
 
 def _take_back(options: argparse.Namespace, plan: ControllerPlan) -> None:
@@ -239,7 +145,11 @@ def _take_back(options: argparse.Namespace, plan: ControllerPlan) -> None:
         _say("slurm.conf names no hook of ours as a script of its own: nothing to take back")
         return
     if not options.slurm_conf:
-        _tell_or_change(options, plan, ("then: scontrol reconfigure",))
+        if plan.problems:
+            raise NodeError("; ".join(plan.problems))
+        print_lines(plan, _say)
+        where = "on the controller alone: nodes get it" if plan.is_configless else "on all machines"
+        _say(f"# {where}; then: scontrol reconfigure")
         _say("# then on every node: csub admin uninstall --node")
         return
     before = slurm_text.read_conf(options.slurm_conf)
@@ -268,12 +178,7 @@ def _refuse_leftovers(path: str, text: str, plan: ControllerPlan) -> None:
 
 
 def _write(options: argparse.Namespace, before: str, after: str) -> None:
-    import difflib
-
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), options.slurm_conf, options.slurm_conf, lineterm=""
-    )
-    for line in lines:
+    for line in render_difference(options.slurm_conf, before, after):
         _say(line)
     if options.dry_run:
         return
@@ -281,22 +186,26 @@ def _write(options: argparse.Namespace, before: str, after: str) -> None:
     _say(f"# changed {options.slurm_conf}; as it was: {backup}")
 
 
-def _read_deadline_s(places: Places) -> float:
-    """How long a hook may take on this machine, or what is built in."""
-    try:
-        return read_policy(places.here(places.policy_path)).deadline_s
-    except CollocError:
-        return _DEADLINE_S
+def render_difference(path: str, before: str, after: str) -> list[str]:
+    """A file's change as `diff -u` shows it."""
+    import difflib
+
+    texts = before.splitlines(), after.splitlines()
+    return list(difflib.unified_diff(*texts, path, path, lineterm=""))
 
 
-def need_root(what: str) -> None:
+def need_root(what: str, *, hint: str = "--dry-run shows what would be done") -> None:
     """Refuse where somebody else than root asks.
+
+    Args:
+        what: What only root can do.
+        hint: What to do instead.
 
     Raises:
         UsageProblem: It is not root.
     """
     if os.geteuid() != 0:
-        raise UsageProblem(f"only root can {what}", hint="--dry-run shows what would be done")
+        raise UsageProblem(f"only root can {what}", hint=hint)
 
 
 def _say(text: str) -> None:

@@ -171,8 +171,14 @@ class Latest:
     def __init__(self) -> None:
         self._members: dict[int, _Member] = {}
 
-    def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take the members' rows of one tick; who has none is not there any more."""
+    def update(self, rows: Sequence[Mapping[str, Any]], *, has_gpu_memory: bool = False) -> None:
+        """Take the members' rows of one tick; a member that has none is not there any more.
+
+        Args:
+            rows: One of each member.
+            has_gpu_memory: NVML's lists of processes were read for them: where gpu_memory is None
+                then, it is unknown. At other ticks the one that was read last holds.
+        """
         present = {row["member"] for row in rows}
         for number in [number for number in self._members if number not in present]:
             del self._members[number]
@@ -181,8 +187,7 @@ class Latest:
             if member.row and member.row["start"] != row["start"]:
                 member = self._members[row["member"]] = _Member()
             member.row = row
-            if row["gpu_memory_mb"] is not None:
-                # It is read less often than the rest.
+            if has_gpu_memory or row["gpu_memory_mb"] is not None:
                 member.gpu_memory_mb = row["gpu_memory_mb"]
             member.points.append(
                 Point(

@@ -182,7 +182,7 @@ class Loop:
             sample = self._collect()
         for row in rows:
             self._member_files.add(row)
-        self._latest.update(rows)
+        self._latest.update(rows, has_gpu_memory=gpu_pids is not None)
         self._note_gpus(at, sample)
         self._keep_apart()
 

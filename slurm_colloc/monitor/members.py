@@ -63,7 +63,7 @@ class Members:
         shares = None if gpu_pids is None else self._table.share_out(gpu_pids)
         rows: list[Row] = []
         for key, reader in list(self._running.items()):
-            # Who is in none of the lists uses none of the GPU.
+            # One that is in none of the lists, and could be, uses none of the GPU.
             gpu_memory_mb = None if shares is None else shares.get(key, 0.0)
             before = len(self._table.list_pids(key))
             row = reader.read(at, gpu_memory_mb)

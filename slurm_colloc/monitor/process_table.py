@@ -15,6 +15,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _DEPTH_MAX = 64
 _ENVIRONMENT_MOST = 1 << 18
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 
 Key = tuple[int, int]
 """A member's number, and the number of its start."""
@@ -79,14 +81,30 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def read_inner_pid(pid: int) -> int | None:
-    """The pid that a process has in its own namespace (NSpid of proc(5)); None where it is gone."""
+    """The pid that a process has in a pid namespace of its own (NSpid of proc(5)).
+
+    Returns:
+        None where it shares this process's namespace, or is gone.
+    """
     try:
         for line in read_small(f"/proc/{pid}/status").splitlines():
             if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
+                pids = line.split()[1:]
+                return int(pids[-1]) if len(pids) > 1 else None
     except (OSError, ValueError):
-        return None
-    return pid
+        pass
+    return None
+
+
+def is_in_initial_pid_namespace() -> bool:
+    """Whether this process sees every process of the node that it may see at all.
+
+    In another pid namespace it cannot tell a process of a member's from one that it does not see.
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 class ProcessTable:
@@ -103,6 +121,7 @@ class ProcessTable:
         self._pids: dict[Key, list[int]] = {}
         self._foreign: set[int] = set()
         self._inner: dict[int, int] = {}
+        self._sees_all = is_in_initial_pid_namespace()
 
     def add(self, key: Key, wrapper_pid: int) -> None:
         """Follow a member from now on."""
@@ -153,7 +172,7 @@ class ProcessTable:
             else:
                 self._own(pid, owner)
                 inner = read_inner_pid(pid)
-                if inner is not None and inner != pid:
+                if inner is not None:
                     self._inner[pid] = inner
 
     def _find_owner(self, pid: int, parents: dict[int, int | None]) -> Key | None:
@@ -197,16 +216,35 @@ class ProcessTable:
             by_pid: A size of each process; None where it is not told.
 
         Returns:
-            A sum for each member that has any; None where a part of it is not told.
+            A sum for each member that has any; None where a part of it is not told, or where it
+            cannot be told whether it has any. A member that is missing has none.
         """
-        inner = {inside: pid for pid, inside in self._inner.items()}
+        inside: dict[int, set[Key]] = {}
+        for pid, inner in self._inner.items():
+            inside.setdefault(inner, set()).add(self._owners[pid])
         sums: dict[Key, float | None] = {}
+        has_unseen = False
         for pid, size in by_pid.items():
             owner = self._owners.get(pid)
-            if owner is None and pid in inner:
-                owner = self._owners.get(inner[pid])
-            if owner is None:
-                continue
-            known = sums.get(owner, 0.0)
-            sums[owner] = None if size is None or known is None else known + size
+            owners = inside.get(pid, set()) if owner is None else {owner}
+            has_unseen |= not owners and pid not in self._foreign
+            for one in owners:
+                known = sums.get(one, 0.0)
+                # Two containers may have a process of the same pid each.
+                if size is None or known is None or len(owners) > 1:
+                    sums[one] = None
+                else:
+                    sums[one] = known + size
+        for key in self._find_untold(has_unseen=has_unseen):
+            sums.setdefault(key, None)
         return sums
+
+    def _find_untold(self, *, has_unseen: bool) -> set[Key]:
+        """Members of which it says nothing that none of their processes was found in the lists.
+
+        Args:
+            has_unseen: The lists name a process that is not seen here.
+        """
+        if has_unseen and not self._sees_all:
+            return set(self._wrappers)
+        return {self._owners[pid] for pid in self._inner}

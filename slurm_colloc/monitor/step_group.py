@@ -1,4 +1,10 @@
-"""A member's own control group, where it runs as a job step that has one."""
+"""A member's own control group, where it runs as a job step that has one.
+
+version 1   .../slurm/uid_1000/job_4711/step_2/task_0, of a node among several `slurm_NODE`
+version 2   .../slurmstepd.scope/job_4711/step_2/user/task_0, likewise `NODE_slurmstepd.scope`;
+            from Slurm 26.05 on a job's SLUID stands where job_4711 stood, unless cgroup.conf
+            has CgroupJobIdPaths=yes
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,20 @@ import re
 
 from slurm_colloc.monitor.process_table import read_small
 
-_STEP = re.compile(r"(?P<step>.*/job_[0-9]+/step_[0-9]+)(?:/|$)")
+# Slurm's own directories may lie in any slice, or in a container, but never among those that users
+# make for themselves in their sessions.
+_ABOVE = r"(?:/(?!user\.slice/)[^/]+)*?"
+_JOB_NUMBER = "job_[0-9]+"
+# `s` and the 64 bits of the id in Crockford's base 32 (src/common/sluid.c).
+_SLUID = "s[0-9A-HJKMNP-TV-Z]{12,13}"
+_STEP_NUMBER = "step_[0-9]+"
+_STEP_V1 = re.compile(
+    rf"(?P<step>{_ABOVE}/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?/{_JOB_NUMBER}/{_STEP_NUMBER})(?:/|$)"
+)
+_STEP_V2 = re.compile(
+    rf"(?P<step>{_ABOVE}/(?:[^/]+_)?slurmstepd\.scope/(?:{_JOB_NUMBER}|{_SLUID})/{_STEP_NUMBER})"
+    r"(?:/|$)"
+)
 _MIB = 1 << 20
 _MOST = 1 << 14
 
@@ -29,11 +48,12 @@ class StepGroup:
         for line in cgroup.splitlines():
             hierarchy, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
-            match = _STEP.match(path)
+            names = controllers.split(",")
+            is_version_2 = hierarchy == "0"
+            match = (_STEP_V2 if is_version_2 else _STEP_V1).match(path)
             if match is None:
                 continue
-            names = controllers.split(",")
-            if hierarchy == "0":
+            if is_version_2:
                 # Version 2. Slurm keeps its own daemon apart from the user's processes.
                 own = f"{root}{match['step']}/user"
                 self._cpu = self._cpu or f"{own}/cpu.stat"

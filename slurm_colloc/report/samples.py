@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRIES = 3
+_GPU_MEMORY_UNREAD_S = 15.0
+"""The monitor reads NVML's lists of processes every 5 s."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,24 @@ class StartSamples:
 
         value = pc.max(self.table[name]).as_py()
         return None if value is None else float(value)
+
+    @cached_property
+    def gpu_memory_peak_mb(self) -> float | None:
+        """The largest known gpu_memory in MiB; None where it is not known.
+
+        A member that has moved into a pid namespace of its own may be read no longer: that it used
+        none before says nothing.
+        """
+        peak = self.peak("gpu_memory_mb")
+        if peak == 0:
+            at = self.read("at")
+            rows = zip(at, self.read("gpu_memory_mb"), strict=True)
+            newest = max(moment for moment, value in rows if value is not None)
+            # Of a long run each row stands for many seconds.
+            row_s = (self.end - self.begin) / len(at)
+            if newest < self.end - max(_GPU_MEMORY_UNREAD_S, 3 * row_s):
+                return None
+        return peak
 
     @cached_property
     def first_step_at(self) -> float | None:

@@ -90,7 +90,7 @@ def _build_solo(solo: SoloRate | None) -> dict[str, Any] | None:
 
 
 def _build_gpu_memory(member: MemberRun) -> dict[str, Any] | None:
-    peaks = [start.peak("gpu_memory_mb") for start in member.starts]
+    peaks = [start.gpu_memory_peak_mb for start in member.starts]
     known = [peak for peak in peaks if peak is not None]
     if not known:
         return None

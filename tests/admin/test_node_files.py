@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from slurm_colloc.administration.node_files import (
 from slurm_colloc.administration.node_plan import build_node_files
 from slurm_colloc.administration.places import BASE_VARIABLE, Places
 from slurm_colloc.administration.slurm_lines import HookPlan
+from slurm_colloc.cli.admin_install import CHANGE_NEEDED
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.policy import Policy, read_policy
 from slurm_colloc.resources import data_path
@@ -57,7 +59,7 @@ class Site:
     def csub(self, *words: str, status: int = 0) -> str:
         assert run(["admin", *words]) == status
         captured = self.capsys.readouterr()
-        assert status == 0 or captured.err.startswith("csub: error: ")
+        assert status in (0, CHANGE_NEEDED) or captured.err.startswith("csub: error: ")
         assert captured.err.count("\n") <= 1
         return captured.out + captured.err
 
@@ -93,6 +95,12 @@ def list_tree(directory: Path) -> dict[str, tuple[int, bytes | str | None]]:
         else:
             found[str(path)] = (mode, path.read_bytes() if path.is_file() else None)
     return found
+
+
+def list_times(directory: Path) -> dict[str, tuple[int, int]]:
+    """When each file was last written or changed otherwise, and which file it is."""
+    paths = [directory, *directory.rglob("*")]
+    return {str(path): (path.lstat().st_ctime_ns, path.lstat().st_ino) for path in paths}
 
 
 @pytest.mark.root
@@ -136,6 +144,110 @@ def test_installing_again_changes_nothing_and_keeps_the_sites_policy(site: Site)
     assert list_tree(site.base) == before
     assert f"keep           {policy}" in text
     assert "write " not in text
+
+
+@pytest.mark.root
+def test_installing_again_writes_no_file_anew(site: Site) -> None:
+    first = site.part("install-hooks", "--node")
+    assert first.splitlines()[-1] == "changed"
+    before = list_times(site.base)
+    second = site.part("install-hooks", "--node")
+    assert second.splitlines()[-1] == "nothing to change"
+    assert {line.split()[0] for line in second.splitlines()[:-1]} == {"same", "keep"}
+    assert list_times(site.base) == before
+
+
+@pytest.mark.root
+def test_a_check_tells_by_its_exit_status_what_installing_would_do(site: Site) -> None:
+    before = list_times(site.base)
+    text = site.part("install-hooks", "--node", "--check", status=CHANGE_NEEDED)
+    assert f"would write    {site.etc}/hooks/prolog.sh" in text
+    assert text.splitlines()[-1] == "would change"
+    assert list_times(site.base) == before
+    site.part("install-hooks", "--node")
+    before = list_times(site.base)
+    assert "nothing to change" in site.part("install-hooks", "--node", "--check")
+    hook = site.etc / "hooks" / "epilog.sh"
+    hook.chmod(0o700)
+    text = site.part("install-hooks", "--node", "--check", status=CHANGE_NEEDED)
+    assert [line for line in text.splitlines() if line.startswith("would")] == [
+        f"would replace  {hook} (it differs)",
+        "would change",
+    ]
+    hook.chmod(0o755)
+    Path(site.places.prefix_path, "bin", "python").unlink()
+    assert "which the hooks start" in site.part("install-hooks", "--node", "--check", status=5)
+
+
+@pytest.mark.root
+def test_a_record_that_is_missing_or_older_is_written_again(site: Site) -> None:
+    site.part("install-hooks", "--node")
+    record = site.etc / "installed.json"
+    whole = json.loads(record.read_text())
+    for text in (None, json.dumps({**whole, "version": "0.0"})):
+        record.unlink()
+        if text is not None:
+            record.write_text(text)
+        site.part("install-hooks", "--node", "--check", status=CHANGE_NEEDED)
+        assert site.part("install-hooks", "--node").splitlines()[-1] == "changed"
+        assert json.loads(record.read_text())["version"] == whole["version"]
+        site.part("install-hooks", "--node", "--check")
+
+
+@pytest.mark.root
+def test_a_check_needs_no_root(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.part("install-hooks", "--node")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    site.part("install-hooks", "--node", "--check")
+
+
+@pytest.mark.root
+def test_the_json_says_whether_something_was_changed(site: Site) -> None:
+    def read(*words: str, status: int = 0) -> dict[str, Any]:
+        return dict(json.loads(site.part("install-hooks", "--json", *words, status=status)))
+
+    would = read("--node", "--check", status=CHANGE_NEEDED)
+    did = read("--node")
+    again = read("--node")
+    assert [one["changed"] for one in (would, did, again)] == [True, True, False]
+    assert [one["only_said"] for one in (would, did, again)] == [True, False, False]
+    assert would["steps"] == did["steps"]
+    assert {
+        "part": "node",
+        "action": "write",
+        "path": f"{site.etc}/hooks/prolog.sh",
+        "detail": "mode 755",
+    } in did["steps"]
+    assert {step["action"] for step in again["steps"]} == {"same", "keep"}
+    # Lines that are only named change nothing, and are missing all the same.
+    told = read("--controller")
+    assert (told["changed"], len(told["steps"])) == (False, 3)
+    assert read("--controller", "--check", status=CHANGE_NEEDED)["changed"]
+
+
+@pytest.mark.root
+def test_lines_that_slurm_has_not_read_yet_are_not_written_again(site: Site) -> None:
+    conf = site.base / "slurm.conf"
+    conf.write_text("ClusterName=c\n")
+    words = ("install-hooks", "--controller", "--slurm-conf", str(conf))
+    text = site.part(*words, "--check", status=CHANGE_NEEDED)
+    assert f"+Prolog={site.etc}/hooks/prolog.sh" in text
+    assert conf.read_text() == "ClusterName=c\n"
+    assert "\nchanged" in site.part(*words)
+    before = list_times(site.base)
+    for extra in ((), ("--check",)):
+        text = site.part(*words, *extra)
+        assert "scontrol reconfigure is still to be called" in text
+        assert text.splitlines()[-1] == "nothing to change"
+    assert list_times(site.base) == before
+    # One of the lines is lost: that one alone is put back.
+    lines = [line for line in conf.read_text().splitlines() if not line.startswith("Epilog=")]
+    conf.write_text("\n".join(lines) + "\n")
+    text = site.part(*words)
+    assert [line for line in text.splitlines() if line.startswith("+E")] == [
+        f"+Epilog={site.etc}/hooks/epilog.sh"
+    ]
+    assert "+Prolog=" not in text
 
 
 @pytest.mark.root

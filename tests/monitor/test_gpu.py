@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -83,6 +85,31 @@ def test_gpu_memory_is_each_member_s_own(bed: Bed, simulation: Simulation) -> No
         "all of its processes are counted",
     )
     assert (bed.latest or {})["members"]["2"]["gpu_memory_mb"] == 0
+    bed.end_monitor(monitor)
+
+
+def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(
+    bed: Bed, simulation: Simulation
+) -> None:
+    unshare = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc"
+    if subprocess.run([*unshare.split(), "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    h200, _ = simulation.uuids
+    environ = {**environment_of(simulation), "CUDA_VISIBLE_DEVICES": h200}
+    bed.write_setup(h200)
+    # The simulated driver does not list it: it is named by a pid that is nobody's outside.
+    run = f"{unshare} simgpu run --sm 10 --seconds 120 --gpu-memory 1G"
+    bed.start_member(1, f"sleep 6; {run}", extra=environ)
+    bed.start_member(2, "simgpu run --sm 10 --seconds 120 --gpu-memory 1G", extra=environ)
+    bed.start_member(3, "sleep 120", extra=environ)
+    monitor = bed.start_monitor(environment_of(simulation))
+
+    def reads(now: dict[str, Any], number: int) -> Any:
+        return now["members"].get(str(number), {}).get("gpu_memory_mb", "nothing")
+
+    bed.wait_for(lambda now: reads(now, 1) == 0, "it uses none yet")
+    bed.wait_for(lambda now: reads(now, 1) is None, "it is in a namespace")
+    bed.wait_for(lambda now: (reads(now, 2), reads(now, 3)) == (1024 + 512, 0), "others are told")
     bed.end_monitor(monitor)
 
 

@@ -60,6 +60,17 @@ def test_what_is_read_less_often_stays() -> None:
     assert last["window_s"] == pytest.approx(10)
 
 
+def test_gpu_memory_that_is_read_and_not_told_is_unknown() -> None:
+    *before, row = make_rows(3.0, 10)
+    latest = Latest()
+    for one in before:
+        latest.update([one], has_gpu_memory=one["gpu_memory_mb"] is not None)
+    assert latest.build()["3"]["gpu_memory_mb"] == 100
+    # It has moved into a pid namespace of its own.
+    latest.update([{**row, "gpu_memory_mb": None}], has_gpu_memory=True)
+    assert latest.build()["3"]["gpu_memory_mb"] is None
+
+
 def test_who_never_reported_has_no_rate() -> None:
     last = follow(make_rows(3.0, 20, first=100.0))[-1]
     assert (last["steps"], last["steps_per_s"], last["last_step_age_s"]) == (None, None, None)
