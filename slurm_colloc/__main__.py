@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
         drop_output()
         if problem.is_reader_gone:
             return status
-        sys.stderr.write(f"csub: {problem}\n")
+        sys.stderr.write(f"csub: {escape_controls(str(problem))}\n")
         if problem.lost_line:
             sys.stderr.write(f"csub: not written: {problem.lost_line}\n")
         return status or 1
@@ -124,13 +124,14 @@ def _run_command(argv: Sequence[str]) -> int:
         shown = getattr(problem, "format_message", None)
         if click_exit is None or shown is None:
             raise
-        _tell(shown())
+        # click puts its choices on lines of their own; the names in it are the caller's.
+        _tell(shown(), keep=_LINE_BREAK)
         return int(click_exit)
 
 
-def _tell(text: str) -> None:
-    # It may hold anything that the user, a file or Slurm has written; Slurm writes lines.
-    sys.stderr.write(f"csub: error: {escape_controls(text, keep=_LINE_BREAK)}\n")
+def _tell(text: str, keep: str = "") -> None:
+    # It may hold anything that a user, a file or Slurm has written.
+    sys.stderr.write(f"csub: error: {escape_controls(text, keep=keep)}\n")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class ForkServer:
         """Kill what is left."""
         for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)  # noqa: TID251 - its own
         while self._workers:
             self._reap(waits=True)
 
@@ -99,7 +99,7 @@ class ForkServer:
         if worker is None:
             return
         if request["do"] == "kill":
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(worker.pid, signal.SIGKILL)  # noqa: TID251 - its own
             return
         with contextlib.suppress(OSError):
             worker.connection.sendall(json.dumps(request).encode() + b"\n")

@@ -21,7 +21,7 @@ def shell(
     from slurm_colloc.cli.entering import enter
 
     words = command or []
-    raise typer.Exit(enter(Session.open(), target, words[words[:1] == ["--"] :]))
+    raise typer.Exit(enter(Session.open_own(), target, words[words[:1] == ["--"] :]))
 
 
 def cancel(
@@ -36,7 +36,7 @@ def cancel(
     from slurm_colloc.cli import cancelling
 
     choice = choose(targets, state, name)
-    raise typer.Exit(cancelling.cancel(Session.open(), choice, yes=yes))
+    raise typer.Exit(cancelling.cancel(Session.open_own(), choice, yes=yes))
 
 
 def hold(targets: Targets = None, state: States = "", name: Name = "") -> None:
@@ -44,7 +44,7 @@ def hold(targets: Targets = None, state: States = "", name: Name = "") -> None:
     from slurm_colloc.cli import holding
 
     choice = choose(targets, state, name)
-    raise typer.Exit(holding.hold(Session.open(), choice))
+    raise typer.Exit(holding.hold(Session.open_own(), choice))
 
 
 def release(targets: Targets = None, state: States = "", name: Name = "") -> None:
@@ -52,7 +52,7 @@ def release(targets: Targets = None, state: States = "", name: Name = "") -> Non
     from slurm_colloc.cli import holding
 
     choice = choose(targets, state, name)
-    raise typer.Exit(holding.release(Session.open(), choice))
+    raise typer.Exit(holding.release(Session.open_own(), choice))
 
 
 def requeue(targets: Targets = None, state: States = "", name: Name = "") -> None:
@@ -60,7 +60,7 @@ def requeue(targets: Targets = None, state: States = "", name: Name = "") -> Non
     from slurm_colloc.cli import requeueing
 
     choice = choose(targets, state, name)
-    raise typer.Exit(requeueing.requeue(Session.open(), choice))
+    raise typer.Exit(requeueing.requeue(Session.open_own(), choice))
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
@@ -103,7 +103,7 @@ def clean(
     """Forget packs that are over: their files in the state directory, never your output."""
     from slurm_colloc.cli.cleaning import clean as run_clean
 
-    session = Session.open()
+    session = Session.open() if dry_run else Session.open_own()
     say(run_clean(session, older_than, dry_run=dry_run))
     for text in dict.fromkeys(map(str, session.damaged)):
         note(f"left as it is: {text}")

@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.selection import Choice
+from slurm_colloc.store.packs import State
+
+_TOLD_MOST = 5
 
 Targets = Annotated[
     list[str] | None,
@@ -24,6 +27,12 @@ States = Annotated[
 ]
 Name = Annotated[
     str, typer.Option("--name", "-n", metavar="GLOB", help="Only members with such a job name.")
+]
+User = Annotated[
+    str,
+    typer.Option(
+        "--user", "-u", metavar="NAME", help="Of this user, whose state directory is only read."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value (docs/json.md).")]
 
@@ -44,10 +53,31 @@ def choose(targets: list[str] | None, state: str, name: str) -> Choice:
 
 def tell_problems(session: Session) -> None:
     """Say what could not be asked or read; the exit status says so, too."""
+    problems: list[CollocError] = []
     if session.unreachable is not None:
         note(f"error: states are as the packs last wrote them: {session.unreachable}")
-        raise typer.Exit(session.unreachable.exit_code)
-    for text in dict.fromkeys(map(str, session.damaged)):
+        problems.append(session.unreachable)
+    for text in describe_damaged(session):
         note(f"error: {text}")
-    if session.damaged:
-        raise typer.Exit(session.damaged[0].exit_code)
+    if problems := [*problems, *session.damaged]:
+        raise typer.Exit(problems[0].exit_code)
+
+
+def tell_unreadable(session: Session) -> None:
+    """The same for a command that is about named packs: of its own user's the others do not count.
+
+    Who helps another user has to know what is left out.
+    """
+    if not isinstance(session.state, State):
+        tell_problems(session)
+
+
+def describe_damaged(session: Session) -> list[str]:
+    """What is wrong with packs that cannot be read: a line each, of another user all in one."""
+    texts = list(dict.fromkeys(map(str, session.damaged)))
+    if isinstance(session.state, State) or not texts:
+        return texts
+    told = "; ".join(texts[:_TOLD_MOST])
+    more = f"; and {len(texts) - _TOLD_MOST} more" if len(texts) > _TOLD_MOST else ""
+    packs = "1 pack" if len(texts) == 1 else f"{len(texts)} packs"
+    return [f"{packs} of {session.state.owner_name} cannot be read: {told}{more}"]

@@ -12,6 +12,7 @@ from typing import Any
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.explain import explain_member, explain_word
 from slurm_colloc.report.survey import MemberView, PackView
@@ -104,7 +105,7 @@ def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
                 for member, line in lines
             ]
         )
-    return "".join(f"{line}\n" for _, line in lines)
+    return "".join(f"{escape_controls(line)}\n" for _, line in lines)
 
 
 def explain(session: Session, targets: Sequence[str]) -> str:

@@ -136,10 +136,12 @@ def _choose_target(place: Place) -> Path | None:
     from slurm_colloc.calibration.target import check_target
     from slurm_colloc.settings import load_settings
     from slurm_colloc.store.calibrations import calibration_path, user_folder
+    from slurm_colloc.store.packs import open_own_state
 
     if place.gpu is None or not place.gpu.name:
         return None
-    target = calibration_path(user_folder(load_settings().state_path), place.gpu.name)
+    state = open_own_state(load_settings().state_path)
+    target = calibration_path(user_folder(state.root), place.gpu.name)
     check_target(target)
     return target
 

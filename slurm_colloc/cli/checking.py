@@ -10,6 +10,7 @@ from typing import Any
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.submission.collisions import Finding, Level, merge_findings
 from slurm_colloc.submission.sharing import REQUEST, Row, Sharing
@@ -81,7 +82,7 @@ def render(
             lines += ["", *([heading] if heading else [])]
             lines += _render_findings(chosen)
     lines += ["", *_render_sharing(sharing, unreachable)]
-    return "\n".join(lines)
+    return "\n".join(map(escape_controls, lines))
 
 
 def _render_title(script: str, problems: Sequence[Finding], read: Sequence[str]) -> str:

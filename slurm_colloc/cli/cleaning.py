@@ -29,12 +29,12 @@ def clean(session: Session, older_than: str, *, dry_run: bool) -> str:
             continue
         path = session.state.pack_path(view.record.pack_id)
         taken = measure_bytes(path)
-        if dry_run or remove_pack(session.state, view.record.pack_id):
+        if dry_run or remove_pack(session.own_state, view.record.pack_id):
             count += 1
             members += len(view.members)
             size += taken
     if not dry_run:
-        remove_remains(session.state)
+        remove_remains(session.own_state)
     what = "would be removed" if dry_run else "removed"
     return (
         f"{count} pack{'s' * (count != 1)} with {members} member{'s' * (members != 1)} {what}, "

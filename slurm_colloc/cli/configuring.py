@@ -15,7 +15,8 @@ import tomlkit
 import tomlkit.exceptions
 
 from slurm_colloc.cli.session import note
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.ownership import find_owner, is_of_another, name_user
 from slurm_colloc.report.queue import render_table
 from slurm_colloc.settings import (
     Settings,
@@ -258,6 +259,12 @@ def _write_document(
         _check_caps(files, user, changed)
     # Where it is a link, as in a repository of dotfiles, its target changes and the link stays.
     target = Path(os.path.realpath(files.user))
+    if os.geteuid() == 0 and is_of_another(target):
+        # As with `sudo`, where HOME is kept: the user could not read it any more.
+        owner = name_user(find_owner(target) or 0)
+        raise StateError(
+            f"{target} belongs to {owner}, you are root", hint="call csub as that user"
+        )
     with explain_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600

@@ -15,6 +15,7 @@ import typer
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:
     from slurm_colloc.diagnosis.cluster import Partition
@@ -109,7 +110,7 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
     def tell(new: Sequence[Finding]) -> None:
         findings.extend(new)
         if not as_json:
-            say(render(new, coloured=is_coloured()))
+            say(render(new, coloured=is_coloured()), styled=is_coloured())
             sys.stdout.flush()
 
     findings: list[Finding] = []
@@ -181,9 +182,10 @@ def render(findings: Sequence[Finding], *, coloured: bool = False) -> str:
         level = finding.level.value.ljust(_LEVEL_WIDTH)
         if coloured:
             level = f"\x1b[{_COLOURS[finding.level.value]}m{level}\x1b[0m"
-        lines.append(f"{level}  {finding.check.ljust(_CHECK_WIDTH)}  {finding.what}")
-        lines += [f"{indent}lost: {finding.lost}"] if finding.lost else []
-        lines += [f"{indent}-> {finding.advice}"] if finding.advice else []
+        what, lost, advice = map(escape_controls, (finding.what, finding.lost, finding.advice))
+        lines.append(f"{level}  {finding.check.ljust(_CHECK_WIDTH)}  {what}")
+        lines += [f"{indent}lost: {lost}"] if lost else []
+        lines += [f"{indent}-> {advice}"] if advice else []
     return "\n".join(lines)
 
 

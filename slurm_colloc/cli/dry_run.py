@@ -12,6 +12,7 @@ from slurm_colloc.cli.joining import describe_open_room
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.model.arrays import format_task_ids
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.packs import make_submission_id
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.hooks import HookChoice, build_hook_request
@@ -30,7 +31,7 @@ def run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int
     plan = make_plan(call, session.settings, None if local else session.slurm)
     jobs = [candidate.job for candidate in call.candidates]
     for text in plan.reasons:
-        say(text)
+        say(escape_controls(text))
     for batch in group_into_batches(plan, jobs):
         for pack in batch.packs:
             numbers = format_task_ids(
@@ -39,7 +40,7 @@ def run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int
             mode = choose_share(call, session.settings).describe_mode(pack.mode)
             say(f"Pack of members {numbers}: {mode}, degree {pack.degree}")
             for text in pack.reasons:
-                say(f"  {text}")
+                say(f"  {escape_controls(text)}")
         if local:
             continue
         for text in ask_slurm(batch, jobs, plan.packs_at_once, session, directory):

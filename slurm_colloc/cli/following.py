@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.cli.session import Session, freeze, note
+from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import NotFound
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.logs import find_log_paths, read_from
 from slurm_colloc.report.survey import MemberView, PackView
@@ -36,7 +37,7 @@ def print_logs(session: Session, choice: Choice, *, follow: bool, error: bool) -
             offsets.setdefault(name, 0)
             for chunk in read_from(path, offsets[name]):
                 if len(chosen) > 1 and shown != name:
-                    sys.stdout.write(f"{chr(10) if shown else ''}==> {name} {path} <==\n")
+                    say(f"{chr(10) if shown else ''}==> {name} {escape_controls(path)} <==")
                     sys.stdout.flush()
                     shown = name
                 sys.stdout.buffer.write(chunk)

@@ -204,7 +204,9 @@ def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -
         from slurm_colloc.submission.local import restart_local
 
         deadline = time.monotonic() + RUNNER_ENDS_S
-        while not restart_local(session.state, view.record, view.job_id, session.settings, numbers):
+        while not restart_local(
+            session.own_state, view.record, view.job_id, session.settings, numbers
+        ):
             if time.monotonic() > deadline:
                 raise StateError(
                     f"{join_names(left)}: the pack is just ending", hint="try again in a moment"
@@ -224,7 +226,7 @@ def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -
         if not numbers:
             return
         job_id = resubmit(
-            session.state,
+            session.own_state,
             session.slurm,
             session.settings,
             view.record.pack_id,

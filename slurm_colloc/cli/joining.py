@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.options import Options
+from slurm_colloc.store.packs import State
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.policy import choose_join
 
@@ -37,7 +38,11 @@ def find_room(
     call: Call, session: Session, *, only_plan: bool = False
 ) -> tuple[Joined | None, tuple[str, ...]]:
     """Join a pack, or only find it; and why others were not joined."""
-    jobs = session.refresh() if session.state.list_open() else None
+    state = session.state
+    if not isinstance(state, State):
+        # A job joins packs of its own user alone.
+        return None, ()
+    jobs = session.refresh() if state.list_open() else None
     if not jobs:
         return None, ()
     from slurm_colloc.submission.joining import join_open_pack
@@ -45,7 +50,7 @@ def find_room(
     return join_open_pack(
         call,
         session.settings,
-        session.state,
+        state,
         session.slurm,
         packs=session.open_packs,
         jobs=jobs,

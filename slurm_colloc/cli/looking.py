@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, choose, tell_problems
+from slurm_colloc.cli.arguments import (
+    Json,
+    Name,
+    States,
+    Targets,
+    User,
+    choose,
+    tell_problems,
+    tell_unreadable,
+)
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.model.selection import Choice
 
@@ -20,12 +29,14 @@ def queue(
     ] = False,
     state: States = "",
     name: Name = "",
+    *,
+    user: User = "",
     as_json: Json = False,
 ) -> None:
     """Show the members that wait or run."""
     from slurm_colloc.report import queue as rows
 
-    session = Session.open()
+    session = Session.open(user=user)
     choice = Choice.parse(targets or (), state, name, ended=everything)
     found: rows.Found
     if choice.selections:
@@ -54,46 +65,61 @@ def history(
     ] = "",
     state: States = "",
     name: Name = "",
+    *,
+    user: User = "",
     as_json: Json = False,
 ) -> None:
     """Show the members that have ended, newest first; Slurm is not needed for it."""
     from slurm_colloc.cli.history import show_history
 
     choice = Choice.parse(targets or (), state, name, ended=True)
-    session = Session.open()
+    session = Session.open(user=user)
     say(show_history(session, choice, since, as_json=as_json))
     tell_problems(session)
 
 
 def show(
-    targets: Targets = None, state: States = "", name: Name = "", as_json: Json = False
+    targets: Targets = None,
+    state: States = "",
+    name: Name = "",
+    *,
+    user: User = "",
+    as_json: Json = False,
 ) -> None:
     """Show everything about a submission or a member."""
     from slurm_colloc.report.queue import build_json
     from slurm_colloc.report.show import render_member, render_pack
 
-    session = Session.open()
+    session = Session.open(user=user)
     choice = choose(targets, state, name)
     now = time.time()
     found = session.survey(choice, follow_all=False)
     if as_json:
         say(json.dumps(build_json(found, now)))
+        tell_unreadable(session)
         return
     for view, members in found:
-        if len(members) < len(view.members) or choice.names_members:
-            for member in members:
-                say(render_member(view, member, session.state, now))
-        else:
-            say(render_pack(view, session.state, now))
+        with session.reading(view):
+            if len(members) < len(view.members) or choice.names_members:
+                for member in members:
+                    say(render_member(view, member, session.state, now))
+            else:
+                say(render_pack(view, session.state, now))
+    tell_unreadable(session)
 
 
 def why(
-    targets: Targets = None, state: States = "", name: Name = "", as_json: Json = False
+    targets: Targets = None,
+    state: States = "",
+    name: Name = "",
+    *,
+    user: User = "",
+    as_json: Json = False,
 ) -> None:
     """Say in one line for each member what it waits for, with whom it shares, or how it ended."""
     from slurm_colloc.cli import asking
 
-    session = Session.open()
+    session = Session.open(user=user)
     choice = Choice.parse(targets or ("all",), state, name)
     say(asking.tell_why(session, choice, as_json=as_json))
     tell_problems(session)
@@ -105,11 +131,12 @@ def explain(
         typer.Argument(help="Members, or a state or reason such as PENDING, Priority.",
                        metavar="ID|WORD..."),
     ],
+    user: User = "",
 ) -> None:  # fmt: skip
     """Explain a member's state, or a word: what it means, what comes next, what you can do."""
     from slurm_colloc.cli import asking
 
-    session = Session.open()
+    session = Session.open(user=user)
     say(asking.explain(session, targets))
     tell_problems(session)
 
@@ -122,10 +149,12 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the members have ended.")
     ] = False,
     error: Annotated[bool, typer.Option("--error", help="The file of --error instead.")] = False,
+    *,
+    user: User = "",
 ) -> None:
     """Print the output of members."""
     from slurm_colloc.cli.following import print_logs
 
     choice = choose(targets, state, name)
-    session = Session.open(asks_often=follow)
+    session = Session.open(user=user, asks_often=follow)
     raise typer.Exit(print_logs(session, choice, follow=follow, error=error))

@@ -58,7 +58,8 @@ def list_all(as_json: Json = False) -> None:
         else:
             say(f"There are no usage profiles in {shown}: a job that runs alone makes one.")
     else:
-        say(render_list(records, choose_width(), styled=sys.stdout.isatty()))
+        styled = sys.stdout.isatty()
+        say(render_list(records, choose_width(), styled=styled), styled=styled)
 
 
 @profile.command()
@@ -86,7 +87,7 @@ def forget(
 
     if bool(patterns) == everything:
         raise UsageProblem("name usage profiles, or give --all", hint="csub profile list")
-    root = Session.open().state.root
+    root = Session.open_own().state.root
     records = _read_all(root)
     chosen = records if everything else _choose(records, patterns or [])
     removed = forget_profiles(root, chosen)
@@ -112,7 +113,7 @@ def import_all(
     from slurm_colloc.store.profiles import import_profiles
 
     records = [record for file in files for record in _read_file(file)]
-    written = import_profiles(Session.open().state.root, records)
+    written = import_profiles(Session.open_own().state.root, records)
     kept = len(records) - len(written)
     more = f"; {kept} not, as those here are made of as many runs or more" if kept else ""
     say(f"Taken over: {_count(len(written))}{more}.")

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, tell_problems
+from slurm_colloc.cli.arguments import Json, Name, States, Targets, User, tell_problems
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.settings import load_settings
+from slurm_colloc.store.packs import open_own_state
 
 if TYPE_CHECKING:
     from slurm_colloc.report.survey import MemberView, PackView
-    from slurm_colloc.store.packs import State
+    from slurm_colloc.store.pack_reading import StateReader
 
 
 def report(
@@ -27,6 +28,7 @@ def report(
     state: States = "",
     name: Name = "",
     *,
+    user: User = "",
     as_json: Json = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a line for each member, with commas.")
@@ -43,11 +45,11 @@ def report(
     choice = Choice.parse(targets or (), state, name, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
-    session = Session.open()
-    found = [
-        (_summarise(session.state, view), _choose_numbers(view, members))
-        for view, members in session.survey(choice, follow_all=False)
-    ]
+    session = Session.open(user=user)
+    found = []
+    for view, members in session.survey(choice, follow_all=False):
+        with session.reading(view):
+            found.append((_summarise(session.state, view), _choose_numbers(view, members)))
     if as_json:
         say(json.dumps([_narrow(summary, numbers) for summary, numbers in found]))
     elif as_csv:
@@ -58,16 +60,15 @@ def report(
         from slurm_colloc.report.report_view import render_report
         from slurm_colloc.report.terminal import choose_width
 
-        width = choose_width()
+        width, styled = choose_width(), sys.stdout.isatty()
         parts = [
-            render_report(summary, width, numbers, styled=sys.stdout.isatty())
-            for summary, numbers in found
+            render_report(summary, width, numbers, styled=styled) for summary, numbers in found
         ]
-        say("\n".join(parts))
+        say("\n".join(parts), styled=styled)
     tell_problems(session)
 
 
-def _summarise(state: State, view: PackView) -> dict[str, Any]:
+def _summarise(state: StateReader, view: PackView) -> dict[str, Any]:
     """A pack's summary: the one that its end has left, else one made now."""
     from slurm_colloc.report.summary import build_summary, read_summary
 
@@ -102,7 +103,9 @@ def write_report(pack: Path) -> int:
         calibrations = load_settings().calibration_path
     try:
         # A directory that was given as `.` has its state directory above it all the same.
-        problems = write_summary(pack.absolute(), calibrations)
+        path = pack.absolute()
+        open_own_state(path.parent.parent)
+        problems = write_summary(path, calibrations)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
         return problem.exit_code

@@ -5,33 +5,43 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import NotFound, SlurmError, StateError
-from slurm_colloc.model.member import ALL, LAST, Selection
+from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
+from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
+from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.choice import open_slurm
 from slurm_colloc.slurm.cluster import read_cluster_name
 from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
+from slurm_colloc.store.packs import State, open_state
 
 if TYPE_CHECKING:
     from slurm_colloc.report.survey import MemberView, PackView
     from slurm_colloc.submission.sweep import OpenPack
 
 
-def say(text: str) -> None:
-    """Write a line for people to standard output; nothing for an empty text."""
-    sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
+def say(text: str, *, styled: bool = False) -> None:
+    """Write lines for people to standard output; nothing for an empty text.
+
+    Args:
+        text: The lines. What cannot be printed is shown by its number, but for line breaks: those
+            within a name must have gone through `escape_controls` before.
+        styled: It holds escape sequences of csub's own, and all else in it is harmless already.
+    """
+    shown = text if styled else escape_controls(text, keep="\n")
+    sys.stdout.write(shown if shown.endswith("\n") or not shown else f"{shown}\n")
 
 
 def note(text: str) -> None:
-    """Write a note to standard error."""
-    sys.stderr.write(f"csub: {text}\n")
+    """Write a note to standard error: one line, whatever is in it."""
+    sys.stderr.write(f"csub: {escape_controls(text)}\n")
 
 
 @dataclass
@@ -40,15 +50,15 @@ class Session:
 
     Attributes:
         settings: The settings.
-        state: The state directory.
-        slurm: Slurm.
+        state: The state directory; a `State` where it is the caller's own, else it is only read.
+        slurm: Slurm; it tells of the jobs of whose state that is.
         unreachable: Why Slurm could not be asked; None if it answered or was not needed.
         damaged: What is wrong with packs that cannot be read.
         open_packs: The packs that were open when Slurm was asked last.
     """
 
     settings: Settings
-    state: State
+    state: StateReader
     slurm: SlurmAccess
     unreachable: SlurmError | None = None
     damaged: list[StateError] = field(default_factory=list)
@@ -56,22 +66,53 @@ class Session:
     _noted: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, *, asks_often: bool = False) -> Session:
-        """Read the settings and find the state.
+    def open(cls, *, user: str = "", asks_often: bool = False) -> Session:
+        """Read the settings and find the state, to read it.
 
         Args:
+            user: Whose state; empty for what the environment and the settings lead to.
             asks_often: This call follows jobs until they end.
 
         Raises:
             SlurmUnreachable: The settings demand pyslurm, and it cannot be used.
-            UsageProblem: The settings are wrong.
+            StateError: The state directory of that user may not be read.
+            UsageProblem: The settings are wrong, or there is no such user.
         """
         settings = load_settings()
-        state = State(settings.state_path, read_cluster_name(os.environ))
-        return cls(settings, state, open_slurm(settings, asks_often=asks_often))
+        cluster = read_cluster_name(os.environ)
+        if user:
+            from slurm_colloc.cli.other_user import open_state_of
+
+            state = open_state_of(user, settings, cluster)
+        else:
+            state = open_state(settings.state_path, cluster)
+        uid = None if isinstance(state, State) else state.owner_uid
+        return cls(settings, state, open_slurm(settings, asks_often=asks_often, uid=uid))
+
+    @classmethod
+    def open_own(cls, *, asks_often: bool = False) -> Session:
+        """The same for a call that changes something.
+
+        Raises:
+            StateError: The state is that of another user.
+        """
+        session = cls.open(asks_often=asks_often)
+        _ = session.own_state
+        return session
+
+    @property
+    def own_state(self) -> State:
+        """The state, to change it.
+
+        Raises:
+            StateError: It is that of another user.
+        """
+        if isinstance(self.state, State):
+            return self.state
+        raise build_refusal(self.state.root, self.state.owner_name)
 
     def refresh(self, *, always_ask: bool = False) -> Mapping[str, SlurmJob] | None:
-        """Ask Slurm once for all jobs, and bring the state up to date.
+        """Ask Slurm once for all jobs, and bring the state up to date where it is the caller's own.
 
         Args:
             always_ask: Ask even if no pack is open.
@@ -80,7 +121,7 @@ class Session:
             What squeue shows; None where Slurm was not asked or did not answer.
         """
         # Imported here, as in the methods below: a first submission needs none of it.
-        from slurm_colloc.submission.sweep import look_at_open_packs, sweep
+        from slurm_colloc.submission.sweep import foresee, look_at_open_packs, sweep
 
         jobs: Mapping[str, SlurmJob] | None = None
         packs = self.open_packs = look_at_open_packs(self.state, self.damaged)
@@ -89,6 +130,8 @@ class Session:
                 jobs = self.slurm.list_jobs()
             except SlurmError as error:
                 self.unreachable = error
+        if not isinstance(self.state, State):
+            return None if jobs is None else self._check_seen(foresee(packs, jobs, self.slurm))
         if packs or self.state.list_making():
             for text in sweep(self.state, self.slurm, packs, jobs, self.settings):
                 note(text)
@@ -97,10 +140,38 @@ class Session:
                     jobs = self.slurm.list_jobs()
         return jobs
 
+    def _check_seen(self, jobs: Mapping[str, SlurmJob]) -> Mapping[str, SlurmJob] | None:
+        """None where Slurm hides the jobs of others: that it shows none then says nothing."""
+        asked = (pack.job_id for pack in self.open_packs if pack.record and not pack.record.local)
+        states = (jobs[name].state for name in asked if name is not None)
+        if SlurmJobState.ABSENT not in states or os.geteuid() == 0:
+            return jobs
+        with contextlib.suppress(SlurmError):
+            if "jobs" not in self.slurm.read_config().get("PrivateData", "").split(","):
+                return jobs
+        self.unreachable = SlurmRefused("Slurm hides the jobs of other users (PrivateData)")
+        return None
+
     def _has_grown(self) -> bool:
         """Packs have come since Slurm was asked: the sweep has submitted members again."""
         looked_at = {pack.pack_id for pack in self.open_packs}
         return not looked_at.issuperset(self.state.list_open())
+
+    @contextlib.contextmanager
+    def reading(self, view: PackView) -> Iterator[None]:
+        """Read more of a pack; of somebody else's, what cannot be read is told at the end.
+
+        Raises:
+            StateError: It cannot be read, and is the caller's own.
+        """
+        try:
+            yield
+        except (OSError, StateError) as error:
+            if isinstance(self.state, State):
+                raise
+            self.damaged.append(
+                explain_unreadable(self.state.pack_path(view.record.pack_id), error)
+            )
 
     def survey_open(self) -> list[PackView]:
         """All packs that were open when the call began."""
@@ -183,10 +254,16 @@ class Session:
 
             last = find_last(self.state)
             selection = Selection(last.job, selection.ranges or last.ranges)
-        views = self._survey_packs(self.state.find_packs(selection.job), jobs)
+        # To change something takes all of them; to help another user, what can be read is shown.
+        damaged = None if isinstance(self.state, State) else self.damaged
+        views = self._survey_packs(self.state.find_packs(selection.job), jobs, damaged)
+        if damaged and not views:
+            raise damaged[0]
         known = {m.member.number for view in views for m in view.members}
         for first, final in selection.ranges or ():
             if not any(first <= number <= final for number in known):
+                if damaged:
+                    raise damaged[0]
                 which = f"member {first}" if first == final else f"members {first}-{final}"
                 raise NotFound(
                     f"job {selection.job} has no {which}",

@@ -51,20 +51,21 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         from slurm_colloc.cli.dry_run import run_dry
 
         return run_dry(call, session, directory, local=local)
+    state = session.own_state
     if may_join(call, session, local=local):
         return _join_or_submit(call, session, directory)
-    if session.state.list_open():
+    if state.list_open():
         session.refresh()
     if local:
         from slurm_colloc.submission.local import submit_local
 
-        plan, submitted = submit_local(call, session.settings, session.state, os.environ, directory)
+        plan, submitted = submit_local(call, session.settings, state, os.environ, directory)
         answer(call.options, plan, submitted)
     else:
         submitted = submit_call(
             call,
             session.settings,
-            session.state,
+            state,
             session.slurm,
             directory,
             answer=lambda plan, submitted: _tell(call, session, plan, submitted),
@@ -96,8 +97,9 @@ def _join_or_submit(call: Call, session: Session, directory: str) -> int:
     """
     from slurm_colloc.store.locks import hold_lock
 
-    session.state.prepare()
-    with hold_lock(session.state.root / "joining.lock", JOIN_WAIT_S):
+    state = session.own_state
+    state.prepare()
+    with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
         joined, refusals = find_room(call, session)
         if joined is None:
 
@@ -110,7 +112,7 @@ def _join_or_submit(call: Call, session: Session, directory: str) -> int:
             submitted = submit_call(
                 call,
                 session.settings,
-                session.state,
+                state,
                 session.slurm,
                 directory,
                 answer=tell,

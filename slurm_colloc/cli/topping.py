@@ -9,17 +9,18 @@ from typing import Annotated
 
 import typer
 
-from slurm_colloc.cli.arguments import Name, States, Targets
-from slurm_colloc.cli.session import Session, say
+from slurm_colloc.cli.arguments import Name, States, Targets, User, describe_damaged
+from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.selection import Choice
+from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.store.packs import State
 
 PERIOD_S = 1.0
 _SURVEY_PERIODS = 10
 _NOTHING = (
-    "No pack of yours is running. csub queue shows what waits, csub report last what has ended."
+    "No pack of {whose} is running. csub queue shows what waits, csub report last what has ended."
 )
 
 
@@ -27,15 +28,24 @@ def top(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    *,
+    user: User = "",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
 ) -> None:
     """Show live what running members do; Ctrl-C ends it."""
     choice = Choice.parse(targets or (ALL,), state, name)
-    session = Session.open(asks_often=not once)
+    session = Session.open(user=user, asks_often=not once)
     if once or not sys.stdout.isatty():
-        say(_render(session, _choose(session, choice)) or _NOTHING)
+        say(_render(session, _choose(session, choice)) or _tell_nothing(session))
+        for text in describe_damaged(session):
+            note(f"error: {text}")
         return
     _follow(session, choice)
+
+
+def _tell_nothing(session: Session) -> str:
+    is_own = isinstance(session.state, State)
+    return _NOTHING.format(whose="yours" if is_own else session.state.owner_name)
 
 
 def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
@@ -60,7 +70,7 @@ def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: b
     return render_top(found, time.time(), choose_width(), chosen, styled=styled) if found else ""
 
 
-def _read_latest(state: State, pack_id: str) -> tuple[Mapping[str, object] | None, str]:
+def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object] | None, str]:
     from slurm_colloc.store.files import read_json
     from slurm_colloc.store.samples import latest_path
 
@@ -82,6 +92,6 @@ def _follow(session: Session, choice: Choice) -> None:
             # Slurm is asked seldom; the monitors' files cost nothing.
             if period % _SURVEY_PERIODS == 0:
                 chosen = _choose(session, choice)
-            text = _render(session, chosen, styled=True) or _NOTHING
+            text = _render(session, chosen, styled=True) or _tell_nothing(session)
             live.update(Text.from_ansi(text), refresh=True)
             time.sleep(PERIOD_S)

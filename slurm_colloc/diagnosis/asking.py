@@ -18,6 +18,7 @@ from slurm_colloc.slurm.choice import describe_access, open_slurm
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.inspection import list_node_states, read_client_version
 from slurm_colloc.store.files import make_directory
+from slurm_colloc.store.packs import open_own_state
 
 
 def ask_login() -> tuple[LoginFacts, Settings]:
@@ -52,6 +53,7 @@ def try_state(settings: Settings) -> Trouble:
     """Write a file into the state directory; why that fails, or nothing."""
     path = settings.state_path
     try:
+        open_own_state(path)
         make_directory(path)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"csub doctor\n")

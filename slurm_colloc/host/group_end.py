@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.host.processes import Process, ProcessId, read_process, wait_until_ended
-from slurm_colloc.host.signals import KILL, SENT, note_group_kill, send_signal
+from slurm_colloc.host.signals import CONTINUE, KILL, SENT, note_group_kill, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def end_members(
             send_signal(member.pid, number, owner=owner, group=group, reason=reason)
             if number != KILL:
                 # A stopped process would keep the signal until it goes on.
-                send_signal(member.pid, signal.SIGCONT, owner=owner, group=group, reason=reason)
+                send_signal(member.pid, CONTINUE, owner=owner, group=group, reason=reason)
         wait_until_ended(members, time.monotonic() + patience_s)
     return _read_all(group.list_members())
 

@@ -113,7 +113,8 @@ class RunningMps:
             self.state = replace(self.state, servers=(*self.state.servers, process.id)[-16:])
             # Without it the session and the servers' environment tell as well.
             with contextlib.suppress(OSError):
-                write_state(self.directory.descriptor, self.state)
+                if self.state.owner is None:
+                    write_state(self.directory.descriptor, self.state)
 
 
 def start_daemon(

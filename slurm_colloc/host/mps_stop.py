@@ -9,7 +9,6 @@ whole session, proven process by process.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +32,7 @@ from slurm_colloc.host.processes import (
     wait_until_ended,
 )
 from slurm_colloc.host.removal import remove_directory
+from slurm_colloc.host.signals import INTERRUPT, KILL, TERMINATE
 
 QUIT_S = 2.0
 LIST_S = 2.0
@@ -41,7 +41,7 @@ _TERMINATE_S = 1.0
 _CLIENT_KILL_S = 2.0
 _RELIST_S = 0.1
 _AFTER_QUIT_S = 0.5
-_SIGNALS = ((signal.SIGINT, 0.3), (signal.SIGTERM, 0.3), (signal.SIGKILL, 2.0))
+_SIGNALS = ((INTERRUPT, 0.3), (TERMINATE, 0.3), (KILL, 2.0))
 _PROGRAM = "nvidia-cuda-mps"
 _IN_KERNEL = "D"
 """State of a process that waits inside the kernel, where no signal reaches it (proc(5))."""
@@ -165,7 +165,7 @@ class _Stopping:
                 lambda: [identity for identity in clients if is_alive(identity)],
                 lambda process: process.id in clients,
             ),
-            ((signal.SIGKILL, _CLIENT_KILL_S),),
+            ((KILL, _CLIENT_KILL_S),),
         )
         return tuple(sorted(process.id.pid for process in left if process.state == _IN_KERNEL))
 

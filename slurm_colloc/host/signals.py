@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 
 KILL = int(signal.SIGKILL)
+TERMINATE = int(signal.SIGTERM)
+INTERRUPT = int(signal.SIGINT)
+CONTINUE = int(signal.SIGCONT)
 
 SENT = "sent"
 GONE = "gone"
@@ -222,9 +225,9 @@ def note_group_kill(members: Iterable[ProcessId], owner: int, reason: str) -> No
 def _send(descriptor: int, pid: int, number: int) -> None:
     """Through the pidfd; by pid only where the kernel has no pidfds (before 5.3)."""
     if descriptor < 0:
-        os.kill(pid, number)
+        os.kill(pid, number)  # noqa: TID251 - the one place
     elif hasattr(signal, "pidfd_send_signal"):
-        signal.pidfd_send_signal(descriptor, number)
+        signal.pidfd_send_signal(descriptor, number)  # noqa: TID251 - the one place
     else:
         import ctypes
 

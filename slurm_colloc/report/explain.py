@@ -7,6 +7,7 @@ import difflib
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.meanings import CAUSES, HELD, MEANINGS, Meaning
 from slurm_colloc.report.reasons import REASONS, Reason, find_reason
 from slurm_colloc.report.survey import HELD as HELD_REASON
@@ -30,7 +31,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
     reason = find_reason(member.reason) if member.state is MemberState.PENDING else None
     if reason is not None and reason.advice and not held:
         lines.append(f"  To know:   {_render_advice(reason, view.job_id or '')}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{escape_controls(line)}\n" for line in lines)
 
 
 def explain_word(text: str) -> str:

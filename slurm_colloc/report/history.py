@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.report.queue import Found, build_member_json, format_elapsed_of
 from slurm_colloc.report.survey import MemberView, PackView
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.directory import read_end_limit
+from slurm_colloc.store.pack_reading import StateReader
 
 HEADER = ("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
 
@@ -35,7 +38,7 @@ class Ended:
         return self.member.record is not None and self.member.record.ended_at is not None
 
 
-def list_changed_since(state: State, since: float) -> list[str]:
+def list_changed_since(state: StateReader, since: float) -> list[str]:
     """Packs in which a member can have ended since then: open ones, and by their time stamps.
 
     The last thing that happens to a pack changes its directory: its runner closes the inbox, or
@@ -49,10 +52,13 @@ def list_changed_since(state: State, since: float) -> list[str]:
                 found.append(pack_id)
         except FileNotFoundError:
             continue
+        except OSError:
+            # It is named where its files are read.
+            found.append(pack_id)
     return found
 
 
-def collect_ended(state: State, found: Found, since: float) -> list[Ended]:
+def collect_ended(state: StateReader, found: Found, since: float) -> list[Ended]:
     """Members that have ended since then, newest first."""
     ended = []
     for view, members in found:
@@ -66,13 +72,11 @@ def collect_ended(state: State, found: Found, since: float) -> list[Ended]:
     return sorted(ended, key=lambda entry: (-entry.by, entry.member.member))
 
 
-def _read_latest_end(state: State, view: PackView) -> float:
-    path = f"{state.packs}/{view.record.pack_id}"
-    for name in (f"{path}/ended.json", path):
-        try:
-            return os.stat(name).st_mtime  # noqa: PTH116
-        except OSError:
-            continue
+def _read_latest_end(state: StateReader, view: PackView) -> float:
+    path = state.pack_path(view.record.pack_id)
+    with contextlib.suppress(OSError, StateError):
+        limit = read_end_limit(path)
+        return path.stat().st_mtime if limit is None else limit
     return view.record.created_at
 
 

@@ -7,13 +7,13 @@ import os
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.model.member import Selection
 from slurm_colloc.report.survey import PackView, survey_packs
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader
 
 SKEW_S = 60.0
 """How far the clocks of a file server and of this machine may be apart."""
 
 
-def find_last(state: State) -> Selection:
+def find_last(state: StateReader) -> Selection:
     """The newest submission: a whole job, or the members that joined a pack together.
 
     Every submission makes a directory in the `members` folder of its pack, so that one look at

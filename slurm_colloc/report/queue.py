@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.survey import MemberView, PackView
 
@@ -88,8 +89,8 @@ def _format_limit(limit_s: int | None) -> str:
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, the last one as long as it is."""
-    table = [header, *rows]
+    """Columns of equal width, the last one as long as it is; a line for each row."""
+    table = [header, *(tuple(map(escape_controls, row)) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     return "".join(
         "  ".join(

@@ -19,7 +19,7 @@ from slurm_colloc.report.samples import NO_GPU, GpuSamples, Samples, StartSample
 from slurm_colloc.report.survey import MemberView, PackView, survey_packs
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import read_bytes, read_json
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.store.profiles import compute_family, list_profiles
 from slurm_colloc.store.ramp import RampRecord, read_ramp
 from slurm_colloc.store.samples import monitor_path
@@ -149,7 +149,7 @@ def look_at_pack(path: Path) -> PackView:
         NotFound: There is no such pack.
         StateError: It is damaged.
     """
-    views = survey_packs(State(path.parent.parent), [path.name], None)
+    views = survey_packs(StateReader(path.parent.parent), [path.name], None)
     if not views:
         raise NotFound(f"{path} is no pack of csub")
     return views[0]

@@ -6,22 +6,27 @@ import contextlib
 import json
 import shlex
 import time
+from collections.abc import Iterable
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import PackRequest, SharingMode
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_elapsed, format_mb
 from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.report.logs import find_log_paths
 from slurm_colloc.report.queue import format_elapsed_of, format_where
 from slurm_colloc.report.survey import MemberView, PackView
+from slurm_colloc.store.files import read_bytes
 from slurm_colloc.store.kills import list_kills
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.store.ramp import read_ramp
 from slurm_colloc.store.setup import Setup, read_setup
 from slurm_colloc.store.states import GpuUse
 
+_LOG_BYTES_MOST = 256 << 20
 
-def render_pack(view: PackView, state: State, now: float) -> str:
+
+def render_pack(view: PackView, state: StateReader, now: float) -> str:
     """A pack and its members, a line each."""
     record = view.record
     lines = [
@@ -37,10 +42,15 @@ def render_pack(view: PackView, state: State, now: float) -> str:
             f"{f'  ({member.reason})' if member.reason else ''}"
             f"  {format_elapsed_of(member, now)}"
         )
-    return "\n".join(lines) + "\n"
+    return _join(lines)
 
 
-def _render_pack_fields(view: PackView, state: State) -> list[str]:
+def _join(lines: Iterable[str]) -> str:
+    """The text of some lines, each of which stays one."""
+    return "".join(f"{escape_controls(line)}\n" for line in lines)
+
+
+def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     record = view.record
     slurm_state = view.slurm_state.value if view.slurm_state else ""
     lines = [
@@ -87,7 +97,7 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
     return lines
 
 
-def _list_ramp(view: PackView, state: State) -> list[str]:
+def _list_ramp(view: PackView, state: StateReader) -> list[str]:
     """What its runner has decided last about how many run at once."""
     with contextlib.suppress(StateError):
         ramp = read_ramp(state.pack_path(view.record.pack_id), view.attempt)
@@ -133,7 +143,7 @@ def _render_request(request: PackRequest) -> str:
     return ", ".join(parts)
 
 
-def render_member(view: PackView, member: MemberView, state: State, now: float) -> str:
+def render_member(view: PackView, member: MemberView, state: StateReader, now: float) -> str:
     """One member, a field a line."""
     job, plan, record = member.spec.job, member.spec.plan, member.record
     out, err = find_log_paths(view, member)
@@ -161,7 +171,7 @@ def render_member(view: PackView, member: MemberView, state: State, now: float) 
     lines = [f"Member {member.member}"]
     lines += [f"  {name + ':':<12} {value}" for name, value in fields if value]
     lines += [f"Pack {view.job_id}", *_render_pack_fields(view, state)]
-    return "\n".join(lines) + "\n"
+    return _join(lines)
 
 
 def _render_cpus(member: MemberView) -> str:
@@ -174,12 +184,13 @@ def _render_time(seconds: float | None) -> str:
     return "" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def read_fallbacks(state: State, view: PackView) -> list[str]:
+def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
     """What the runner had to do otherwise than planned, from its log for people."""
     path = state.pack_path(view.record.pack_id) / "events.jsonl"
     notes: list[str] = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        # What lies there may be another user's, and no file at all.
+        lines = read_bytes(path, _LOG_BYTES_MOST).decode("utf-8", "replace").splitlines()
     except OSError:
         return notes
     for line in lines:

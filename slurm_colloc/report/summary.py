@@ -21,7 +21,7 @@ from slurm_colloc.report.survey import PackView
 from slurm_colloc.report.together import measure_together
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.files import make_directory, read_json, write_json
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.store.profiles import add_completions, add_feedback, add_observations
 from slurm_colloc.store.samples import GPU_METRICS, report_directory
 from slurm_colloc.store.states import read_attempt
@@ -109,7 +109,7 @@ def _build_setup(run: PackRun) -> dict[str, Any] | None:
         "asked": setup.asked,
         "reason": setup.reason,
         "by": setup.by,
-        "notes": [*setup.notes, *read_fallbacks(State(run.path.parent.parent), run.view)],
+        "notes": [*setup.notes, *read_fallbacks(StateReader(run.path.parent.parent), run.view)],
     }
 
 

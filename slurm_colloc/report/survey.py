@@ -29,7 +29,7 @@ from slurm_colloc.store.directory import (
 from slurm_colloc.store.files import read_json
 from slurm_colloc.store.kills import RunnerKill, find_kill
 from slurm_colloc.store.listing import MemberFiles, list_member_files
-from slurm_colloc.store.packs import State
+from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 from slurm_colloc.store.records import MemberSpec, PackRecord, parse_spec
 from slurm_colloc.store.states import StateRecord, read_attempt, read_state
 
@@ -135,7 +135,7 @@ class PackView:
 
 
 def survey_packs(
-    state: State,
+    state: StateReader,
     pack_ids: Iterable[str],
     jobs: Mapping[str, SlurmJob] | None,
     damaged: list[StateError] | None = None,
@@ -159,14 +159,17 @@ def survey_packs(
             record = (known or {}).get(pack_id) or state.read_pack(pack_id)
             if record is not None:
                 views.append(_with_members(state, _look_at(state, record, jobs)))
-        except StateError as problem:
+        except (OSError, StateError) as error:
+            problem = explain_unreadable(state.pack_path(pack_id), error)
             if damaged is None:
-                raise
+                raise problem from error
             damaged.append(problem)
     return sorted(views, key=_compute_order)
 
 
-def _look_at(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob] | None) -> PackView:
+def _look_at(
+    state: StateReader, record: PackRecord, jobs: Mapping[str, SlurmJob] | None
+) -> PackView:
     path = state.pack_path(record.pack_id)
     job_id = read_slurm_job_id(path) or ""
     slurm_state = _read_slurm_state(state, record, job_id, jobs)
@@ -193,7 +196,7 @@ def _compute_order(view: PackView) -> tuple[bool, bool, int, int]:
 
 
 def _read_slurm_state(
-    state: State, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob] | None
+    state: StateReader, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob] | None
 ) -> SlurmJobState | None:
     path = state.pack_path(record.pack_id)
     ended = read_ended(path)
@@ -209,7 +212,7 @@ def _read_slurm_state(
     return SlurmJobState.ABSENT if job is None else job.state
 
 
-def _with_members(state: State, view: PackView) -> PackView:
+def _with_members(state: StateReader, view: PackView) -> PackView:
     path = str(state.pack_path(view.record.pack_id))
     shown_id = view.shown_id or "?"
     members = tuple(
@@ -219,7 +222,7 @@ def _with_members(state: State, view: PackView) -> PackView:
 
 
 def _build_member(
-    state: State, view: PackView, path: str, shown_id: str, files: MemberFiles
+    state: StateReader, view: PackView, path: str, shown_id: str, files: MemberFiles
 ) -> MemberView:
     spec_path = f"{files.path}/spec.json"
     value = read_json(spec_path)

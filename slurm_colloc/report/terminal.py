@@ -97,7 +97,8 @@ def build_lines(lines: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in lines:
-        grid.add_row(Text(f"{label}:" if label else ""), Text(escape_controls(text)))
+        shown = escape_controls(f"{label}:") if label else ""
+        grid.add_row(Text(shown), Text(escape_controls(text)))
     return grid
 
 

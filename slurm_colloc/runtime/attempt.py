@@ -171,4 +171,4 @@ def end_like_the_member(code: ExitCode) -> None:
     """A lone member died of a signal: end by the same, so that Slurm shows what it would have."""
     if code.signal and code.signal not in (signal.SIGSTOP, signal.SIGTSTP):
         signal.signal(code.signal, signal.SIG_DFL) if code.signal != signal.SIGKILL else None
-        os.kill(os.getpid(), code.signal)
+        os.kill(os.getpid(), code.signal)  # noqa: TID251 - its own

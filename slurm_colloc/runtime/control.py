@@ -76,7 +76,7 @@ class Control:
             self._inner_steps.signal(member, number)
         elif member.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, number)
+                os.kill(member.pid, number)  # noqa: TID251 - its own
 
     def end(self, member: Member, why: Asked) -> None:
         """TERM to the member now, KILL after KillWait (the wrapper does both)."""

@@ -98,7 +98,11 @@ class Ending:
                 verdict = self._tender.undecided.get(member.number)
                 code = verdict.exit_code if verdict else None
                 self._ledger.write_end(
-                    member, fate.state, code or ExitCode(0, signal.SIGTERM), fate.reason
+                    member,
+                    fate.state,
+                    code or ExitCode(0, signal.SIGTERM),
+                    fate.reason,
+                    ended_at=verdict.ended_at if verdict else None,
                 )
         if stays:
             # Slurm itself forgets it after some minutes.

@@ -117,7 +117,7 @@ def watch(child: int, member: str, wrapper_pid: int, prefix: str) -> int:
             return status
         if info is not None and info.si_signo != signal.SIGCHLD:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, info.si_signo)
+                os.kill(child, info.si_signo)  # noqa: TID251 - its own
         elif info is None and not is_alive(wrapper_pid, prefix):
             with contextlib.suppress(OSError):
                 os.write(2, f"\r\ncsub: {member} has ended, and this shell with it\r\n".encode())

@@ -95,7 +95,7 @@ def stand_guard(revive: Revive | None = None) -> Guarded:
 def _hand_on(child: int, number: int) -> None:
     # Once the child is collected nothing is handed on any more, so its pid is nobody else's.
     with contextlib.suppress(ProcessLookupError):
-        os.kill(child, number)
+        os.kill(child, number)  # noqa: TID251 - its own
 
 
 def _watch(child: int, read_end: int, revive: Revive | None) -> NoReturn:
@@ -117,7 +117,7 @@ def _watch(child: int, read_end: int, revive: Revive | None) -> NoReturn:
             _wait_for_orphans()
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)  # noqa: TID251 - its own
     os._exit(128 + number)
 
 

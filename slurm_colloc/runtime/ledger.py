@@ -59,10 +59,23 @@ class Ledger:
         state: MemberState,
         code: ExitCode | None,
         reason: str,
+        *,
+        ended_at: float | None = None,
         **changes: Any,
     ) -> None:
-        """Move a member to a final state; its environment, which may hold secrets, goes away."""
-        self.write(member, state, ended_at=time.time(), exit_code=code, reason=reason, **changes)
+        """Move a member to a final state; its environment, which may hold secrets, goes away.
+
+        Args:
+            member: The member.
+            state: Its final state.
+            code: How it ended; None where nobody saw it.
+            reason: Why, for people.
+            ended_at: When, in seconds since the epoch; None for now. A full disk delays the
+                writing, and what is written stays the moment of the end.
+            changes: Other fields of its StateRecord.
+        """
+        moment = time.time() if ended_at is None else ended_at
+        self.write(member, state, ended_at=moment, exit_code=code, reason=reason, **changes)
         self.note_end(code, state)
         remove_environment(self._pack, member.number)
 

@@ -19,7 +19,7 @@ def terminate(member: Member) -> None:
     """Ask the member's wrapper to end it: TERM now, KILL after KillWait."""
     if member.wrapper_pid is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(member.wrapper_pid, signal.SIGTERM)
+            os.kill(member.wrapper_pid, signal.SIGTERM)  # noqa: TID251 - its own
     elif member.process is not None:
         member.process.kill()
 
@@ -29,7 +29,7 @@ def kill(member: Member) -> None:
     for pid in (member.pid, member.wrapper_pid):
         if pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # noqa: TID251 - its own
     if member.process is not None:
         member.process.kill()
 

@@ -166,6 +166,9 @@ class Tender:
             log=log,
             asked=member.asked,
         )
+        if verdict.ended_at is None:
+            # What Slurm is asked about first may be decided a minute from now.
+            verdict = dataclasses.replace(verdict, ended_at=time.time())
         self._inner_steps.end(member)
         # A step that does not come up may be the job's end, which Slurm is asked about first.
         unstarted = verdict.never_started and verdict.state is MemberState.FAILED
@@ -204,7 +207,14 @@ class Tender:
                 self._roster.waiting.appendleft(member.number)
             self._journal.write("requeue", member=member.number, reason=verdict.reason)
             return
-        self._ledger.write_end(member, verdict.state, verdict.exit_code, verdict.reason, **told)
+        self._ledger.write_end(
+            member,
+            verdict.state,
+            verdict.exit_code,
+            verdict.reason,
+            ended_at=verdict.ended_at,
+            **told,
+        )
         self._journal.write(
             "member_end",
             member=member.number,

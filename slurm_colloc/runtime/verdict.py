@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Verdict:
         never_started: The step or process did not come up at all.
         too_late: Slurm starts no step any more because the pack's time is up, although it may
             show the pack running for up to a minute more.
+        ended_at: When it ended, in seconds since the epoch; None where nothing says it.
     """
 
     state: MemberState | None
@@ -43,6 +45,7 @@ class Verdict:
     foreign: bool = False
     never_started: bool = False
     too_late: bool = False
+    ended_at: float | None = None
 
 
 def judge_end(
@@ -64,6 +67,16 @@ def judge_end(
     """
     if record is None:
         return _judge_without_record(started, srun_status, log, asked)
+    # The record may have waited for room on a full disk: its file says nothing of the time.
+    return dataclasses.replace(_judge_record(record, asked), ended_at=_read_moment(record))
+
+
+def _read_moment(record: Mapping[str, Any]) -> float | None:
+    at = record.get("at")
+    return float(at) if isinstance(at, int | float) else None
+
+
+def _judge_record(record: Mapping[str, Any], asked: Asked | None) -> Verdict:
     code = ExitCode.from_wait_status(record["wait_status"])
     if asked is Asked.CANCEL:
         return Verdict(MemberState.CANCELLED, code, "cancelled")

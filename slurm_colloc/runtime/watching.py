@@ -232,7 +232,7 @@ class Watching:
         self._begin_at = None
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, signal.SIGTERM)  # noqa: TID251 - its own
             if not _wait_for(process, STOP_WAIT_S):
                 process.kill()
                 self._journal.write("monitor_killed")

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.run_directory import RunDirectory
 from slurm_colloc.host.recovering import read_or_guess
+from slurm_colloc.host.run_directory import RunDirectory
 from slurm_colloc.host.undoing import Undoing
 from slurm_colloc.resources import data_path
 from slurm_colloc.sandbox.record import write_file

@@ -47,6 +47,9 @@ class SlurmAccess(Protocol):
     def read_accounting(self, job_ids: Sequence[str]) -> dict[str, SlurmJobState]:
         """States of jobs that the controller has forgotten; empty where nothing is accounted."""
 
+    def read_end_time(self, job_id: str) -> float | None:
+        """When a job ended, in seconds since the epoch; None where Slurm does not know it."""
+
     def cancel(self, *job_ids: str) -> None:
         """End jobs as scancel does: TERM to everything in them, KILL after KillWait.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
+from slurm_colloc.ownership import is_of_another
 from slurm_colloc.settings import ACCESS_CHOICES, Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.client import SlurmCommands
@@ -19,7 +20,11 @@ VARIABLE = "SLURM_COLLOC_SLURM_ACCESS"
 
 
 def open_slurm(
-    settings: Settings, environ: Mapping[str, str] | None = None, *, asks_often: bool = False
+    settings: Settings,
+    environ: Mapping[str, str] | None = None,
+    *,
+    asks_often: bool = False,
+    uid: int | None = None,
 ) -> SlurmAccess:
     """Open the way to Slurm that is set; `auto` takes pyslurm where that is quicker.
 
@@ -30,6 +35,7 @@ def open_slurm(
         settings: The settings; `slurm_access` chooses.
         environ: The environment; SLURM_COLLOC_SLURM_ACCESS goes before the setting.
         asks_often: This call follows jobs until they end.
+        uid: Whose jobs are asked for; None for the caller's.
 
     Raises:
         SlurmUnreachable: pyslurm is demanded, and cannot be used here.
@@ -38,11 +44,11 @@ def open_slurm(
     environ = os.environ if environ is None else environ
     wanted = read_choice(settings, environ)
     if wanted == "commands" or (wanted == "auto" and not asks_often):
-        return SlurmCommands()
+        return SlurmCommands(uid=uid)
     finding = _find(settings, environ)
     if finding.obstacle:
         if wanted == "auto":
-            return SlurmCommands()
+            return SlurmCommands(uid=uid)
         raise SlurmUnreachable(
             f"slurm_access is pyslurm, which cannot be used: {finding.obstacle}",
             hint="install the pyslurm of the Slurm release that runs, or set slurm_access to auto",
@@ -51,7 +57,7 @@ def open_slurm(
 
     from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess
 
-    return PyslurmAccess(pyslurm)
+    return PyslurmAccess(pyslurm, uid=uid)
 
 
 def describe_access(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
@@ -90,4 +96,6 @@ def read_choice(settings: Settings, environ: Mapping[str, str]) -> str:
 def _find(settings: Settings, environ: Mapping[str, str]) -> Finding:
     from slurm_colloc.slurm.probe import find_pyslurm
 
-    return find_pyslurm(environ, str(settings.state_path / "pyslurm.json"))
+    # Nothing is written into somebody else's state.
+    is_own = not is_of_another(settings.state_path)
+    return find_pyslurm(environ, str(settings.state_path / "pyslurm.json") if is_own else "")

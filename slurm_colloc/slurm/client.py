@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,7 @@ from slurm_colloc.slurm.formats import (
     compute_element_states,
     parse_accounting,
     parse_job_fields,
+    parse_moment,
     parse_nodes,
     parse_queue,
 )
@@ -32,10 +34,14 @@ class SlurmCommands:
 
     Args:
         environment: Environment of the commands; None for the user's, filtered.
+        uid: Whose jobs are listed; None for the caller's.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, *, uid: int | None = None
+    ) -> None:
         self._environment = environment
+        self._uid = uid
 
     def submit(
         self,
@@ -84,8 +90,9 @@ class SlurmCommands:
     def list_jobs(self) -> dict[str, SlurmJob]:
         """All jobs of the user that Slurm still shows, by id or element id; one question."""
         environment = self._environment
+        whose = "--me" if self._uid is None else f"--user={self._uid}"
         output = run_slurm(
-            ["squeue", "--noheader", "--me", "--all", "--states=all", f"--format={QUEUE_FORMAT}"],
+            ["squeue", "--noheader", whose, "--all", "--states=all", f"--format={QUEUE_FORMAT}"],
             environment={
                 **(build_client_environment(os.environ) if environment is None else environment),
                 # Waiting tasks of an array come folded and whole: `squeue --array` leaves out the
@@ -121,6 +128,19 @@ class SlurmCommands:
             )
         except SlurmError:
             return {}
+
+    def read_end_time(self, job_id: str) -> float | None:
+        """When a job ended: the controller's word, or else the accounting's.
+
+        Returns:
+            Seconds since the epoch; None where neither knows it.
+        """
+        with contextlib.suppress(SlurmError):
+            text = (self.read_job(job_id) or {}).get("EndTime", "")
+            if not text:
+                text = self._run("sacct", "-n", "-P", "-X", "-o", "End", "-j", job_id).strip()
+            return parse_moment(text)
+        return None
 
     def cancel(self, *job_ids: str) -> None:
         """scancel: TERM to everything in the jobs, KILL after KillWait."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -115,6 +116,18 @@ def parse_job_fields(text: str) -> dict[str, str]:
         if separator:
             fields.setdefault(name, value)
     return fields
+
+
+def parse_moment(text: str) -> float | None:
+    """Read a time as scontrol and sacct print it, in local time: `2026-11-21T10:01:07`.
+
+    Returns:
+        Seconds since the epoch; None for `Unknown` and for what is no time.
+    """
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (OverflowError, ValueError):
+        return None
 
 
 def parse_accounting(text: str) -> dict[str, SlurmJobState]:

@@ -40,10 +40,17 @@ class PyslurmAccess(SlurmCommands):
         library: The module `pyslurm`. Import it only after slurm.probe has found that it can be:
             libslurm ends the whole process where there is no configuration.
         environment: Environment of the commands; None for the user's, filtered.
+        uid: Whose jobs are listed; None for the caller's.
     """
 
-    def __init__(self, library: Any, environment: Mapping[str, str] | None = None) -> None:
-        super().__init__(environment)
+    def __init__(
+        self,
+        library: Any,
+        environment: Mapping[str, str] | None = None,
+        *,
+        uid: int | None = None,
+    ) -> None:
+        super().__init__(environment, uid=uid)
         self._library = library
         self._too_many = False
 
@@ -63,7 +70,7 @@ class PyslurmAccess(SlurmCommands):
             if isinstance(problem, SlurmUnreachable):
                 raise problem from error
             return super().list_jobs()
-        user = os.getuid()
+        user = os.getuid() if self._uid is None else self._uid
         own = [job for job in loaded if job.user_id == user]
         self._too_many = len(loaded) - len(own) > FOREIGN_JOBS_MAX
         return compute_element_states([build_job(job) for job in own])

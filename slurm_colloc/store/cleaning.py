@@ -11,7 +11,8 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.files import explain_os_errors, make_directory, read_json
-from slurm_colloc.store.packs import State, build_pack_id
+from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.store.packs import State
 
 DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""

@@ -89,15 +89,47 @@ def read_slurm_job_id(pack: Path) -> str | None:
         return None
 
 
-def write_ended(pack: Path, state: SlurmJobState) -> None:
-    """Write Slurm's last word on a pack's job: Slurm itself forgets it after some minutes."""
-    write_json(pack / "ended.json", {"slurm_state": state.value})
+def write_ended(pack: Path, state: SlurmJobState, ended_at: float | None = None) -> None:
+    """Write Slurm's last word on a pack's job: Slurm itself forgets it after some minutes.
+
+    Args:
+        pack: The pack's directory.
+        state: How it ended.
+        ended_at: When it ended, in seconds since the epoch; None where that is not known.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    moment = {} if ended_at is None else {"ended_at": ended_at}
+    write_json(pack / "ended.json", {"slurm_state": state.value, **moment})
 
 
 def read_ended(pack: Path) -> SlurmJobState | None:
     """Slurm's last word on a pack's job; None while there is none."""
     value = read_json(f"{pack}/ended.json")
     return None if value is None else SlurmJobState.parse(str(value.get("slurm_state", "")))
+
+
+def read_end_limit(pack: Path) -> float | None:
+    """The latest moment at which a member of a pack can have ended, by Slurm's last word.
+
+    That is when Slurm says that the job ended, or else when its last word was written.
+
+    Returns:
+        Seconds since the epoch; None while there is no last word.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    value = read_json(f"{pack}/ended.json")
+    if value is None:
+        return None
+    ended_at = value.get("ended_at")
+    if isinstance(ended_at, int | float):
+        return float(ended_at)
+    with contextlib.suppress(OSError):
+        return (pack / "ended.json").stat().st_mtime
+    return None
 
 
 def forget_ended(pack: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.ownership import refuse_protected
 
 SCHEMA = 1
 """Version of every JSON file in the state; a reader refuses a newer one."""
@@ -56,8 +57,11 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
     """Write files that are never seen half-written; no file is replaced before all are written.
 
     Raises:
-        StateError: A directory cannot be written, or the disk is full; all old files stay.
+        StateError: A directory cannot be written, belongs to somebody else whose state is only
+            read, or the disk is full; all old files stay.
     """
+    for path in contents:
+        refuse_protected(path)
     temporary = {path: f"{path}.tmp{os.getpid()}" for path in contents}
     current: Path | str = ""
     try:
@@ -171,19 +175,31 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
 
 
 def make_directory(path: Path | str) -> None:
-    """Make a private directory and its parents; one that exists is left as it is."""
+    """Make a private directory and its parents; one that exists is left as it is.
+
+    Raises:
+        StateError: It cannot be made, or belongs to somebody else whose state is only read.
+    """
+    refuse_protected(path)
     with explain_os_errors("make directory", path):
         os.makedirs(path, mode=0o700, exist_ok=True)
 
 
 def is_locked(path: Path | str) -> bool:
-    """True while a living process holds the lock of a file; False where there is no such file."""
+    """True while a living process holds the lock of a file; False where there is no such file.
+
+    Raises:
+        StateError: The caller may not look.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        # To look takes no right to write, and a shared lock: two that look do not see each other.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except PermissionError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}") from error
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_colloc.ownership import refuse_protected
+
 POLL_S = 0.01
 
 
@@ -44,7 +46,11 @@ def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
         The lock: true where it is held; false where somebody else kept it, or, with its problem,
         where the file cannot be opened or the file system has no locks. The body decides what it
         may do without.
+
+    Raises:
+        StateError: It lies in somebody else's state, which is only read.
     """
+    refuse_protected(path)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -17,27 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
-from slurm_colloc.store.directory import NewPack, read_pack, write_pack
-from slurm_colloc.store.files import (
-    explain_os_errors,
-    is_locked,
-    make_directory,
-    read_json,
-    write_atomic,
-    write_json,
-)
-from slurm_colloc.store.records import (
-    PackRecord,
-)
-
-UNFINISHED_S = 10.0
-"""A file is written and renamed in one go; one that is not by then never will be."""
-
-
-def build_pack_id(submission: str, index: int) -> str:
-    """Name of a pack's directory."""
-    return f"{submission}.{index}"
+from slurm_colloc.errors import SlurmNoAnswer, StateError
+from slurm_colloc.ownership import build_refusal, find_owner, protect
+from slurm_colloc.store.directory import NewPack, write_pack
+from slurm_colloc.store.files import explain_os_errors, make_directory, write_atomic, write_json
+from slurm_colloc.store.pack_reading import UNFINISHED_S, StateReader, build_index_path
+from slurm_colloc.store.records import PackRecord
 
 
 def make_submission_id() -> str:
@@ -45,21 +30,13 @@ def make_submission_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
-class State:
-    """The state directory of one user.
+class State(StateReader):
+    """The caller's own state directory; directories are made 0700, files 0600.
 
     Args:
-        root: Its path; directories are made 0700, files 0600.
+        root: Its path.
         cluster: Name of the Slurm cluster that job ids are of; empty where it is not known.
     """
-
-    def __init__(self, root: Path, cluster: str = "") -> None:
-        self.root = root
-        self.cluster = cluster
-        self.packs = root / "packs"
-        self.open = root / "open"
-        self.jobs = root / "jobs"
-        self.making = root / "making"
 
     def prepare(self) -> None:
         """Make the directories.
@@ -77,26 +54,6 @@ class State:
                 f"the state directory {self.root} belongs to uid {owner}, you are {os.geteuid()}",
                 hint="set state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
             )
-
-    def pack_path(self, pack_id: str) -> Path:
-        """Where a pack lies."""
-        return self.packs / pack_id
-
-    def list_making(self) -> list[str]:
-        """Submissions that have a lock: being made now, or interrupted."""
-        try:
-            names = os.listdir(self.making)
-        except FileNotFoundError:
-            return []
-        submissions = {name[:-5] for name in names if name.endswith(".lock")}
-        for name in names:
-            # A lock that was never finished: killed within its first moments.
-            if name.endswith(".new"):
-                with contextlib.suppress(OSError):
-                    age_s = time.time() - (self.making / name).stat().st_mtime
-                    if age_s > UNFINISHED_S:
-                        submissions.add(name[:-4])
-        return sorted(submissions)
 
     def drop_making(self, submission: str) -> None:
         """Remove what an interrupted csub left half-written; last the lock that names it."""
@@ -182,13 +139,6 @@ class State:
                 raise
         return lock
 
-    def _lock_path(self, submission: str) -> Path:
-        return self.making / f"{submission}.lock"
-
-    def is_being_submitted(self, submission: str) -> bool:
-        """True while the csub that made a submission, or its sbatch, is alive."""
-        return is_locked(self._lock_path(submission))
-
     def discard(self, pack_id: str) -> None:
         """Remove a pack that no Slurm job knows."""
         doomed = self.making / f"{pack_id}.discarded"
@@ -223,66 +173,50 @@ class State:
         path = self.packs / record.pack_id / "slurm_job_id"
         write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
 
-    def list_open(self) -> list[str]:
-        """Ids of the packs that may still change, oldest first."""
-        try:
-            return sorted(name for name in os.listdir(self.open) if ".tmp" not in name)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(f"cannot read {self.open}: {os.strerror(error.errno or 0)}") from error
-
-    def list_all(self) -> list[str]:
-        """Ids of all packs, oldest first."""
-        try:
-            return sorted(os.listdir(self.packs))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(
-                f"cannot read {self.packs}: {os.strerror(error.errno or 0)}"
-            ) from error
-
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
         with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
             os.unlink(self.open / pack_id)
 
-    def is_elsewhere(self, record: PackRecord) -> bool:
-        """True for a pack of another cluster: Slurm here knows nothing of it."""
-        return bool(record.cluster and self.cluster and record.cluster != self.cluster)
 
-    def read_pack(self, pack_id: str) -> PackRecord | None:
-        """Read pack.json; None if there is no such pack."""
-        return read_pack(self.packs / pack_id)
+def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> StateReader:
+    """Open a state directory: a `State` where it is the caller's own, else one to read alone.
 
-    def find_packs(self, job_id: str) -> list[str]:
-        """Ids of the packs that a Slurm job id stands for, in order.
+    Once somebody else's was opened, nothing in this process writes into it any more.
 
-        Raises:
-            NotFound: csub knows no such job.
-        """
-        value = read_json(build_index_path(self.root, job_id, self.cluster))
-        if value is not None:
-            ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
-            found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
-            if found:
-                return found
-        raise NotFound(
-            f"csub has no job {job_id} in {self.root}",
-            hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
-        )
+    Args:
+        root: Its path; it need not exist.
+        cluster: Name of the Slurm cluster; empty where it is not known.
+        owner_uid: Whose it is; None for the owner of the directory.
+    """
+    owner_uid = find_owner(root) if owner_uid is None else owner_uid
+    if owner_uid in (None, os.geteuid()):
+        return State(root, cluster)
+    state = StateReader(root, cluster, owner_uid)
+    protect(root, state.owner_name)
+    return state
+
+
+def open_own_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> State:
+    """Open the caller's own state directory, to change it.
+
+    Args:
+        root: Its path; it need not exist.
+        cluster: Name of the Slurm cluster; empty where it is not known.
+        owner_uid: Whose it is; None for the owner of the directory.
+
+    Raises:
+        StateError: It is somebody else's.
+    """
+    state = open_state(root, cluster, owner_uid)
+    if not isinstance(state, State):
+        raise build_refusal(root, state.owner_name)
+    return state
 
 
 def build_element_id(record: PackRecord, job_id: str) -> str:
     """What Slurm calls a pack's job: `4711`, or `4711_2` for an element of an array."""
     return f"{job_id}_{record.index}" if record.is_array else job_id
-
-
-def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
-    """The file that says which packs a job id of a cluster stands for."""
-    is_of_a_cluster = cluster and not job_id.startswith("L")
-    return root / "jobs" / (f"{cluster}.{job_id}.json" if is_of_a_cluster else f"{job_id}.json")
 
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:

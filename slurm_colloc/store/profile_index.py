@@ -150,7 +150,11 @@ def keep_in_index(root: Path, names: Iterable[str]) -> None:
 
 def _append(root: Path, families: Mapping[str, str], *, wait_s: float) -> None:
     """Add lines, if nobody else writes just now."""
-    with contextlib.suppress(OSError), hold_lock(root / FOLDER / "lock", wait_s) as lock:
+    # Somebody else's index stays as it is.
+    with (
+        contextlib.suppress(OSError, StateError),
+        hold_lock(root / FOLDER / "lock", wait_s) as lock,
+    ):
         if lock:
             _write_lines(root, families)
 

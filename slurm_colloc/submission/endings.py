@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,7 +87,7 @@ class Ending:
                 return []
             told = read_ended(self._path)
             if told is None:
-                write_ended(self._path, self._last)
+                write_ended(self._path, self._last, self._find_end_time())
             elif self._last in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
                 # Its runner had no time for all of them, and said so.
                 self._last = told
@@ -101,6 +102,18 @@ class Ending:
             if is_done and not held and not is_moving:
                 close_books(self._state, self._record, self._last)
             return notes
+
+    def _find_end_time(self) -> float | None:
+        """When its Slurm job ended; asked only where it tells more than the runner wrote."""
+        # A damaged file is told of by those that need it.
+        with contextlib.suppress(StateError):
+            attempt = read_attempt(self._path)
+            records = (read_state(self._path, n, attempt) for n in list_members(self._path))
+            if all(record is not None and record.ended_at is not None for record in records):
+                return None
+        ended_at = self._slurm.read_end_time(self._job_id)
+        # The clock of another host may be ahead.
+        return None if ended_at is None else min(ended_at, time.time())
 
     def _is_moving(self) -> bool:
         """A member is being submitted again, and it is not known whether Slurm has it."""

@@ -10,7 +10,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.planning.joining import compute_reason_not_to_join
 from slurm_colloc.store.directory import NewMember, NewPack, build_environment_block
-from slurm_colloc.store.packs import build_pack_id
+from slurm_colloc.store.pack_reading import build_pack_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.request import GROWABLE, Batch, build_name, compute_own_meaning

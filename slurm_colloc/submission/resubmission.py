@@ -19,7 +19,8 @@ from slurm_colloc.slurm.commands import HeldInterrupts, hold_interrupts
 from slurm_colloc.store.directory import parse_environment_block, read_spec, write_moved
 from slurm_colloc.store.files import explain_os_errors
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.packs import State, build_pack_id, make_submission_id
+from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.submission.collect import Candidate
 from slurm_colloc.submission.request import group_into_batches

@@ -25,6 +25,7 @@ from slurm_colloc.store.directory import (
     read_ended,
     read_slurm_job_id,
 )
+from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.submission.endings import (
@@ -57,7 +58,7 @@ class OpenPack:
     in_work: bool
 
 
-def look_at_open_packs(state: State, damaged: list[StateError]) -> list[OpenPack]:
+def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[OpenPack]:
     """Look at the open packs; to be called before Slurm is asked.
 
     A pack that is submitted while Slurm is asked is not in its answer, and must not be judged by
@@ -69,15 +70,18 @@ def look_at_open_packs(state: State, damaged: list[StateError]) -> list[OpenPack
     """
     found = []
     for pack_id in state.list_open():
-        in_work = state.is_being_submitted(pack_id.rpartition(".")[0])
+        # Somebody else's submission is not judged, and its lock left alone.
+        in_work = not isinstance(state, State) or state.is_being_submitted(
+            pack_id.rpartition(".")[0]
+        )
         try:
             record = state.read_pack(pack_id)
-        except StateError as problem:
-            damaged.append(problem)
+            if record is not None and state.is_elsewhere(record):
+                continue
+            job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
+        except (OSError, StateError) as error:
+            damaged.append(explain_unreadable(state.pack_path(pack_id), error))
             continue
-        if record is not None and state.is_elsewhere(record):
-            continue
-        job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
         found.append(OpenPack(pack_id, record, job_id, in_work))
     return found
 
@@ -132,6 +136,32 @@ def sweep(
         if not state.is_being_submitted(submission):
             state.drop_making(submission)
     return notes
+
+
+def foresee(
+    packs: Sequence[OpenPack], jobs: Mapping[str, SlurmJob], slurm: SlurmAccess
+) -> dict[str, SlurmJob]:
+    """What squeue shows, with how jobs have ended that it does not show any more.
+
+    It is what a sweep would write into the state, for one who only reads it.
+
+    Args:
+        packs: The open packs as they were before Slurm was asked.
+        jobs: What squeue shows.
+        slurm: For questions about the others.
+    """
+    seen = dict(jobs)
+    wanted = [
+        (pack.job_id, pack.record)
+        for pack in packs
+        if pack.record is not None and not pack.record.local and pack.job_id is not None
+    ]
+    absent = [job_id for job_id, record in wanted if find_job(record, job_id, jobs) is None]
+    known = slurm.read_accounting(absent) if absent else {}
+    for job_id in absent:
+        state = known.get(job_id) or compute_hidden_state(jobs, job_id)
+        seen[job_id] = SlurmJob(job_id, state, "", "", "", "", "")
+    return seen
 
 
 def find_job(

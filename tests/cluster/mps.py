@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.directories import BASES, PREFIX
-from slurm_colloc.host.processes import ProcessId, identify, send_signal
+from slurm_colloc.host.processes import ProcessId, identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.simgpu.install import list_nodes, snapshot
 from slurm_colloc.sandbox.simgpu.state import Node
 
+from ..signalling import send_signal
 from .conftest import CsubUser, wait_until
 
 OPTIONS = ("--requeue", "--gres=gpu:1", "-c1", "--mem=100M", "--time=10")

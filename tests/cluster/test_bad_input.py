@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -422,17 +423,16 @@ def test_a_state_directory_of_somebody_else_is_not_used(scripts: CsubUser) -> No
     for name in ("", "packs", "open", "jobs", "making"):
         (foreign / name).mkdir()
     put_state_at(scripts, foreign)
-    check_refused(
-        scripts, ("ok.sh",), 6,
-        f"the state directory {foreign} belongs to uid 0, you are {scripts.uid}: set state_dir in "
-        "the settings, or XDG_STATE_HOME, to a directory of yours",
-    )  # fmt: skip
+    refused = (
+        f"the state directory {foreign} belongs to root, you are {scripts.name}: you can read it, "
+        "and only root can change it; for jobs of your own, set state_dir in the settings, or "
+        "XDG_STATE_HOME, to a directory of yours"
+    )
+    check_refused(scripts, ("ok.sh",), 6, refused)
     foreign.chmod(0o700)
-    for words in (("ok.sh",), ("queue",)):
-        check_refused(
-            scripts, words, 6,
-            f"cannot read {foreign / 'open'}: Permission denied",
-        )  # fmt: skip
+    check_refused(scripts, ("ok.sh",), 6, refused)
+    unreadable = f"cannot read {foreign / 'open'}: Permission denied"
+    check_refused(scripts, ("queue",), 6, unreadable)
 
 
 def test_a_file_in_the_place_of_the_state_directory_is_named(scripts: CsubUser) -> None:
@@ -528,6 +528,26 @@ def test_members_of_a_running_pack_outlive_a_full_disk(small_disk: CsubUser) -> 
     rows = user.finish(job_id)
     assert [row["state"] for row in rows.values()] == ["FAILED", "FAILED"]
     assert [row["exit_code"] for row in rows.values()] == [{"code": 3, "signal": 0}] * 2
+
+
+@needs_root
+def test_after_a_full_disk_a_member_has_ended_when_it_ended(small_disk: CsubUser) -> None:
+    user = small_disk
+    user.script("a.sh", "until [ -e end ]; do sleep 0.1; done; date +%s.%N >ended; exit 3")
+    job_id = user.submit("--gres=gpu:1", "--time=10", "a.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    filler = user.home / "disk" / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    user.script("end", "")
+    wait_until(lambda: user.output("ended"), "the member ends")
+    ended_at = float(user.output("ended"))
+    wait_until(lambda: time.time() > ended_at + 4, "the disk is full for some time")
+    filler.unlink()
+    row = user.finish(job_id)[1]
+    assert (row["state"], row["exit_code"]) == ("FAILED", {"code": 3, "signal": 0})
+    assert ended_at - 1 <= row["ended_at"] <= ended_at + 3
 
 
 def test_a_file_size_limit_is_a_failed_write_like_any_other(scripts: CsubUser) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_colloc.host.control_groups import read_hierarchies
 from slurm_colloc.host.mps_control import read_peer
+from slurm_colloc.host.preparing import DAEMON_GID
 from slurm_colloc.host.processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
@@ -118,7 +119,9 @@ def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
         assert status["Uid"].split() == [str(user.uid)] * 4
-        assert status["Gid"].split() == [str(user.gid)] * 4
+        # A group that the user's other processes are not in, beside all that the user is in.
+        assert status["Gid"].split() == [str(DAEMON_GID)] * 4
+        assert str(user.gid) in status["Groups"].split()
         assert status["NoNewPrivs"] == "1"
         # It is nobody's child and in nobody's session; slurmd's cgroup is not its own.
         assert read_parent(pid) == 1

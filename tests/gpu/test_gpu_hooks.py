@@ -14,11 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_colloc.host.control_groups import enter_groups, read_hierarchies, remove_groups
+from slurm_colloc.host.daemon_limits import DaemonLimits, make_limited_groups
 from slurm_colloc.host.processes import identify, is_alive
 
 from ..cluster.hooks import read_audit
@@ -103,6 +106,29 @@ def test_prolog_and_epilog_are_timed_with_nvml_cold_and_warm(bed: Bed) -> None:
         assert summary[kind]["epilog: whole"]["rounds"] == ROUNDS
 
 
+def read_confinement(daemon: int, server: int) -> dict[str, Any]:
+    """What root's daemon and its server use of what their control groups leave them."""
+    found: dict[str, Any] = {}
+    for name, pid in (("daemon", daemon), ("server", server)):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        found[name] = {
+            key: status[key].strip()
+            for key in ("Uid", "Gid", "Groups", "Threads", "VmRSS", "RssAnon", "RssShmem")
+            if key in status
+        }
+    for line in Path(f"/proc/{daemon}/cgroup").read_text().splitlines():
+        path = line.split(":", 2)[-1]
+        if "/slurm_colloc/" not in path:
+            continue
+        for hierarchy in read_hierarchies():
+            for name in ("memory.peak", "memory.current", "memory.usage_in_bytes", "pids.current"):
+                place = Path(hierarchy.mount + path, name)
+                if place.exists():
+                    found[name] = place.read_text().strip()
+    return found
+
+
 # -- nothing is left -------------------------------------------------------------------------------
 
 
@@ -113,6 +139,7 @@ def test_nothing_is_left_after(bed: Bed, before: set[str], case: Case) -> None:
     setup = bed.read_setup(job_id)
     assert setup["by"] == "prolog", setup["notes"]
     processes = [identify(find(bed, job_id)) for find in (find_daemon, find_server)]
+    confined = read_confinement(find_daemon(bed, job_id), find_server(bed, job_id))
     disturb(bed, case.name, job_id)
     if case.name == "slurmd-restarted":
         # Time for a slurmd that ends what it finds to do so.
@@ -134,9 +161,11 @@ def test_nothing_is_left_after(bed: Bed, before: set[str], case: Case) -> None:
         "setup": setup,
         "audit": audit,
         "gpu": {key: gpu[key] for key in ("compute_mode", "mig_enabled", "processes")},
+        "confinement": confined,
         **after,
     }
     keep_result(bed, found, "ends", case.name)
+    print(f"\n{case.name}: {confined}", end="")
     hooks = [f"{line['hook']} {line['ms']:.0f} ms" for line in audit]
     print(f"\n{case.name}: {', '.join(hooks)}; gone after {after['gone_after_s']} s", end="")
     assert after["left"] == {}
@@ -147,6 +176,36 @@ def test_nothing_is_left_after(bed: Bed, before: set[str], case: Case) -> None:
     assert all(line["exit"] == 0 for line in audit)
     for name in ("compute_mode", "mig_enabled"):
         assert gpu[name] == bed.gpu_before[name]
+
+
+def test_devices_of_other_gpus_are_denied_on_this_machines_cgroups(bed: Bed) -> None:
+    """The job's GPU can be opened in a daemon's group and no other one: here none is the job's."""
+    label = f"gpu-suite-{os.getpid()}"
+    device = f"/dev/nvidia{bed.read_nvml()['minor_number']}"
+    found: dict[str, Any] = {"hierarchies": [str(one) for one in read_hierarchies()]}
+    for name, minors in (("its own", (bed.read_nvml()["minor_number"],)), ("another", (250,))):
+        made = make_limited_groups(read_hierarchies(), label, DaemonLimits(minors, 512, 64, 1))
+        try:
+            look = f"import os; os.open({device!r}, os.O_RDWR)"
+            ended = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", look],
+                preexec_fn=partial(enter_groups, made.paths),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            found[name] = {
+                "limits": sorted(made.limits),
+                "refused": made.refused,
+                "opens": ended.returncode == 0,
+                "words": ended.stderr[-200:],
+            }
+        finally:
+            remove_groups(made.paths)
+    keep_result(bed, found, "devices")
+    print(f"\n{found}", end="")
+    if "devices" in found["another"]["limits"]:
+        assert (found["its own"]["opens"], found["another"]["opens"]) == (True, False)
 
 
 # -- what users and administrators see -------------------------------------------------------------

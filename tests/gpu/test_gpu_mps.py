@@ -24,9 +24,9 @@ from slurm_colloc.host.processes import (
     is_alive,
     list_processes,
     read_uid,
-    send_signal,
 )
 
+from ..signalling import send_signal
 from .bed import HERE, Bed, running_bed
 from .trainings import Kind, compare, run_trainings
 

@@ -28,19 +28,12 @@ _PACKAGE = "slurm_colloc.host."
 # By module: what it defines, and the step's name in the figures. What is not there has no figure.
 _STEPS = {
     "audit": {"write_audit": "audit line"},
-    "checkpoint": {"RunDirectory.remove_directory": "removal"},
     "epilog": {"run_epilog": "work"},
     "mps": {
         "start_daemon": "daemon",
         "_start_child": "daemon: process",
         "_prove": "daemon: proof",
         "start_server": "request for a server",
-    },
-    "mps_stop": {
-        "stop_daemon": "stop",
-        "_Stopping.end_clients": "stop: clients",
-        "_Stopping.quit": "stop: quit",
-        "_Stopping.end_processes": "stop: processes",
     },
     "nvml": {"NvmlQuestion.__init__": "NVML's process", "NvmlQuestion.ask": "wait for NVML"},
     "nvml_fork": {
@@ -51,13 +44,15 @@ _STEPS = {
     "preparing": {
         "Preparing.claim": "claim",
         "find_owner": "groups of the user",
-        "Preparing._make_groups": "cgroups",
+        "Preparing._make_groups": "control groups and limits",
+        "Preparing._make_directory": "directory and its tmpfs",
         "Preparing.tell": "setup.json",
     },
     "prolog": {"run_prolog": "work"},
     "recovering": {"recover": "look for dead jobs"},
+    "run_directory": {"RunDirectory.remove_directory": "removal"},
     "undoing": {
-        "Undoing._end_groups": "end of the cgroups",
+        "Undoing._end_groups": "end of the daemon's group",
         "Undoing._check_gpus": "check of the GPUs",
     },
 }

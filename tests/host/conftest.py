@@ -17,7 +17,6 @@ from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.nvml import probe_gpus
 from slurm_colloc.host.processes import (
     ProcessId,
-    is_alive,
     list_processes,
     read_environment_value,
 )
@@ -27,6 +26,7 @@ from slurm_colloc.sandbox.simgpu.install import make_simulation
 from slurm_colloc.sandbox.simgpu.models import H200
 
 from ..mps.nvidia import find_control
+from ..signalling import send_signal
 from .hook_bed import DEFAULT, NODE, Bed, set_mode
 from .waiting import Start, waiting_children
 
@@ -191,8 +191,7 @@ def list_programs_below(base: Path) -> list[ProcessId]:
 
 def end_programs_below(base: Path) -> None:
     for identity in list_programs_below(base):
-        if is_alive(identity):
-            os.kill(identity.pid, signal.SIGKILL)
+        send_signal(identity, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_colloc.host.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.lifecycle import UNSAFE_PROLOG
+from slurm_colloc.host.preparing import DAEMON_GID
 from slurm_colloc.host.processes import identify, is_alive
 
 from .hook_bed import (
@@ -45,7 +46,7 @@ def test_prolog_and_epilog_leave_the_gpu_as_it_was(bed: Bed) -> None:
     assert setup["mode"] == "mps"
     assert setup["notes"] == []
     peer = bed.peer()
-    assert (peer.uid, peer.gid) == (NOBODY, NOBODY)
+    assert (peer.uid, peer.gid) == (NOBODY, DAEMON_GID)
     session = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()[3]
     assert int(session) == peer.pid
     for descriptor in Path(f"/proc/{peer.pid}/fd").iterdir():

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.processes import ProcessId, identify, send_signal
+from slurm_colloc.host.processes import ProcessId, identify
 from slurm_colloc.sandbox.simgpu.records import Gpu
 from slurm_colloc.sandbox.simgpu.state import Node
+
+from ..signalling import send_signal
 
 # Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
 PATIENCE_S = 45.0

@@ -181,3 +181,16 @@ def test_what_becomes_of_the_pack(
 
 def test_a_restart_before_this_attempt_says_nothing() -> None:
     assert judge_pack({"JobState": "COMPLETING", "Restarts": "2"}, 2, "cancelled") == CANCELLED
+
+
+@pytest.mark.parametrize("asked", [None, *Asked])
+def test_an_end_was_when_the_wrapper_says_whatever_was_asked(asked: Asked | None) -> None:
+    record = {"wait_status": 0, "foreign_signals": [], "at": 1234.5}
+    judged = judge_end(record, started=True, srun_status=0, log="", asked=asked)
+    assert judged.ended_at == 1234.5
+
+
+@pytest.mark.parametrize("at", [{}, {"at": None}, {"at": "now"}])
+def test_a_record_without_the_moment_says_none(at: dict[str, object]) -> None:
+    record = {"wait_status": 0, "foreign_signals": [], **at}
+    assert judge_end(record, started=True, srun_status=0, log="", asked=None).ended_at is None

@@ -16,7 +16,8 @@ from slurm_colloc.report.survey import survey_packs
 from slurm_colloc.store import inbox
 from slurm_colloc.store.cleaning import measure_bytes, remove_pack, remove_remains
 from slurm_colloc.store.directory import write_ended
-from slurm_colloc.store.packs import State, build_index_path
+from slurm_colloc.store.pack_reading import build_index_path
+from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import StateRecord, begin_attempt, write_state
 
 from .builders import build_pack

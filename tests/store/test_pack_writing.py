@@ -15,7 +15,7 @@ from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store import inbox, packs
+from slurm_colloc.store import inbox, pack_reading, packs
 from slurm_colloc.store.directory import (
     is_local_alive,
     list_members,
@@ -219,7 +219,8 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else writes here: what is unfinished is so for good.
-    monkeypatch.setattr(packs, "UNFINISHED_S", -1.0)
+    for module in (packs, pack_reading):
+        monkeypatch.setattr(module, "UNFINISHED_S", -1.0)
     whole = run_killed(state, 10_000)
     assert whole.returncode == 0, whole.stderr
     steps = 10_000 - int(whole.stdout)

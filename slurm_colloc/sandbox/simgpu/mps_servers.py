@@ -135,7 +135,7 @@ class Servers:
             self._log(f"Force shutting down server {entry.pid}")
             entry.part()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(entry.pid, signal.SIGINT)
+                os.kill(entry.pid, signal.SIGINT)  # noqa: TID251 - its own
         if entry.link is not None:
             self._log(
                 f"Control will try shutting down server {entry.pid} again in at most "

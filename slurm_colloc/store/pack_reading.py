@@ -1,0 +1,135 @@
+"""The packs of one user as the owner and others can read them: nothing here changes a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.ownership import name_user
+from slurm_colloc.store.directory import read_pack
+from slurm_colloc.store.files import is_locked, read_json
+from slurm_colloc.store.records import PackRecord
+
+UNFINISHED_S = 10.0
+"""A file is written and renamed in one go; one that is not by then never will be."""
+
+
+class StateReader:
+    """The state directory of one user, who may be another than the caller.
+
+    `packs.State` adds what changes it, and is made for the caller's own alone: see
+    `packs.open_state`.
+
+    Args:
+        root: Its path.
+        cluster: Name of the Slurm cluster that job ids are of; empty where it is not known.
+        owner_uid: Whose it is; None for the caller's.
+    """
+
+    def __init__(self, root: Path, cluster: str = "", owner_uid: int | None = None) -> None:
+        self.root = root
+        self.owner_uid = os.geteuid() if owner_uid is None else owner_uid
+        self.cluster = cluster
+        self.packs = root / "packs"
+        self.open = root / "open"
+        self.jobs = root / "jobs"
+        self.making = root / "making"
+
+    @property
+    def owner_name(self) -> str:
+        """The owner's name."""
+        return name_user(self.owner_uid)
+
+    def pack_path(self, pack_id: str) -> Path:
+        """Where a pack lies."""
+        return self.packs / pack_id
+
+    def list_making(self) -> list[str]:
+        """Submissions that have a lock: being made now, or interrupted."""
+        try:
+            names = os.listdir(self.making)
+        except FileNotFoundError:
+            return []
+        submissions = {name[:-5] for name in names if name.endswith(".lock")}
+        for name in names:
+            # A lock that was never finished: killed within its first moments.
+            if name.endswith(".new"):
+                with contextlib.suppress(OSError):
+                    age_s = time.time() - (self.making / name).stat().st_mtime
+                    if age_s > UNFINISHED_S:
+                        submissions.add(name[:-4])
+        return sorted(submissions)
+
+    def is_being_submitted(self, submission: str) -> bool:
+        """True while the csub that made a submission, or its sbatch, is alive."""
+        return is_locked(self._lock_path(submission))
+
+    def _lock_path(self, submission: str) -> Path:
+        return self.making / f"{submission}.lock"
+
+    def list_open(self) -> list[str]:
+        """Ids of the packs that may still change, oldest first."""
+        try:
+            return sorted(name for name in os.listdir(self.open) if ".tmp" not in name)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StateError(f"cannot read {self.open}: {os.strerror(error.errno or 0)}") from error
+
+    def list_all(self) -> list[str]:
+        """Ids of all packs, oldest first."""
+        try:
+            return sorted(os.listdir(self.packs))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StateError(
+                f"cannot read {self.packs}: {os.strerror(error.errno or 0)}"
+            ) from error
+
+    def is_elsewhere(self, record: PackRecord) -> bool:
+        """True for a pack of another cluster: Slurm here knows nothing of it."""
+        return bool(record.cluster and self.cluster and record.cluster != self.cluster)
+
+    def read_pack(self, pack_id: str) -> PackRecord | None:
+        """Read pack.json; None if there is no such pack."""
+        return read_pack(self.packs / pack_id)
+
+    def find_packs(self, job_id: str) -> list[str]:
+        """Ids of the packs that a Slurm job id stands for, in order.
+
+        Raises:
+            NotFound: csub knows no such job.
+        """
+        value = read_json(build_index_path(self.root, job_id, self.cluster))
+        if value is not None:
+            ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
+            found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
+            if found:
+                return found
+        raise NotFound(
+            f"csub has no job {job_id} in {self.root}",
+            hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
+        )
+
+
+def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
+    """What is wrong with a pack that cannot be read."""
+    if isinstance(error, StateError):
+        return error
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return StateError(f"cannot read {error.filename or path}: {reason}")
+
+
+def build_pack_id(submission: str, index: int) -> str:
+    """Name of a pack's directory."""
+    return f"{submission}.{index}"
+
+
+def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
+    """The file that says which packs a job id of a cluster stands for."""
+    is_of_a_cluster = cluster and not job_id.startswith("L")
+    return root / "jobs" / (f"{cluster}.{job_id}.json" if is_of_a_cluster else f"{job_id}.json")
