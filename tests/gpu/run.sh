@@ -158,8 +158,8 @@ run_pytest() {
 }
 
 if [ "$*" = hooks ]; then
-    run_pytest 420 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
-    run_pytest 150 -n 4 -k 'not simulated' tests/host/test_group_end.py tests/host/test_signals.py \
+    run_pytest 400 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
+    run_pytest 130 -n 4 -k 'not simulated' tests/host/test_group_end.py tests/host/test_signals.py \
         tests/host/test_node_cases.py
 elif [ "$*" = measuring ]; then
     run_pytest 505 -s tests/gpu/test_gpu_monitor.py
