@@ -9,16 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 from collections.abc import Collection
 
-NVIDIA_MAJOR = 195
-"""Major number of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
-
-LAST_GPU_MINOR = 199
-"""GPUs are numbered from 0; 254 is nvidia-modeset, 255 nvidiactl. A sandbox's stand-ins have numbers
-from 200 on, which no driver gives out, and no node has so many GPUs."""
+from slurm_colloc.host.daemon_limits import LAST_GPU_MINOR, NVIDIA_MAJOR
 
 _SYS_BPF = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "s390x": 351}
 _PROG_LOAD, _PROG_ATTACH = 5, 8
@@ -114,9 +108,9 @@ def _load(program: bytes) -> int:
 
 
 def _bpf(command: int, attributes: bytes) -> int:
-    number = _SYS_BPF.get(platform.machine())
+    number = _SYS_BPF.get(os.uname().machine)
     if number is None:
-        raise OSError(0, f"no device program for {platform.machine()}")
+        raise OSError(0, f"no device program for {os.uname().machine}")
     # The kernel takes zeros for what a newer version has behind these.
     buffer = ctypes.create_string_buffer(attributes, 128)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -159,7 +159,7 @@ run_pytest() {
 
 if [ "$*" = hooks ]; then
     run_pytest 400 -s tests/gpu/test_gpu_hooks.py tests/gpu/test_gpu_containers.py
-    run_pytest 130 -n 4 -k 'not simulated' tests/host/test_group_end.py tests/host/test_signals.py \
+    run_pytest 240 -n 4 -p no:benchmark -k 'not simulated' tests/host/test_group_end.py tests/host/test_signals.py \
         tests/host/test_node_cases.py
 elif [ "$*" = measuring ]; then
     run_pytest 505 -s tests/gpu/test_gpu_monitor.py
@@ -171,6 +171,6 @@ elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else
     run_pytest 900 -s tests/gpu/test_gpu_mps.py
-    run_pytest 300 -n 6 -k 'not simulated and not nvidia-550' tests/mps tests/host
+    run_pytest 300 -n 6 -p no:benchmark -k 'not simulated and not nvidia-550' tests/mps tests/host
 fi
 exit "$worst"

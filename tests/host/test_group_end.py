@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -325,7 +326,7 @@ def test_devices_of_other_jobs_cannot_be_opened(tmp_path: Path, kind: str) -> No
             "import os, sys\n"
             "for path in sys.argv[1:]:\n"
             "    try: os.open(path, os.O_RDWR)\n"
-            "    except OSError as error: print(error.errno)\n"
+            "    except OSError as error: print(path, error.errno)\n"
             "open('/dev/null', 'w'); open('/dev/zero')\n"
         )
         ended = subprocess.run(
@@ -335,9 +336,10 @@ def test_devices_of_other_jobs_cannot_be_opened(tmp_path: Path, kind: str) -> No
             text=True,
             check=True,
         )
-        # 1: EPERM by the group. 6: ENXIO, the group lets it through and there is no driver.
-        found = dict(zip(devices, ended.stdout.split(), strict=True))
-        assert found == {0: "1", 1: "6", 7: "6", 199: "1", 254: "6", 255: "6"}
+        # EPERM is the group's word; another error is the driver's, or of its absence.
+        told = dict(line.split() for line in ended.stdout.splitlines())
+        denied = {minor for minor, path in devices.items() if told.get(path) == str(errno.EPERM)}
+        assert denied == {0, 199}
     finally:
         assert remove_groups(made.paths) == ()
 

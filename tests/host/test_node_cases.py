@@ -28,6 +28,7 @@ from .hook_bed import (
     PATIENCE_S,
     Bed,
     check_clean,
+    require_strace,
 )
 from .waiting import Start
 
@@ -444,6 +445,7 @@ def test_roots_own_step_daemon_tells_its_job_where_there_are_no_groups(tmp_path:
 
 def test_no_hook_reads_what_may_wait_for_another_process(bed: Bed) -> None:
     """cmdline, environ, maps and mem of other processes wait for their mmap_lock."""
+    require_strace()
     bed.prolog()
     bed.prolog("12", SLURM_JOB_GPUS="1")
     for command, job in (("prolog", "13"), ("epilog", "11"), ("epilog", "12")):
