@@ -146,7 +146,6 @@ def run_program(
     text: str = "",
     timeout_s: float,
     owner: Owner | None = None,
-    confinement: Confinement | None = None,
 ) -> Outcome:
     """Run a program to its end, or kill it at its time limit.
 
@@ -156,7 +155,6 @@ def run_program(
         text: For its standard input.
         timeout_s: How long it may take.
         owner: As root: whom it runs as.
-        confinement: As root: where it has to be before it runs as that owner.
 
     Raises:
         OSError: It cannot be started.
@@ -168,7 +166,6 @@ def run_program(
         stdout=PIPE,
         stderr=PIPE,
         owner=owner,
-        confinement=confinement,
     )
     return finish_program(child, text=text, timeout_s=timeout_s)
 

@@ -21,7 +21,6 @@ from slurm_colloc.host.directories import (
     PrivateDirectory,
     make_private_directory,
 )
-from slurm_colloc.host.group_end import end_members
 from slurm_colloc.host.mps_answers import (
     find_complaints,
     is_limit_shown,
@@ -38,10 +37,8 @@ from slurm_colloc.host.mps_control import (
 )
 from slurm_colloc.host.mps_options import MpsOptions
 from slurm_colloc.host.mps_state import DaemonState, write_state
-from slurm_colloc.host.process_groups import Session
 from slurm_colloc.host.processes import ProcessId, identify, read_process, read_uid
 from slurm_colloc.host.removal import remove_directory
-from slurm_colloc.host.signals import KILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,8 +126,8 @@ def start_daemon(
     Args:
         options: What is wanted.
         owner: As root: the job's user.
-        confinement: As root: where daemon and control programs have to be before they are the
-            user's.
+        confinement: As root: where the daemon has to be before it is the user's. Its control
+            programs end before the hook does, and are out of the user's reach by their group id.
         directory: Its private directory, where the caller has made that already.
 
     Raises:
@@ -177,8 +174,7 @@ def start_daemon(
         # It takes the daemon longer to come up than to load this.
         from slurm_colloc.host.mps_logs import LogFollower
 
-        groups = () if confinement is None else confinement.groups
-        control = ControlProgram(programs, environment, owner, groups)
+        control = ControlProgram(programs, environment, owner)
         _prove(child, directory, uid, control, started + options.control_cap_s)
         control_ms = (time.monotonic() - started) * 1000
         assert daemon is not None
@@ -283,6 +279,11 @@ def explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
 
 
 def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None) -> None:
+    # A daemon comes up nearly always.
+    from slurm_colloc.host.group_end import end_members
+    from slurm_colloc.host.process_groups import Session
+    from slurm_colloc.host.signals import KILL
+
     leader = None if child is None else read_process(child.pid)
     if child is not None:
         # The child is not collected yet, so its pid cannot be anybody else's session.

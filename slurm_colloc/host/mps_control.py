@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.children import Confinement, Outcome, run_program
+from slurm_colloc.host.children import Outcome, run_program
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.mps_answers import Client, parse_ps
 
@@ -165,8 +165,6 @@ class ControlProgram:
         programs: Where the programs are.
         environment: As `build_daemon_environment` made it.
         owner: As root: whom to become, so that a command has the user's rights only.
-        groups: As root: the daemon's control groups. The program is the user's, too, and another
-            process of that user may get hold of it.
     """
 
     def __init__(
@@ -174,12 +172,10 @@ class ControlProgram:
         programs: MpsPrograms,
         environment: Mapping[str, str],
         owner: Owner | None = None,
-        groups: Sequence[str] = (),
     ) -> None:
         self._programs = programs
         self._environment = environment
         self._owner = owner
-        self._confinement = Confinement(tuple(groups)) if groups else None
 
     def ask(self, command: str, timeout_s: float = COMMAND_S) -> Outcome:
         """Send one command and take its answer.
@@ -233,7 +229,6 @@ class ControlProgram:
                 text=text,
                 timeout_s=timeout_s,
                 owner=self._owner,
-                confinement=self._confinement,
             )
         except OSError as error:
             problem = f"{self._programs.control} cannot be started: {error.strerror}"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint
-from slurm_colloc.host.liveness import list_running_jobs
 from slurm_colloc.host.run_directory import RunDirectory
 
 TYPE_CHECKING = False
@@ -115,7 +114,11 @@ def recover(
         jobs = [job_id for job_id in jobs if _holds(run, job_id, claimed)]
     deadline = time.monotonic() + budget_s
     # The process table is read once, and only where there is something to judge by it.
-    running = list_running_jobs() if jobs else frozenset()
+    running: frozenset[str] | None = frozenset()
+    if jobs:
+        from slurm_colloc.host.liveness import list_running_jobs
+
+        running = list_running_jobs()
     for job_id in jobs:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
