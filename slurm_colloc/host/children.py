@@ -1,6 +1,6 @@
 """Programs that the node side starts: with nothing inherited, a time limit, and a cap on output.
 
-root starts a program for a user inside its control groups, and changes users as the last step.
+What root starts for a user writes itself down before it is that user's.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _UNCOLLECTED_S = 0.5
 
 @dataclass(frozen=True)
 class Confinement:
-    """Where a program that root starts for a user has to be before it is the user's.
+    """What keeps hold of a program that root starts for a user.
 
     Args:
-        groups: Control groups that it enters.
+        groups: Control groups that it is moved into.
         record: Descriptor of a file of root's. The program's process writes itself into it while it
-            is still root's: pid, start and uid in the first line, then each group. -1 for none.
+            is still root's: pid, start and uid in the first line, then each group.
     """
 
-    groups: tuple[str, ...] = ()
-    record: int = -1
+    groups: tuple[str, ...]
+    record: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def start_program(
         stdout: See there.
         stderr: See there.
         owner: As root: whom it runs as, without a way back.
-        confinement: As root: where it has to be before it runs as that owner.
+        confinement: As root: where it writes itself down, and is to be.
         own_session: Make it the leader of a session.
         directory: Where it runs.
 
@@ -94,15 +94,13 @@ def start_program(
     """
     # Looked up before the fork: nothing may be loaded between fork and exec.
     libc = ctypes.CDLL(None, use_errno=True) if owner else None
-    confinement = confinement or Confinement()
 
     def restrict() -> None:
         assert libc is not None
         assert owner is not None
-        # Still root. From the change of users on another process of that user could get hold of it.
-        enter_groups(confinement.groups)
+        # Still root.
         set_ordinary_oom_score()
-        if confinement.record >= 0:
+        if confinement is not None:
             os.write(confinement.record, _describe_self(owner, confinement.groups))
         os.setgroups(owner.groups)
         os.setresgid(owner.gid, owner.gid, owner.gid)
@@ -115,7 +113,7 @@ def start_program(
 
     preexec: Callable[[], None] | None = restrict if owner else None
     try:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             list(argv),
             stdin=stdin,
             stdout=stdout,
@@ -128,8 +126,12 @@ def start_program(
             preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
         )
     except subprocess.SubprocessError as error:
-        # What failed in the child stays there; the groups are there and empty.
-        raise OSError(errno.EPERM, "it cannot enter its control groups as its user") from error
+        raise OSError(errno.EPERM, "it cannot become its user") from error
+    if confinement is not None:
+        # The kernel takes a while for that (cgroup_threadgroup_rwsem), in which the program comes
+        # up. It is in its session meanwhile, and out of the user's reach by its group id.
+        enter_groups(confinement.groups, child.pid)
+    return child
 
 
 def _describe_self(owner: Owner, groups: Sequence[str]) -> bytes:

@@ -143,14 +143,18 @@ def write_setting(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def enter_groups(groups: Iterable[str]) -> None:
-    """Move this process itself into groups.
+def enter_groups(groups: Iterable[str], pid: int = 0) -> None:
+    """Move a process into groups.
+
+    Args:
+        groups: Their paths.
+        pid: The process, a child of this one that is not collected yet; 0 for this one itself.
 
     Raises:
         OSError: One does not take it.
     """
     for group in groups:
-        write_setting(f"{group}/cgroup.procs", "0")
+        write_setting(f"{group}/cgroup.procs", str(pid))
 
 
 def set_ordinary_oom_score() -> None:

@@ -11,7 +11,7 @@ from slurm_colloc.host.signals import CONTINUE, KILL, SENT, note_group_kill, sen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.process_groups import ControlGroup, Session
+    from slurm_colloc.host.process_groups import ControlGroup, Session, UnitedGroups
     from slurm_colloc.host.signals import ProcessGroup
 
 LOOK_S = 1.0
@@ -41,7 +41,7 @@ class GroupEnd:
 
 
 def kill_group(
-    group: ControlGroup | Session, owner: int, *, reason: str, deadline: float
+    group: ControlGroup | Session | UnitedGroups, owner: int, *, reason: str, deadline: float
 ) -> GroupEnd:
     """Kill all members of a group that are its owner's, and see that they are gone.
 
@@ -55,10 +55,8 @@ def kill_group(
     if not members:
         return GroupEnd(had_members=False)
     group.forbid_forks()
-    sent: set[ProcessId] = set()
-    if group.kill_whole():
-        note_group_kill(members, owner, reason)
-        sent |= set(members)
+    sent = set(group.kill_whole())
+    note_group_kill(sent, owner, reason)
     first_look = min(deadline, time.monotonic() + LOOK_S)
     while members and time.monotonic() < first_look:
         group.freeze()

@@ -54,10 +54,15 @@ class ControlGroup:
         for path in self._paths:
             _write(f"{path}/pids.max", "0")
 
-    def kill_whole(self) -> bool:
-        """Have the kernel kill all of it at once (cgroup.kill, version 2 from Linux 5.14 on)."""
+    def kill_whole(self) -> list[ProcessId]:
+        """Have the kernel kill all of it at once (cgroup.kill, version 2 from Linux 5.14 on).
+
+        Returns:
+            What was in it just before; empty where there is no such kill.
+        """
+        members = self.list_members()
         written = [_write(f"{path}/cgroup.kill", "1") for path in self._paths]
-        return any(written)
+        return members if any(written) else []
 
     def freeze(self) -> None:
         """Stop all of it, so that nothing runs away while it is signalled (freezer, version 1)."""
@@ -120,15 +125,53 @@ class Session:
     def forbid_forks(self) -> None:
         """There is no such limit for a session."""
 
-    def kill_whole(self) -> bool:
+    def kill_whole(self) -> list[ProcessId]:
         """There is no such kill for a session."""
-        return False
+        return []
 
     def freeze(self) -> None:
         """There is no such state of a session."""
 
     def thaw(self) -> None:
         """There is no such state of a session."""
+
+
+class UnitedGroups:
+    """What is in any of several groups: a prolog may have been killed between two of them.
+
+    Args:
+        groups: The groups.
+    """
+
+    def __init__(self, groups: Sequence[ControlGroup | Session]) -> None:
+        self._groups = tuple(groups)
+
+    def list_members(self) -> list[ProcessId]:
+        """The processes in any of them that have not ended."""
+        return sorted({member for group in self._groups for member in group.list_members()})
+
+    def contains(self, process: Process) -> bool:
+        """Whether the kernel has a process in one of them now."""
+        return any(group.contains(process) for group in self._groups)
+
+    def forbid_forks(self) -> None:
+        """Let nothing in them make another process, where the kernel has a limit for that."""
+        for group in self._groups:
+            group.forbid_forks()
+
+    def kill_whole(self) -> list[ProcessId]:
+        """Have the kernel kill what it can at once; what that was."""
+        return [member for group in self._groups for member in group.kill_whole()]
+
+    def freeze(self) -> None:
+        """Stop what can be stopped."""
+        for group in self._groups:
+            group.freeze()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        for group in self._groups:
+            group.thaw()
 
 
 def _write(path: str, text: str) -> bool:

@@ -19,7 +19,7 @@ from slurm_colloc.host.control_groups import remove_groups
 from slurm_colloc.host.group_end import LOOK_S, GroupEnd, kill_group
 from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
-from slurm_colloc.host.process_groups import ControlGroup, Session
+from slurm_colloc.host.process_groups import ControlGroup, Session, UnitedGroups
 from slurm_colloc.host.processes import read_process, read_uid
 from slurm_colloc.host.run_directory import RunDirectory
 
@@ -119,15 +119,16 @@ class Undoing:
             dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
         )
         groups: list[ControlGroup | Session] = [ControlGroup(paths)] if paths else []
-        # Only where the kernel gave it no control group.
-        groups += [Session(leader.id) for leader in leaders if not leader.groups]
+        # A prolog may have been killed before it had moved the daemon into its control group.
+        groups += [Session(leader.id) for leader in leaders]
         # A damaged checkpoint does not say whose job it was.
         owner = next((leader.uid for leader in leaders), checkpoint.uid)
         if self._is_of_this_boot and owner > 0:
+            reason = f"job {checkpoint.job_id} is over"
             deadline = time.monotonic() + self._budget_s
-            for group in groups:
-                reason = f"job {checkpoint.job_id} is over"
-                self._note_end(kill_group(group, owner, reason=reason, deadline=deadline))
+            self._note_end(
+                kill_group(UnitedGroups(groups), owner, reason=reason, deadline=deadline)
+            )
         self.report.notes += remove_groups(paths)
 
     def _note_end(self, end: GroupEnd) -> None:
