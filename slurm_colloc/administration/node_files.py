@@ -218,7 +218,9 @@ def _make_directories(places: Places, file: NodeFile) -> list[str]:
     made = []
     for missed in reversed(missing):
         here = places.here(missed)
-        with opened_directory(os.path.dirname(here)) as parent:
+        # The hooks look again whose the log's directory is, each time that they write there.
+        is_log = missed == os.path.dirname(places.log_path)
+        with opened_directory(os.path.dirname(here), may_be_a_groups=is_log) as parent:
             name = os.path.basename(here)
             os.mkdir(name, 0o700, dir_fd=parent)
             os.chmod(name, file.mode if missed == file.path else 0o755, dir_fd=parent)

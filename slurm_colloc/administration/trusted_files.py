@@ -13,14 +13,18 @@ _TEMPORARY = ".slurm_colloc."
 
 
 @contextlib.contextmanager
-def opened_directory(directory: str) -> Iterator[int]:
+def opened_directory(directory: str, *, may_be_a_groups: bool = False) -> Iterator[int]:
     """A directory that nobody else can exchange; what leads to it may be a link.
+
+    Args:
+        directory: Its path.
+        may_be_a_groups: Its group may write in it, as in Ubuntu's /var/log.
 
     Raises:
         NodeError: Somebody else could.
         OSError: It cannot be opened.
     """
-    descriptor = open_trusted(os.path.realpath(directory))
+    descriptor = open_trusted(os.path.realpath(directory), last_may_be_a_groups=may_be_a_groups)
     try:
         yield descriptor
     finally:

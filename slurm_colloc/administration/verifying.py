@@ -249,6 +249,7 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
         with open(path, encoding="utf-8") as file:
             setup = json.load(file)
         mode, reason, daemons = setup["mode"], setup["reason"], setup["daemons"]
+        notes = [str(note) for note in setup["notes"]]
     except FileNotFoundError:
         found.add("prepared", ok=False, detail=f"the prolog wrote no {path}; see csub admin log")
         return []
@@ -256,6 +257,8 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
         found.add("prepared", ok=False, detail=f"{path} cannot be read ({error})")
         return []
     found.add("prepared", mode == "mps", f"mode {mode or 'none'}: {reason or 'no reason given'}")
+    for note in notes:
+        found.add("prepared", ok=None, detail=note)
     answering = []
     for daemon in daemons:
         # The kernel says who listens; what a pid file or a name says could be anybody's.

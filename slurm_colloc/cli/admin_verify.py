@@ -8,8 +8,9 @@ import json
 import os
 import pwd
 import sys
+from collections.abc import Mapping
 
-from slurm_colloc.administration import node_files, removal, verifying
+from slurm_colloc.administration import confinement, node_files, removal, verifying
 from slurm_colloc.administration.fake_job import FIRST_JOB_ID, FakeJob, choose_gpu
 from slurm_colloc.administration.node_plan import build_node_files
 from slurm_colloc.administration.places import find_places
@@ -46,7 +47,12 @@ def verify(options: argparse.Namespace) -> int:
     verifying.check_files(found, build_node_files(places, plans))
     verifying.check_python(found, places.prefix_path)
     policy = verifying.check_policy(found, places.policy_path)
-    _check_slurm(found, record)
+    config = _read_slurm(found)
+    if config is not None:
+        _check_slurm(found, record, config)
+    if policy is not None:
+        confinement.check_limits(found, policy, config or {})
+    confinement.check_tracing(found)
     if found.passed and policy is not None:
         answer = verifying.ask_nvml(places.prefix_path, places.simgpu)
         gpu = choose_gpu(answer, options.gpu, verifying.read_held_gpus(places.run_path))
@@ -68,15 +74,19 @@ def verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_slurm(found: Verification, record: dict[str, object]) -> None:
-    """Say whether Slurm calls the hooks; a node may be made ready before slurm.conf is."""
+def _read_slurm(found: Verification) -> Mapping[str, str] | None:
+    """What the running Slurm is configured with; None where it cannot be asked."""
     try:
-        values = removal.read_config_values(read_config(""))
+        return read_config("")
     except CollocError as problem:
         found.add("Slurm", ok=None, detail=f"not asked: {problem.message}")
-        return
+        return None
+
+
+def _check_slurm(found: Verification, record: dict[str, object], config: Mapping[str, str]) -> None:
+    """Say whether Slurm calls the hooks; a node may be made ready before slurm.conf is."""
     places = find_places(os.environ)
-    called = removal.find_callers(record, values, places)
+    called = removal.find_callers(record, removal.read_config_values(config), places)
     for kind in ("prolog", "epilog"):
         detail = (
             f"{kind.capitalize()}={called[kind]}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.host.control_groups import enter_groups, set_ordinary_oom_score
 from slurm_colloc.host.directories import Owner
+from slurm_colloc.host.dropping import become
 from slurm_colloc.host.signals import end_child
 
 Child = subprocess.Popen[bytes]
@@ -102,9 +103,7 @@ def start_program(
         set_ordinary_oom_score()
         if confinement is not None:
             os.write(confinement.record, _describe_self(owner, confinement.groups))
-        os.setgroups(owner.groups)
-        os.setresgid(owner.gid, owner.gid, owner.gid)
-        os.setresuid(owner.uid, owner.uid, owner.uid)
+        become(owner)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import time
@@ -17,6 +18,20 @@ from slurm_colloc.host.signals import end_child
 _PR_SET_NO_NEW_PRIVS = 38
 _LIMIT_BYTES = 65536
 _KILL_S = 0.5
+
+
+def become(owner: Owner) -> None:
+    """Give up root for good, in a process of its own.
+
+    Raises:
+        OSError: This process is not that user's alone now.
+    """
+    os.setgroups(list(owner.groups))
+    os.setresgid(owner.gid, owner.gid, owner.gid)
+    os.setresuid(owner.uid, owner.uid, owner.uid)
+    # The kernel takes (uid_t)-1 for "leave it as it is", and says that all went well.
+    if os.getresuid() != (owner.uid,) * 3 or os.getresgid() != (owner.gid,) * 3 or not owner.uid:
+        raise PermissionError(errno.EPERM, f"this process cannot become user {owner.uid}")
 
 
 def run_as(owner: Owner, work: Callable[[], str], *, timeout_s: float) -> str:
@@ -38,9 +53,7 @@ def run_as(owner: Owner, work: Callable[[], str], *, timeout_s: float) -> str:
         status = 1
         try:
             os.close(read_end)
-            os.setgroups(list(owner.groups))
-            os.setresgid(owner.gid, owner.gid, owner.gid)
-            os.setresuid(owner.uid, owner.uid, owner.uid)
+            become(owner)
             libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             os.umask(0o077)
             os.write(write_end, b"+" + os.fsencode(work())[:_LIMIT_BYTES])

@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.host.checkpoint import SLUID, is_job_id
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
+_NO_ID = 2**32 - 1
 _GPU_LIST = re.compile(r"[0-9]{1,4}(?:,[0-9]{1,4}){0,255}")
 
 
@@ -56,8 +57,8 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
         raise UsageProblem("SLURM_JOB_ID is no job's number: this is for slurmd to call")
     return HookJob(
         job_id=job_id,
-        uid=_read_number(environ, "SLURM_JOB_UID"),
-        gid=_read_number(environ, "SLURM_JOB_GID"),
+        uid=_read_id(environ, "SLURM_JOB_UID"),
+        gid=_read_id(environ, "SLURM_JOB_GID"),
         comment=environ.get("SLURM_JOB_COMMENT", ""),
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         account=environ.get("SLURM_JOB_ACCOUNT", ""),
@@ -76,6 +77,12 @@ def _read_number(environ: Mapping[str, str], name: str) -> int | None:
 
 def _read_sluid(text: str) -> str:
     return text if SLUID.fullmatch(text) else ""
+
+
+def _read_id(environ: Mapping[str, str], name: str) -> int | None:
+    number = _read_number(environ, name)
+    # The kernel takes the largest one for "leave it as it is", which is root.
+    return number if number is not None and number < _NO_ID else None
 
 
 def _read_gpus(text: str) -> tuple[int, ...] | None:

@@ -211,7 +211,9 @@ class RunDirectory:
             if _is_leader_of(name, job_id):
                 with contextlib.suppress(OSError):
                     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                    with open(os.open(name, flags, dir_fd=self._jobs), encoding="ascii") as file:
+                    with open(
+                        os.open(name, flags, dir_fd=self._jobs), encoding="ascii", errors="replace"
+                    ) as file:
                         found.append(parse_leader(file.read(_LIMIT_BYTES)))
         return tuple(leader for leader in found if leader is not None)
 

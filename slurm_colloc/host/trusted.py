@@ -11,8 +11,13 @@ from slurm_colloc.errors import NodeError
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_trusted(base: str) -> int:
+def open_trusted(base: str, *, last_may_be_a_groups: bool = False) -> int:
     """Open a directory through parents that nobody else can exchange.
+
+    Args:
+        base: The directory.
+        last_may_be_a_groups: It may be written by its group, as Ubuntu's /var/log is by syslog's.
+            For what is looked at again before it is used.
 
     Raises:
         NodeError: Somebody else could rename what is made in it.
@@ -23,22 +28,27 @@ def open_trusted(base: str) -> int:
     try:
         _judge(os.fstat(descriptor), "/", trusted)
         path = ""
-        for part in filter(None, base.split("/")):
+        parts = [part for part in base.split("/") if part]
+        for number, part in enumerate(parts, start=1):
             inner = os.open(part, OPEN_DIRECTORY, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
             path += f"/{part}"
-            _judge(os.fstat(descriptor), path, trusted)
+            is_last = number == len(parts)
+            forbidden = 0o002 if is_last and last_may_be_a_groups else 0o022
+            _judge(os.fstat(descriptor), path, trusted, forbidden)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _judge(status: os.stat_result, path: str, trusted: frozenset[int]) -> None:
+def _judge(
+    status: os.stat_result, path: str, trusted: frozenset[int], forbidden: int = 0o022
+) -> None:
     if status.st_uid not in trusted:
         raise NodeError(f"{path} belongs to user {status.st_uid}, who could exchange what is in it")
-    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+    if status.st_mode & forbidden and not status.st_mode & stat.S_ISVTX:
         raise NodeError(f"{path} may be written by others and has no sticky bit")
 
 

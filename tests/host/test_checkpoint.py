@@ -328,6 +328,10 @@ def test_variables_of_slurmd_are_checked_one_by_one() -> None:
         ("SLURM_JOB_GPUS", "1 "),
     ):
         assert read_hook_job({"SLURM_JOB_ID": "1", name: text}).gpus is None
+    # For the kernel it means "leave the user as it is", which is root.
+    for text in ("4294967295", "9999999999", "-1", "", "x"):
+        job = read_hook_job({"SLURM_JOB_ID": "1", "SLURM_JOB_UID": text, "SLURM_JOB_GID": text})
+        assert (job.uid, job.gid) == (None, None)
     assert read_hook_job({"SLURM_JOB_ID": "1"}).gpus == ()
     assert read_hook_job({"SLURM_JOB_ID": "1", "SLURM_JOB_UID": "-1"}).uid is None
     for text in ("", "../etc", "0", "1\n"):

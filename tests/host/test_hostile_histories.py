@@ -147,34 +147,25 @@ def home() -> Iterator[Path]:
 def plant(place: Path, kind: str, secret: Path) -> None:
     """Make one thing as the user could; root's file is never the user's."""
     path = place / f"planted {kind}"
-    if kind == "link to root":
-        path.symlink_to(secret)
-    elif kind == "link to nowhere":
-        path.symlink_to("/nowhere/at/all")
-    elif kind == "loop":
-        path.symlink_to(path.name)
+    nowhere, itself = Path("/nowhere/at/all"), Path(path.name)
+    links = {"link to root": secret, "link to nowhere": nowhere, "loop": itself}
+    if kind in links:
+        path.symlink_to(links[kind])
     elif kind == "fifo":
         os.mkfifo(path)
+    elif kind == "unreadable":
+        path.mkdir(mode=0)
+    elif kind == "deep":
+        place.joinpath(*("d" * 40)).mkdir(parents=True)
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as made, contextlib.suppress(OSError):
             made.bind(str(path))
-    elif kind == "deep":
-        inner = place
-        for _ in range(40):
-            inner = inner / "d"
-            inner.mkdir()
-    elif kind == "newline":
-        (place / "a\nb\x1b[2J\udcff").touch()
-    elif kind == "unreadable":
-        path.mkdir(mode=0)
-    elif kind == "hard link":
-        path.touch()
-        os.link(path, place / "twice")
-    elif kind == "many":
-        for number in range(500):
-            (place / f"m{number}").touch()
     else:
-        path.touch()
+        names = {"newline": ["a\nb\x1b[2J\udcff"], "many": [f"m{n}" for n in range(500)]}
+        for name in names.get(kind, [path.name]):
+            (place / name).touch()
+        if kind == "hard link":
+            os.link(path, place / "twice")
 
 
 def plant_all(place: Path, history: History, secret: Path) -> None:
