@@ -23,6 +23,8 @@ if ! [ -x "$prefix/bin/python" ]; then
 fi
 
 exec </dev/null 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-
+# The tree that is there now, whatever a link leads to later: an upgrade exchanges it.
+cd -P "$prefix" && prefix=$PWD
 cd /
 umask 077
 exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \

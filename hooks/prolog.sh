@@ -45,6 +45,8 @@ case $job in '' | *[!0123456789]*) exit 0 ;; esac
 [ -x "$prefix/bin/python" ] || exit 0
 
 exec </dev/null 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-
+# The tree that is there now, whatever a link leads to later: an upgrade exchanges it.
+cd -P "$prefix" && prefix=$PWD
 cd /
 umask 077
 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \

@@ -259,3 +259,17 @@ def test_the_hooks_are_programs_that_only_their_owner_writes() -> None:
         path = HOOKS / name
         assert path.stat().st_mode & 0o111 == 0o111
         assert path.read_text().startswith("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+def test_a_hook_stays_with_the_tree_that_it_began_with(
+    tmp_path: Path, shell: tuple[str, ...], name: str
+) -> None:
+    """An upgrade exchanges a link; a hook that runs then still loads from the old tree."""
+    installed = install(tmp_path, {"prefix": str(tmp_path / "current")})
+    (tmp_path / "current").symlink_to("opt")
+    (installed.jobs / "7.json").touch()
+    environment = {b"SLURM_JOB_ID": b"7", b"SLURM_JOB_COMMENT": TOKENS[0], b"CDPATH": b"/usr"}
+    installed.run(name, environment, shell)
+    assert installed.seen()["argv"][0] == str(tmp_path / "opt" / "bin" / "python")
