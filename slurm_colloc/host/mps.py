@@ -161,15 +161,14 @@ def start_daemon(
             owner=owner,
         )
         # Root has it in its own checkpoint.
-        writes_state = owner is None
-        if writes_state:
+        if owner is None:
             write_state(directory.descriptor, state)
         started = time.monotonic()
         child = _start_child(programs.control, environment, directory, owner, confinement)
         daemon = identify(child.pid)
         if daemon is not None:
             state = replace(state, daemon=daemon)
-            if writes_state:
+            if owner is None:
                 write_state(directory.descriptor, state)
         # It takes the daemon longer to come up than to load this.
         from slurm_colloc.host.mps_logs import LogFollower

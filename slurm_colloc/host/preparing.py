@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pwd
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import CollocError, NodeError
+from slurm_colloc.errors import NodeError
 from slurm_colloc.host import control_groups
 from slurm_colloc.host.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
 from slurm_colloc.host.children import Confinement
 from slurm_colloc.host.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
+from slurm_colloc.host.daemon_owner import find_owner
 from slurm_colloc.host.directories import Owner, make_named_directory
-from slurm_colloc.host.dropping import run_as
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps_control import find_programs
@@ -40,13 +39,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTROL_CAP_S = 5.0
-DAEMON_GID = 0x7FFFFF00
-"""Group of every daemon that root starts: nobody's. The kernel lets a process be traced, and its
-memory and descriptors be reached through /proc, only where group ids match as well (Linux,
-__ptrace_may_access), so the user's other processes cannot, with or without Yama. It is beyond the
-ranges that distributions and systemd give out (systemd's UIDS-GIDS)."""
-
-_GROUPS_S = 2.0
 _GPU_LOCK_S = 2.0
 
 
@@ -344,21 +336,3 @@ class Preparing:
 def _read_common_mode(answer: NvmlAnswer, uuids: Sequence[str]) -> str | None:
     modes = {gpu.compute_mode for uuid in uuids if (gpu := answer.find(uuid)) is not None}
     return modes.pop() if len(modes) == 1 else None
-
-
-def find_owner(uid: int, gid: int) -> Owner:
-    """Whom the daemon runs as: the user, in a group of its own beside all that the user is in.
-
-    A user's groups can be told only if the directory service answers in time.
-    """
-
-    def read_groups() -> str:
-        name = pwd.getpwuid(uid).pw_name
-        return " ".join(map(str, os.getgrouplist(name, gid)))
-
-    groups = {gid}
-    # A directory service may hang, or not know the user: Slurm's numbers do then.
-    with contextlib.suppress(CollocError, OSError, ValueError):
-        words = run_as(Owner(uid, gid, (gid,)), read_groups, timeout_s=_GROUPS_S)
-        groups |= {int(word) for word in words.split()}
-    return Owner(uid, DAEMON_GID, tuple(sorted(groups)))

@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 
@@ -32,6 +31,7 @@ from slurm_colloc.host.checkpoint import (
 )
 from slurm_colloc.host.daemon_leader import Leader, parse_leader
 from slurm_colloc.host.removal import empty_directory, explain
+from slurm_colloc.host.root_files import open_own_directory, write_json
 from slurm_colloc.host.trusted import OPEN_DIRECTORY, open_trusted
 from slurm_colloc.host.user_mount import mount_limited, unmount_all
 
@@ -71,10 +71,10 @@ class RunDirectory:
         try:
             above = open_trusted(parent)
             try:
-                self._descriptor = _open_own(above, name, 0o755, self.path, makes=makes)
+                self._descriptor = open_own_directory(above, name, 0o755, self.path, makes=makes)
             finally:
                 os.close(above)
-            self._jobs = _open_own(
+            self._jobs = open_own_directory(
                 self._descriptor, JOBS, 0o700, f"{self.path}/{JOBS}", makes=makes
             )
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes else 0)
@@ -180,7 +180,7 @@ class RunDirectory:
         Raises:
             OSError: It cannot be written; the one before is still there.
         """
-        _write_file(self._jobs, f"{checkpoint.job_id}.json", pack_checkpoint(checkpoint), 0o600)
+        write_json(self._jobs, f"{checkpoint.job_id}.json", pack_checkpoint(checkpoint), 0o600)
 
     def remove(self, job_id: str) -> None:
         """Forget a job; the last step of all."""
@@ -250,7 +250,7 @@ class RunDirectory:
         """
         opened = os.open(job_id, OPEN_DIRECTORY, dir_fd=self._descriptor)
         try:
-            _write_file(opened, SETUP, value, 0o644)
+            write_json(opened, SETUP, value, 0o644)
         finally:
             os.close(opened)
 
@@ -289,7 +289,9 @@ class RunDirectory:
         except FileNotFoundError:
             raise
         except OSError:
-            aside = _open_own(self._descriptor, ASIDE, 0o700, f"{self.path}/{ASIDE}", makes=True)
+            aside = open_own_directory(
+                self._descriptor, ASIDE, 0o700, f"{self.path}/{ASIDE}", makes=True
+            )
             try:
                 fresh = f"{job_id}.{os.urandom(6).hex()}"
                 os.rename(job_id, fresh, src_dir_fd=self._descriptor, dst_dir_fd=aside)
@@ -303,7 +305,9 @@ class RunDirectory:
             deadline: Until when, on the monotonic clock.
         """
         try:
-            aside = _open_own(self._descriptor, ASIDE, 0o700, f"{self.path}/{ASIDE}", makes=False)
+            aside = open_own_directory(
+                self._descriptor, ASIDE, 0o700, f"{self.path}/{ASIDE}", makes=False
+            )
         except (OSError, NodeError):
             return 0
         try:
@@ -317,42 +321,3 @@ class RunDirectory:
 
 def _is_leader_of(name: str, job_id: str) -> bool:
     return name.startswith(f"{job_id}.") and name.endswith(_LEADER_SUFFIX)
-
-
-def _open_own(parent: int, name: str, mode: int, path: str, *, makes: bool) -> int:
-    """Open a directory of root's alone."""
-    if makes:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=parent)
-    try:
-        descriptor = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
-    except NotADirectoryError as error:
-        raise NodeError(f"{path} is no directory") from error
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        os.close(descriptor)
-        raise NodeError(
-            f"{path} is not root's alone (user {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):o})"
-        )
-    if makes and stat.S_IMODE(status.st_mode) != mode:
-        os.fchmod(descriptor, mode)
-    return descriptor
-
-
-def _write_file(directory: int, name: str, value: Mapping[str, Any], mode: int) -> None:
-    temporary = f".{name}"
-    # One that a killed hook has left is in nobody's use: whoever writes here holds the lock.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    opened = os.open(temporary, flags, 0o600, dir_fd=directory)
-    try:
-        with open(opened, "w", encoding="ascii") as file:
-            json.dump(value, file)
-            os.fchmod(opened, mode)
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
-        raise

@@ -6,9 +6,11 @@ their maximum. So totals and peaks stay exact, and rates stay over windows longe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.store.files import open_regular
 from slurm_colloc.store.samples import GPU_COLUMNS, GPU_METRICS, MEMBER_COLUMNS
 
 if TYPE_CHECKING:
@@ -52,19 +54,24 @@ def read_table(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = []
+    files = {}
     for path in paths:
         try:
-            files.append(pq.ParquetFile(path, pre_buffer=False))
+            # It may be another user's, who may have put a pipe in its place.
+            descriptor = open_regular(path)
+            try:
+                files[path] = pq.ParquetFile(f"/proc/self/fd/{descriptor}", pre_buffer=False)
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException) as error:
             problems.append(f"{path} cannot be read: {_first_line(error)}")
     if not files:
         return None, 0.0
-    thin, names, stride_s = choose(files)
+    thin, names, stride_s = choose(list(files.values()))
     tables = []
-    for path, file in zip(paths, files, strict=False):
+    for path, file in files.items():
         try:
             tables += [thin(batch) for batch in _iterate(file, names)]
         except (OSError, pa.ArrowException, KeyError) as error:

@@ -104,10 +104,32 @@ def tell_kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
+def open_regular(path: Path | str) -> int:
+    """Open a file to read; a pipe or device of this name is not waited for.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        # What opening a socket says.
+        if error.errno == errno.ENXIO:
+            error.strerror = "it is a socket or a device, no file"
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kind = tell_kind(status.st_mode)
+        raise OSError(errno.EINVAL, f"it is {kind}, no file", os.fspath(path))
+    return descriptor
+
+
 def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """Read a small file with as few calls as possible: a queue of thousands reads thousands.
-
-    A pipe or device of this name is not waited for.
 
     Args:
         path: The file.
@@ -117,19 +139,9 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
         OSError: It cannot be read, is no regular file, or is larger.
     """
     most = _BYTES_MOST if most is None else most
+    descriptor = open_regular(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        # What opening a socket says.
-        if error.errno == errno.ENXIO:
-            error.strerror = "it is a socket or a device, no file"
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = tell_kind(status.st_mode)
-            raise OSError(errno.EINVAL, f"it is {kind}, no file", os.fspath(path))
-        if status.st_size > most:
+        if os.fstat(descriptor).st_size > most:
             raise _too_large(path)
         parts, read = [], 0
         while part := os.read(descriptor, _CHUNK_BYTES):

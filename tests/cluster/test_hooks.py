@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.control_groups import read_hierarchies
+from slurm_colloc.host.daemon_owner import DAEMON_GID
 from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.preparing import DAEMON_GID
 from slurm_colloc.host.processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation

@@ -317,6 +317,39 @@ def test_compute_modes_come_before_files_and_the_rest_later(bed: Bed, size_mb: i
     check_clean(bed)
 
 
+def test_what_holds_files_open_keeps_nothing_from_being_undone(bed: Bed) -> None:
+    """Outside the daemon's group: in the directory, with a file open, mapped and locked."""
+    bed.prolog()
+    place = bed.run / "11" / "0" / "l"
+    hold = (
+        "import fcntl, mmap, os, sys, time\n"
+        "os.chdir(sys.argv[1])\n"
+        "file = open('held', 'w+b'); file.write(bytes(4096)); file.flush()\n"
+        "fcntl.flock(file, fcntl.LOCK_EX); held = mmap.mmap(file.fileno(), 4096)\n"
+        "print('up', flush=True); time.sleep(600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", hold, str(place)],
+        stdout=subprocess.PIPE,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        cwd="/",
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        ended = bed.epilog()
+        assert (ended.status, ended.audit["outcome"]) == (0, "")
+        assert child.poll() is None
+        check_clean(bed)
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
 # -- N7: a lost GPU -------------------------------------------------------------------------------
 
 

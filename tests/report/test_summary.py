@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,12 @@ def test_a_damaged_piece_is_left_out_and_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     empty = pack / "report" / "gpu.000002.parquet"
     empty.write_bytes(b"")
+    # Nobody writes into it, so who waited for it would wait for ever.
+    pipe = pack / "report" / "gpu.000003.parquet"
+    pipe.unlink()
+    os.mkfifo(pipe)
     summary = build_summary(pack, tmp_path)
+    assert [n for n in summary["notes"] if "gpu.000003.parquet cannot be read" in n]
     assert member_of(summary, 1)["rate"]["steps_per_s"] == pytest.approx(10, rel=0.01)
     assert [n for n in summary["notes"] if "members.000003.parquet" in n]
     assert [n for n in summary["notes"] if "gpu.000002.parquet" in n]
