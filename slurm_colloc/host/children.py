@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from slurm_colloc.host.control_groups import enter_groups, set_ordinary_oom_score
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.dropping import become
-from slurm_colloc.host.signals import end_child
+from slurm_colloc.host.signals import KILL, end_child
 
 Child = subprocess.Popen[bytes]
 PIPE = subprocess.PIPE
@@ -27,6 +27,7 @@ DEVNULL = subprocess.DEVNULL
 
 OUTPUT_LIMIT_BYTES = 1 << 20
 DAEMON_FILE_LIMIT_BYTES = 256 << 20
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _UNCOLLECTED_S = 0.5
 
@@ -87,7 +88,7 @@ def start_program(
         stderr: See there.
         owner: As root: whom it runs as, without a way back.
         confinement: As root: where it writes itself down, and is to be.
-        own_session: Make it the leader of a session.
+        own_session: Make it the leader of a session. As root: one that is none dies with the hook.
         directory: Where it runs.
 
     Raises:
@@ -105,6 +106,9 @@ def start_program(
             os.write(confinement.record, _describe_self(owner, confinement.groups))
         become(owner)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if not own_session:
+            # It is in no group that anybody ends: a killed hook takes it along.
+            libc.prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(
             resource.RLIMIT_FSIZE, (DAEMON_FILE_LIMIT_BYTES, DAEMON_FILE_LIMIT_BYTES)
@@ -179,6 +183,18 @@ def finish_program(child: Child, *, text: str, timeout_s: float) -> Outcome:
         text: For its standard input.
         timeout_s: How long it may take from now on.
     """
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    try:
+        return _converse(child, text, timeout_s)
+    except BaseException:
+        # A hook's own deadline may ring at any moment.
+        end_child(child.pid)
+        raise
+
+
+def _converse(child: Child, text: str, timeout_s: float) -> Outcome:
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
