@@ -36,7 +36,12 @@ from .hooks import (
 )
 from .mps import Untouched, list_processes, runner_pid, server_pid
 
-pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.root,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(3600),
+]
 
 PACKS = int(os.environ.get("CSUB_CAMPAIGN_PACKS", "10"))
 SEED = int(os.environ.get("CSUB_CAMPAIGN_SEED") or random.SystemRandom().randrange(1 << 32))

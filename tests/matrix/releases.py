@@ -52,6 +52,7 @@ PACKAGES = (
 TOOLS = (
     "hatchling",
     "hypothesis",
+    "prometheus-client",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
