@@ -18,6 +18,7 @@ from tests.bench.bed import Bed, running_bed
 from tests.bench.hooks import measure_hooks
 from tests.bench.instrument import measure_instrument
 from tests.bench.joining import measure_joining
+from tests.bench.leftovers import measure_leftovers
 from tests.bench.measuring import (
     Section,
     describe_load,
@@ -51,6 +52,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "hooks" in chosen:
         yield measure_hooks()
         yield from measure_own_jobs()
+    if "leftovers" in chosen:
+        yield measure_leftovers()
     if "instrument" in chosen:
         yield measure_instrument()
     if "planning" in chosen:
@@ -71,7 +74,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "instrument", "planning", *GROUPS]
+    names = ["startup", "hooks", "leftovers", "instrument", "planning", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

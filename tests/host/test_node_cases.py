@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from slurm_colloc.host.liveness import find_jobs_of_cgroups, list_running_jobs
 from slurm_colloc.host.processes import identify
 from slurm_colloc.host.user_mount import is_mounted
 
+from .false_daemon import false_daemon
 from .hook_bed import (
     DEFAULT,
     EXCLUSIVE_PROCESS,
@@ -32,12 +31,6 @@ from .hook_bed import (
 )
 from .waiting import Start
 
-ROOT = Path(__file__).parents[2]
-HOSTILE = Path(__file__).with_name("hostile_daemon.py")
-_RUN_HOSTILE = (
-    f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); "
-    f"runpy.run_path({str(HOSTILE)!r}, run_name='__main__')"
-)
 _RENAME = (
     "import time; open('/proc/self/comm', 'w').write('slurmstepd'); "
     "print('up', flush=True); time.sleep(600)"
@@ -47,35 +40,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root"),
 ]
-
-
-@contextlib.contextmanager
-def false_daemon(bed: Bed, behaviour: Mapping[str, object], uid: int = NOBODY) -> Iterator[int]:
-    """Somebody else than the daemon listens in its pipe directory while this lasts; its pid."""
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            _RUN_HOSTILE,
-            str(bed.run / "11" / "0" / "p"),
-            json.dumps(behaviour),
-        ],
-        stdout=subprocess.PIPE,
-        user=uid,
-        group=uid,
-        extra_groups=[],
-        cwd="/",
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"up\n"
-    try:
-        yield child.pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
 
 
 # -- N1: root ends whatever a user names ----------------------------------------------------------
