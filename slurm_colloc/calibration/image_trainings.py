@@ -17,6 +17,9 @@ from slurm_colloc.calibration.workloads import TINY, Training
 _PR_SET_PDEATHSIG = 1
 _LOADERS = 2
 _IDLE_S = 0.012
+# Below eight channels, oneDNN's AVX2 kernel for the weights of a 1x1 convolution with a stride
+# writes past its buffer (https://github.com/uxlfoundation/oneDNN/issues/6035).
+_TINY_WIDTH = 8
 
 
 class Residual(nn.Module):  # type: ignore[misc]
@@ -138,14 +141,14 @@ def build_cnn32(device: str, scale: str) -> Training:
 def build_resnet18(device: str, scale: str) -> Training:
     """ResNet-18 on 64x64 images: more launches than work."""
     if scale == TINY:
-        return _train_on_device(make_resnet((1, 1), 4, bottleneck=False), 2, 32, device)
+        return _train_on_device(make_resnet((1, 1), _TINY_WIDTH, bottleneck=False), 2, 32, device)
     return _train_on_device(make_resnet((2, 2, 2, 2), 64, bottleneck=False), 128, 64, device)
 
 
 def build_resnet50(device: str, scale: str) -> Training:
     """ResNet-50 on 224x224 images: fills the GPU."""
     if scale == TINY:
-        return _train_on_device(make_resnet((1, 1), 4, bottleneck=True), 2, 48, device)
+        return _train_on_device(make_resnet((1, 1), _TINY_WIDTH, bottleneck=True), 2, 48, device)
     return _train_on_device(make_resnet((3, 4, 6, 3), 64, bottleneck=True), 48, 224, device)
 
 
@@ -155,7 +158,7 @@ def _build_tuned(
     torch.backends.cudnn.benchmark = True
     if scale == TINY:
         blocks, batch, size = tuple(1 for _ in blocks[:2]), 2, 32
-    width = 4 if scale == TINY else 64
+    width = _TINY_WIDTH if scale == TINY else 64
     return _train_on_device(make_resnet(blocks, width, bottleneck=True), batch, size, device)
 
 
