@@ -59,7 +59,7 @@ run-checks:
 
 bench:
 	@sh .ci/setup bench
-	@python -m tests.bench $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
+	@python -m benchmarks $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
 
 # What nodes get, built with the Python that comes first: .venv's, or any from 3.11 on that has
 # nvidia-ml-py. packaging/README.md tells how to build it for other machines.

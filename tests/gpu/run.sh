@@ -17,7 +17,7 @@
 # policies: a mix of 30 jobs for each GPU under csub and under rules of others, by turns, without
 # Slurm, test_gpu_policies.py; CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say
 # which and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
-# table by python -m tests.gpu.policies --merge A.csv B.csv.
+# table by python -m benchmarks.gpu.policies --merge A.csv B.csv.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -94,7 +94,7 @@ if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$top/slurm_coll
     [ "${top#/tmp/}" != "$top" ]; then
     mkdir "$work/checkout"
     (cd "$top" && tar -c --exclude='__pycache__' pyproject.toml slurm_colloc templates hooks \
-        site-config tests) | tar -x -C "$work/checkout"
+        site-config tests benchmarks) | tar -x -C "$work/checkout"
     top=$work/checkout
     chmod -R a+rX "$top"
 fi

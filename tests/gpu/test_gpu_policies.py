@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.mix_table import compute_results
+from benchmarks.gpu.policies import read_all
+
 from .bed import read_number
-from .mix_table import compute_results
-from .policies import read_all
 
 pytestmark = [pytest.mark.gpu, pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(1800)]
 
@@ -44,7 +45,7 @@ def test_mixes_under_csub_and_other_rules(tmp_path: Path) -> None:
         arguments += ["--usual", str(read_number("CSUB_GPU_USUAL_S", 6))]
         arguments += ["--seconds", str(SECONDS), "--csv", str(out / f"policies-{gpu}.csv")]
         arguments += ["--json", str(out / f"policies-{gpu}.json")]
-        program = [sys.executable, "-u", "-m", "tests.gpu.policies"]
+        program = [sys.executable, "-u", "-m", "benchmarks.gpu.policies"]
         running.append(subprocess.Popen([*program, *arguments], cwd=ROOT))
     assert [each.wait(SECONDS + 60) for each in running] == [0] * gpus
     for gpu in range(gpus):

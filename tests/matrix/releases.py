@@ -63,7 +63,7 @@ TOOLS = (
 LEFT_OUT = (
     "accounting",
     "architecture",
-    "bench",
+    "benchmarks",
     "demo",
     "gpu",
     "host",
