@@ -1,6 +1,6 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test coverage test-matrix check bench clean node-tree node-deb node-rpm
+.PHONY: help demo test test-all test-part coverage test-matrix check bench bench-gpu clean node-tree node-deb node-rpm
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
@@ -11,11 +11,14 @@ SHELL_SCRIPTS = $(wildcard .ci/setup .ci/run hooks/*.sh tests/demo/*.sh tests/gp
 
 help:
 	@echo 'make demo    pack small trainings on this machine, with a private Slurm where one can be installed'
-	@echo 'make test    set-up, static checks and all tests'
+	@echo 'make test    set-up, static checks, and the tests that a change needs'
+	@echo 'make test-all  all tests: also kills, races, histories, frameworks, the demonstration'
+	@echo 'make test-part PART=3  one of seven parts of what make test leaves out'
 	@echo 'make coverage  all tests, with line coverage'
-	@echo 'make test-matrix  the tests that say something about a release, on other Slurms and Pythons'
+	@echo 'make test-matrix  the main paths on other releases of Slurm and Python; ALL=1: all tests'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
 	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
+	@echo 'make bench-gpu WHAT=policies PACKAGES=DIR OUT=DIR  measure on a GPU, as root (tests/gpu/run.sh)'
 	@echo 'make node-tree, node-deb, node-rpm  what nodes need for the hooks, in dist/ (docs/admin.md)'
 	@echo 'make clean   remove what these targets made, .venv included'
 
@@ -27,11 +30,26 @@ demo:
 # what it set up, and files come as tests/conftest.py orders them.
 WORKERS ?= 4
 
-# pytest comes last, so that its closing line is the last line.
+RUN_TESTS = python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --no-loadscope-reorder"
+
+# The static checks run beside the tests, and are told where they fail.
 test:
 	@sh .ci/setup test
+	@mkdir -p build
+	@make --no-print-directory run-checks >build/checks.log 2>&1 & checks=$$!; \
+	trap 'kill $$checks 2>/dev/null' INT TERM; \
+	$(RUN_TESTS) --suite=quick $(PYTEST); status=$$?; \
+	wait $$checks || { cat build/checks.log; echo 'make check has failed'; exit 1; }; \
+	exit $$status
+
+test-all:
+	@sh .ci/setup test
 	@$(MAKE) --no-print-directory run-checks
-	@python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --no-loadscope-reorder"
+	@$(RUN_TESTS) $(PYTEST)
+
+test-part:
+	@sh .ci/setup test
+	@$(RUN_TESTS) --suite=$(PART) $(PYTEST)
 
 # Measuring nearly doubles the time that each program takes to start.
 coverage:
@@ -39,7 +57,7 @@ coverage:
 	@rm -rf .coverage.d && mkdir -m 777 .coverage.d
 	@python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term
 
-# Everything that can run there, with ALL=1. One release, and words for pytest:
+# All that can run there, with ALL=1. One release, and words for pytest:
 # make test-matrix RELEASE=26.05 PYTEST='tests/cluster -k srun'
 test-matrix:
 	@sh .ci/setup matrix
@@ -60,6 +78,12 @@ run-checks:
 bench:
 	@sh .ci/setup bench
 	@python -m benchmarks $(if $(MARKDOWN),--markdown '$(MARKDOWN)') $(GROUPS)
+
+WHAT ?= policies
+PACKAGES ?= -
+OUT ?= build/gpu
+bench-gpu:
+	@sh tests/gpu/run.sh $(PACKAGES) $(OUT) $(WHAT)
 
 # What nodes get, built with the Python that comes first: .venv's, or any from 3.11 on that has
 # nvidia-ml-py. packaging/README.md tells how to build it for other machines.

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from .suites import CHOICES, belongs
+
+FOLDER = Path(__file__).parent
 LONGEST = (
     "cluster/test_ramp.py",
     "cluster/test_join_races.py",
@@ -27,9 +30,28 @@ LONGEST = (
 """Files that take the longest come first: several run at a time, and none is left for the end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the others stay in their order."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--suite` chooses among all tests; without it all of them run."""
+    parser.addoption(
+        "--suite",
+        choices=CHOICES,
+        help="only what `make test` runs (quick), or one part of what it leaves out",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a suite, the longest files first; the others stay in their order."""
+    suite = config.getoption("--suite")
+    if suite:
+        kept: list[pytest.Item] = []
+        left: list[pytest.Item] = []
+        for item in items:
+            marks = {mark.name for mark in item.iter_markers()}
+            file = item.path.relative_to(FOLDER).as_posix()
+            (kept if belongs(suite, file, marks) else left).append(item)
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
+    places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 

@@ -119,6 +119,7 @@ def node(base: Path, sandbox: Sandbox, node_tree: Path) -> Node:
     return Node(base, sandbox, places)
 
 
+@pytest.mark.smoke
 @pytest.mark.slurm
 @pytest.mark.root
 def test_in_a_directory_our_prolog_is_last_and_our_epilog_first(node: Node) -> None:

@@ -273,6 +273,7 @@ def test_what_slurm_accepts_but_cannot_run_is_shown_with_slurms_reason(scripts: 
     assert "PartitionConfig" in scripts.csub("queue").stdout
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("command", ["show", "logs", "cancel", "wait"])
 def test_unknown_and_malformed_ids_are_told_apart(user: CsubUser, command: str) -> None:
     for job_id in ("99999", "99999/1"):
@@ -305,6 +306,7 @@ def test_a_queue_without_any_state_is_empty_and_asks_nobody(user: CsubUser) -> N
     assert not user.state.exists()
 
 
+@pytest.mark.smoke
 def test_one_call_asks_slurm_once_for_all_packs(scripts: CsubUser) -> None:
     folder = scripts.home / "bin"
     folder.mkdir()
@@ -330,6 +332,7 @@ def test_one_call_asks_slurm_once_for_all_packs(scripts: CsubUser) -> None:
 # No Slurm, or none that answers ------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_without_slurm_csub_says_so_and_names_the_way_out(scripts: CsubUser) -> None:
     path = {"PATH": str(Path(sys.executable).parent)}
     for words, program in ((("ok.sh",), "sbatch"), ((*PACK, "ok.sh", "ok.sh"), "sinfo")):
@@ -366,6 +369,7 @@ def silent_cluster() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.mark.smoke
 def test_with_the_controller_down_nothing_changes_and_csub_says_why(
     silent_cluster: Sandbox, accounts: tuple[str, ...]
 ) -> None:
@@ -402,6 +406,7 @@ def put_state_at(user: CsubUser, path: Path) -> None:
     user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
 
 
+@pytest.mark.smoke
 @needs_root
 @pytest.mark.parametrize("words", [("ok.sh",), (*PACK, "ok.sh", "ok.sh")], ids=["lone", "pack"])
 def test_a_state_directory_that_cannot_be_written_is_named(

@@ -21,6 +21,7 @@ def read_pid(user: CsubUser, name: str) -> int:
     return int(wait_until(lambda: user.output(name).strip(), f"{name} is there"))
 
 
+@pytest.mark.smoke
 def test_cancelling_one_running_member_leaves_the_others(user: CsubUser) -> None:
     user.script("trap.sh", f"trap 'echo term >> got.$1; exit 0' TERM; echo $$ > pid.$1; {FOREVER}")
     user.script("deaf.sh", f"trap 'echo term >> got.$1' TERM; echo $$ > pid.$1; {FOREVER}")
@@ -46,6 +47,7 @@ def test_cancelling_one_running_member_leaves_the_others(user: CsubUser) -> None
     assert f"{job_id}/1: already ended" in again.stderr
 
 
+@pytest.mark.smoke
 def test_cancelling_a_member_that_waits_in_a_running_pack(user: CsubUser) -> None:
     user.script("go.sh", "touch ran.$1; while [ ! -e go ]; do sleep 0.1; done")
     job_id = user.submit(
@@ -73,6 +75,7 @@ def test_cancelling_a_member_of_a_pack_that_waits_for_slurm(user: CsubUser) -> N
     assert sorted(path.name for path in user.home.glob("ran.[0-9]")) == ["ran.1", "ran.3"]
 
 
+@pytest.mark.smoke
 def test_cancelling_a_whole_submission(user: CsubUser) -> None:
     user.script("trap.sh", f"trap 'echo term; exit 0' TERM; echo up; {FOREVER}")
     job_id = user.submit("--array=1-6", "--gres=gpu:1", "--degree=2", "--pack-size=3", "trap.sh")
@@ -103,6 +106,7 @@ def test_cancelling_the_last_members_ends_the_pack(user: CsubUser) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_queue_shows_a_row_for_each_member(user: CsubUser) -> None:
     user.script("go.sh", "while [ ! -e go ]; do sleep 0.1; done")
     job_id = user.submit(
@@ -161,6 +165,7 @@ def test_queue_shows_a_row_for_each_member(user: CsubUser) -> None:
     assert len(user.csub("queue").stdout.splitlines()) == 1
 
 
+@pytest.mark.smoke
 def test_show_tells_everything_about_a_pack_and_a_member(user: CsubUser) -> None:
     user.script("three.sh", "exit 3")
     user.script("ok.sh", "exit 0")
@@ -179,6 +184,7 @@ def test_show_tells_everything_about_a_pack_and_a_member(user: CsubUser) -> None
     assert user.csub("show", f"{job_id}/9", check=False).returncode == 7
 
 
+@pytest.mark.smoke
 def test_logs_follow_a_member_to_its_end(user: CsubUser) -> None:
     user.script("talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.5; done; printf last")
     job_id = user.submit("pack", "--gres=gpu:1", "talk.sh", "talk.sh")
@@ -197,6 +203,7 @@ def test_logs_follow_a_member_to_its_end(user: CsubUser) -> None:
     assert both.count("line 3") == 2
 
 
+@pytest.mark.smoke
 def test_wait_for_one_member_does_not_wait_for_its_neighbours(user: CsubUser) -> None:
     user.script("quick.sh", "exit 4")
     user.script("go.sh", "while [ ! -e go ]; do sleep 0.1; done")

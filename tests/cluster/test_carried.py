@@ -16,6 +16,7 @@ from .mps import kill, read_parent
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.smoke
 def test_a_carried_pack_runs_without_the_state_directory(user: CsubUser) -> None:
     config = user.home / ".config" / "slurm_colloc"
     user.run(["mkdir", "-p", str(config)])

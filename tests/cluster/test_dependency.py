@@ -34,6 +34,7 @@ def start_pack(user: CsubUser, *words: str) -> str:
     return job_id
 
 
+@pytest.mark.smoke
 def test_a_job_starts_as_soon_as_its_member_has_ended_and_before_the_pack(user: CsubUser) -> None:
     job_id = start_pack(user, "go.sh 1", "go.sh 2", "go.sh 3")
     late = user.submit(*PACK, f"--dependency=afterok:{job_id}/2", "next.sh", "ok")
@@ -48,6 +49,7 @@ def test_a_job_starts_as_soon_as_its_member_has_ended_and_before_the_pack(user: 
     user.finish(job_id)
 
 
+@pytest.mark.smoke
 def test_a_condition_that_fails_ends_the_job_with_the_reason(user: CsubUser) -> None:
     job_id = start_pack(user, "go.sh 1 3", "go.sh 2")
     bad = user.submit(*PACK, f"--dependency=afterok:{job_id}/1", "next.sh", "bad")
@@ -96,6 +98,7 @@ def list_jobs(user: CsubUser) -> set[str]:
     return set(user.run(["squeue", "-h", "--states=all", "-o", "%i"]).stdout.split())
 
 
+@pytest.mark.smoke
 def test_what_is_decided_at_submission(user: CsubUser) -> None:
     job_id = start_pack(user, "go.sh 1 3", "go.sh 2")
     user.run(["touch", "go.1"])

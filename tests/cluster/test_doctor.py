@@ -95,6 +95,7 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.smoke
 def test_where_all_is_well_all_is_green_and_nothing_stays(mps_user: CsubUser) -> None:
     user = mps_user
     untouched = Untouched(user)
@@ -116,6 +117,7 @@ def test_where_all_is_well_all_is_green_and_nothing_stays(mps_user: CsubUser) ->
     untouched.check()
 
 
+@pytest.mark.smoke
 def test_the_lines_for_people_say_level_check_and_what_is_lost(mps_user: CsubUser) -> None:
     ended = mps_user.csub("doctor")
     lines = ended.stdout.splitlines()
@@ -331,6 +333,7 @@ def test_settings_that_cannot_be_read_are_red_and_no_job_runs(mps_user: CsubUser
     assert found["job"]["what"] == "the settings cannot be read"
 
 
+@pytest.mark.smoke
 def test_a_controller_that_is_down_is_red_and_no_job_is_tried(mps_user: CsubUser) -> None:
     user = mps_user
     conf = Path(user.environment["SLURM_CONF"])
@@ -366,6 +369,7 @@ def test_where_there_is_no_slurm_it_says_so(mps_user: CsubUser) -> None:
     assert found["job"]["what"] == "there is no Slurm here"
 
 
+@pytest.mark.smoke
 def test_a_cluster_without_gpus_is_red_and_its_nodes_are_still_looked_at(
     accounts: tuple[str, ...],
 ) -> None:

@@ -144,6 +144,7 @@ def compare(expected: dict[str, str], actual: dict[str, str], allowed: dict[str,
     ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", [case for case in CASES if case != "array"])
 def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, case: str) -> None:
     [expected] = environments.read(case, "sbatch")
@@ -152,6 +153,7 @@ def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, ca
     assert time_s(actual) == time_s(expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
     environments: Environments, case: str
@@ -200,6 +202,7 @@ def test_memory_that_was_not_asked_for_is_the_members_share(environments: Enviro
     assert "SLURM_MEM_PER_CPU" not in member
 
 
+@pytest.mark.smoke
 def test_the_own_directories_and_ports_of_neighbours_differ(user: CsubUser) -> None:
     body = """
 touch "$TMPDIR/mine"

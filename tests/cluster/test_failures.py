@@ -102,6 +102,7 @@ def find_children(pid: int) -> list[int]:
 # Slurm's own scancel ------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_scancel_of_a_pack_cancels_running_waiting_and_unstarted_members(user: CsubUser) -> None:
     for name in ("a.sh", "b.sh", "c.sh"):
         user.script(name, RUN_FOREVER)
@@ -122,6 +123,7 @@ def test_scancel_of_a_pack_cancels_running_waiting_and_unstarted_members(user: C
     )
 
 
+@pytest.mark.smoke
 def test_a_pack_beyond_its_own_time_limit_ends_as_timeout_and_starts_nothing_more(
     user: CsubUser,
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_runner_that_is_killed_when_the_time_of_its_pack_is_up_changes_nothing
     assert run_counts(user) == {"a.sh": 2}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("scancel", "state"), [(["--signal=TERM"], "FAILED"), ([], "CANCELLED")], ids=["TERM", "KILL"]
 )
@@ -206,6 +209,7 @@ def test_term_lets_the_tasks_of_an_inner_srun_end_by_themselves(user: CsubUser, 
 # Requeue from outside --------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_requeue_from_outside_runs_only_unfinished_members_again(user: CsubUser) -> None:
     user.script("done.sh", "echo $SLURM_JOB_NAME >>ran.txt")
     user.script(
@@ -232,6 +236,7 @@ def test_a_requeue_from_outside_runs_only_unfinished_members_again(user: CsubUse
 # The controller --------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_members_live_and_end_through_a_controller_outage(fragile_user: CsubUser) -> None:
     user = fragile_user
     user.script("ends.sh", f"{UNTIL_END.replace('end', 'end1')}; exit 3")

@@ -44,6 +44,7 @@ def find_member(user: CsubUser, number: int) -> Path:
     return min(user.state.glob(f"packs/*/members/{number:04d}"))
 
 
+@pytest.mark.smoke
 def test_a_held_member_of_a_running_pack_lets_the_others_go_first(user: CsubUser) -> None:
     user.script("go.sh", GO)
     job_id = user.submit("pack", *PACK, "go.sh 1", "go.sh 2", "go.sh 3")
@@ -92,6 +93,7 @@ def test_a_pack_with_nothing_but_held_members_left_gives_the_gpu_back(user: Csub
     assert not list(user.state.glob("packs/*/members/*/env"))
 
 
+@pytest.mark.smoke
 def test_holding_all_of_a_pending_pack_holds_its_slurm_job(user: CsubUser) -> None:
     user.script("go.sh", GO)
     job_id = user.submit("pack", *PACK, "--begin=now+1hour", "go.sh 1", "go.sh 2")

@@ -97,6 +97,7 @@ def prepared_pid(cluster: Sandbox, job_id: str) -> int:
     return peer.pid
 
 
+@pytest.mark.smoke
 def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
     user: CsubUser, cluster: Sandbox
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
     assert (before["action"], before["mode"], before["exit"]) == ("prepared", "mps", 0)
 
 
+@pytest.mark.smoke
 def test_scancel_of_the_pack_leaves_nothing(user: CsubUser, cluster: Sandbox) -> None:
     untouched = Untouched(user)
     user.script("train.sh", TRAIN)
@@ -171,6 +173,7 @@ def test_scancel_of_the_pack_leaves_nothing(user: CsubUser, cluster: Sandbox) ->
     check_nothing_is_left(untouched, cluster)
 
 
+@pytest.mark.smoke
 def test_a_killed_runner_leaves_nothing(user: CsubUser, cluster: Sandbox) -> None:
     untouched = Untouched(user)
     user.script("train.sh", TRAIN)
@@ -304,6 +307,7 @@ def test_hooks_that_run_inside_the_job_prepare_a_daemon_that_is_the_jobs(
         check_nothing_is_left(untouched, cluster)
 
 
+@pytest.mark.smoke
 def test_two_jobs_of_two_users_at_once_have_a_daemon_each(
     user: CsubUser, other_user: CsubUser, cluster: Sandbox
 ) -> None:

@@ -27,6 +27,7 @@ echo "the others never came"
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("form", FORMS)
 def test_four_members_each_with_an_inner_srun_run_together(user: CsubUser, form: str) -> None:
     user.script("inner.sh", INNER)
@@ -53,6 +54,7 @@ def test_an_srun_called_by_its_path_runs_beside_the_neighbours_too(user: CsubUse
     assert len({user.output(f"inner.{number}") for number in range(4)}) == 4
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize(
     ("form", "options"),
@@ -107,6 +109,7 @@ def test_an_inner_srun_never_gets_more_memory_than_the_member(user: CsubUser) ->
         assert "said 0" not in told
 
 
+@pytest.mark.smoke
 def test_what_an_inner_srun_sees_and_hands_back(user: CsubUser) -> None:
     user.script(
         "see.sh",
@@ -180,6 +183,7 @@ def test_requeue_of_a_job_with_no_requeue_is_refused(user: CsubUser) -> None:
     assert "status 2" in shown
 
 
+@pytest.mark.smoke
 def test_requeue_of_the_own_job_restarts_that_member_alone(user: CsubUser) -> None:
     user.script("neighbour.sh", NEIGHBOUR)
     user.script(
@@ -207,6 +211,7 @@ while :; do sleep 0.1; done
     assert "Restarts=0" in shown
 
 
+@pytest.mark.smoke
 def test_scancel_of_the_own_job_ends_that_member_alone(user: CsubUser) -> None:
     user.script("neighbour.sh", NEIGHBOUR)
     user.script("ends.sh", "scancel $SLURM_JOB_ID; while :; do sleep 0.1; done")

@@ -143,6 +143,7 @@ def open_gates(user: CsubUser) -> Path:
     return user.home / "gates"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_kill_of_csub_while_sbatch_runs_loses_no_job(watched: CsubUser, moment: str) -> None:
     gates = open_gates(watched)
@@ -175,6 +176,7 @@ def test_a_pack_that_runs_before_its_id_is_known_writes_it_itself(watched: CsubU
     assert list(rows) == [1, 2]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_ctrl_c_while_sbatch_runs_takes_the_job_back(watched: CsubUser, moment: str) -> None:
     gates = open_gates(watched)
@@ -309,6 +311,7 @@ def test_kill_between_any_two_steps_of_the_file_system_leaves_nothing_half_made(
     assert killed >= 10
 
 
+@pytest.mark.smoke
 def test_files_of_the_state_are_private(user: CsubUser) -> None:
     user.script("a.sh", "exit 0")
     user.submit("pack", "--gres=gpu:1", "-c1", "--mem=100M", "--hold", "a.sh", "a.sh")

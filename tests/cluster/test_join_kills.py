@@ -175,6 +175,7 @@ def test_a_pack_that_grew_for_a_killed_joiner_runs_the_others(small: CsubUser) -
     assert list_leftovers(small) == []
 
 
+@pytest.mark.smoke
 def test_ctrl_c_while_slurm_is_asked_takes_the_joiner_out_again(small: CsubUser) -> None:
     first = join(small, "train.sh", "first")
     job_id = job_of(first)

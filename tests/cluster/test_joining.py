@@ -158,6 +158,7 @@ def test_a_scancel_message_of_slurm_does_not_overwrite_the_first_members_output(
     assert busy.output(f"slurm-{job_id}_2.out") == "out b\nup-b\n"
 
 
+@pytest.mark.smoke
 def test_the_place_in_the_queue_is_kept(busy: CsubUser) -> None:
     busy.script("train.sh", NOTE, directives=OPTIONS)
     busy.script("other.sh", "true", directives=OPTIONS)
@@ -171,6 +172,7 @@ def test_the_place_in_the_queue_is_kept(busy: CsubUser) -> None:
     assert order.split().index(first) < order.split().index(later)
 
 
+@pytest.mark.smoke
 def test_members_get_the_time_and_host_memory_of_their_own(busy: CsubUser) -> None:
     busy.script("train.sh", f"{NOTE}; echo $SLURM_MEM_PER_NODE $SLURM_CPUS_ON_NODE",
                 directives="#SBATCH --gres=gpu:1")  # fmt: skip
@@ -234,6 +236,7 @@ def test_where_the_id_is_captured_nothing_joins(busy: CsubUser) -> None:
     assert on_terminal(busy, "--join", "auto", "train.sh").count("shares a pack") == 1
 
 
+@pytest.mark.smoke
 def test_another_script_joins_only_where_gpu_memory_is_known_of_all(busy: CsubUser) -> None:
     settings(busy, '[gpu_memory]\nany = "80G"\n')
     for name in ("a.sh", "b.sh", "c.sh", "d.sh"):
@@ -359,6 +362,7 @@ def test_a_held_pack_takes_nobody(busy: CsubUser) -> None:
     assert f"pack {first}: it is held" in told.stderr
 
 
+@pytest.mark.smoke
 def test_a_free_place_of_a_running_pack_is_taken_at_once(small: CsubUser) -> None:
     small.script("train.sh", f"{NOTE}; until [ -e end-$1 ]; do sleep 0.1; done", directives=OPTIONS)
     pack = small.submit("pack", "train.sh a", "train.sh b", "train.sh c")
@@ -402,6 +406,7 @@ def test_a_lone_job_that_runs_is_left_alone(small: CsubUser) -> None:
     assert "/" not in join(small, "train.sh")
 
 
+@pytest.mark.smoke
 def test_dry_run_says_that_it_would_join(busy: CsubUser) -> None:
     busy.script("train.sh", NOTE, directives=OPTIONS)
     first = join(busy, "train.sh")
@@ -428,6 +433,7 @@ def test_the_answer_for_programs_names_pack_partners_and_reason(busy: CsubUser) 
     }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

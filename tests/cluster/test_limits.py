@@ -12,6 +12,7 @@ FOREVER = "while :; do sleep 0.1; done"
 TWO_SECONDS = "#SBATCH --time=0:02"
 
 
+@pytest.mark.smoke
 def test_a_member_over_its_time_ends_by_term_or_kill_and_neighbours_go_on(user: CsubUser) -> None:
     user.script("polite.sh", f"trap 'echo term; exit 0' TERM; {FOREVER}", directives=TWO_SECONDS)
     user.script("deaf.sh", f"trap 'echo term' TERM; {FOREVER}", directives=TWO_SECONDS)
@@ -58,6 +59,7 @@ def test_time_waiting_for_a_place_does_not_count(user: CsubUser) -> None:
     assert {row["wall_limit_s"] for row in rows.values()} == {2}
 
 
+@pytest.mark.smoke
 def test_a_signal_before_the_end_reaches_the_script_with_b_and_its_steps_without(
     user: CsubUser,
 ) -> None:

@@ -107,6 +107,7 @@ def wait_for_text(user: CsubUser, job_id: str, text: str) -> None:
     wait_until(lambda: text in user.csub("show", job_id).stdout, f"csub show says: {text}")
 
 
+@pytest.mark.smoke
 def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
     writer: CsubUser, post: Post
 ) -> None:

@@ -49,6 +49,7 @@ def slurm_exit_code(user: CsubUser, job_id: str) -> str:
 # -- CPUs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_members_have_disjoint_cpu_sets_of_their_own(honest_user: CsubUser) -> None:
     user = honest_user
@@ -86,6 +87,7 @@ def test_the_members_cpu_count_is_its_own_and_not_the_packs(user: CsubUser) -> N
 # -- how they end -------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_ways_to_end_are_kept_apart_and_leave_neighbours_alone(user: CsubUser) -> None:
     user.script("ok.sh", "sleep 3; exit 0")
     user.script("three.sh", "exit 3")
@@ -127,6 +129,7 @@ def test_a_child_that_is_killed_for_memory_is_told_from_a_failure(user: CsubUser
     assert rows[1]["exit_code"] == {"code": 5, "signal": 0}
 
 
+@pytest.mark.smoke
 def test_the_packs_exit_code_is_the_worst_one_of_its_members(user: CsubUser) -> None:
     user.script("exit.sh", "exit $1")
     job_id = user.submit("pack", "--gres=gpu:1", "exit.sh 0", "exit.sh 4", "exit.sh 2")
@@ -146,6 +149,7 @@ def test_a_lone_script_that_dies_of_a_signal_looks_in_slurm_as_with_sbatch(user:
     assert slurm_exit_code(user, ours) == slurm_exit_code(user, theirs) == "0:9"
 
 
+@pytest.mark.smoke
 def test_what_a_script_leaves_in_the_background_ends_with_it(user: CsubUser) -> None:
     body = """
 sleep 600 & echo $!
@@ -181,6 +185,7 @@ def test_a_script_starts_with_the_signals_and_limits_that_sbatch_gives_it(user: 
 SPAN = 'start=$(date +%s.%N); sleep 0.7; echo "$start $(date +%s.%N)" > "span.$1"\n'
 
 
+@pytest.mark.smoke
 def test_members_above_the_degree_wait_and_refill_places(user: CsubUser) -> None:
     user.script("span.sh", SPAN)
     words = [f"span.sh {number}" for number in range(6)]
@@ -227,6 +232,7 @@ def test_sixty_four_members_in_one_pack(accounts: tuple[str, ...]) -> None:
 # -- users --------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_two_users_at_once_see_only_their_own(user: CsubUser, other_user: CsubUser) -> None:
     jobs = {}
     for somebody in (user, other_user):

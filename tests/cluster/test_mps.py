@@ -63,6 +63,7 @@ def check_members(user: CsubUser, job_id: str, rows: dict[int, dict[str, Any]], 
     assert len(directory) <= 87
 
 
+@pytest.mark.smoke
 def test_a_pack_runs_under_mps_from_submission_to_end_and_leaves_the_gpu_as_it_was(
     mps_user: CsubUser, mps_cluster: Sandbox
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_pack_runs_under_mps_from_submission_to_end_and_leaves_the_gpu_as_it_w
     untouched.check()
 
 
+@pytest.mark.smoke
 def test_show_tells_clients_from_those_that_go_without_mps_and_those_that_need_no_gpu(
     mps_user: CsubUser,
 ) -> None:

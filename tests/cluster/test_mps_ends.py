@@ -51,6 +51,7 @@ def test_cancelling_a_member_and_then_the_pack_leaves_nothing(mps_user: CsubUser
     untouched.check()
 
 
+@pytest.mark.smoke
 def test_scancel_of_the_pack_leaves_nothing(mps_user: CsubUser) -> None:
     user = mps_user
     require_cgroups(user)

@@ -70,6 +70,7 @@ def expect_fallback(user: CsubUser, jobs: dict[str, str], reason: str) -> None:
             assert (said in log) is (share == "mps")
 
 
+@pytest.mark.smoke
 def test_without_the_mps_programs_members_share_by_time_slices(mps_user: CsubUser) -> None:
     user = mps_user
     untouched = Untouched(user)

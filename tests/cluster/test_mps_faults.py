@@ -67,6 +67,7 @@ def test_a_member_that_fails_by_itself_is_nothing_to_its_neighbours(mps_user: Cs
     untouched.check()
 
 
+@pytest.mark.smoke
 def test_after_a_fault_its_victims_finish_and_its_culprit_is_named_and_must_prove_itself(
     mps_user: CsubUser,
 ) -> None:

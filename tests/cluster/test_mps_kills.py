@@ -35,6 +35,7 @@ from .mps import (
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("find", "reason", "restarts"),
     [

@@ -10,6 +10,7 @@ from .mps import OPTIONS, TELL, Untouched, explained, submit_each, submit_pack, 
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.smoke
 def test_each_mode_is_what_was_asked_for_where_the_node_has_it(mps_user: CsubUser) -> None:
     user = mps_user
     untouched = Untouched(user)
@@ -61,6 +62,7 @@ def test_the_settings_and_the_script_say_how_to_share(mps_user: CsubUser) -> Non
         assert {(row["share"], row["mode"]) for row in rows.values()} == {(share, mode)}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -113,6 +113,7 @@ WAYS = {
 """How root comes to a user's state directory, and what of the environment leads there."""
 
 
+@pytest.mark.smoke
 def test_root_sees_what_the_owner_sees_and_leaves_everything_as_it_was(
     helped: CsubUser, root: CsubUser
 ) -> None:
@@ -169,6 +170,7 @@ REFUSED = (
 )
 
 
+@pytest.mark.smoke
 def test_what_changes_something_is_refused_in_one_sentence(
     helped: CsubUser, root: CsubUser
 ) -> None:

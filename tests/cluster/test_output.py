@@ -23,6 +23,7 @@ def list_files(directory: Path) -> list[str]:
 # -- files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_output_goes_to_the_submission_directory_merged_and_in_order(user: CsubUser) -> None:
     body = "for i in $(seq 50); do echo out $i; echo err $i >&2; done"
     user.script("talk.sh", body)
@@ -38,6 +39,7 @@ def test_output_goes_to_the_submission_directory_merged_and_in_order(user: CsubU
         assert user.output(f"below/slurm-{job_id}_{number}.out") == expected
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -67,6 +69,7 @@ def test_patterns_never_give_two_members_one_file(
         assert user.csub("logs", f"{job_id}/{number}").stdout == f"out of {number}\n"
 
 
+@pytest.mark.smoke
 def test_errors_in_a_file_of_their_own(user: CsubUser) -> None:
     user.script("both.sh", HELLO + "; echo problem >&2")
     job_id = user.submit(
@@ -88,6 +91,7 @@ def test_output_is_appended_unless_truncate_was_asked_for(user: CsubUser) -> Non
             assert user.output(f"o.{number}") == f"out of {number}\n" * lines
 
 
+@pytest.mark.smoke
 def test_array_tasks_are_named_as_with_sbatch(user: CsubUser) -> None:
     user.script("task.sh", "echo $SLURM_ARRAY_TASK_ID")
     job_id = user.submit("--array=7,9", "--gres=gpu:1", "task.sh")
@@ -157,6 +161,7 @@ def test_standard_input_is_the_file_of_input_and_empty_otherwise(user: CsubUser)
 # -- fixed at submission --------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_editing_or_deleting_the_script_afterwards_changes_nothing(user: CsubUser) -> None:
     edited = user.script("edited.sh", "echo as submitted")
     deleted = user.script("deleted.sh", "echo as submitted")
@@ -169,6 +174,7 @@ def test_editing_or_deleting_the_script_afterwards_changes_nothing(user: CsubUse
         assert user.output(f"slurm-{job_id}_{number}.out") == "as submitted\n"
 
 
+@pytest.mark.smoke
 def test_the_environment_is_the_one_of_the_submission_and_leaves_no_trace(user: CsubUser) -> None:
     secret = "s3cret-5f1c"
     user.script("tell.sh", 'echo "${#TOKEN} $TOKEN2"; while [ ! -e go ]; do sleep 0.1; done')
@@ -289,6 +295,7 @@ def test_bytes_that_are_not_utf8_come_through(user: CsubUser) -> None:
 # -- forms of the command -------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_wrap_and_a_script_from_standard_input(user: CsubUser) -> None:
     wrapped = user.submit("--gres=gpu:1", "--array=1-2", "--wrap", 'echo "wrapped $0" | wc -w')
     user.finish(wrapped)
@@ -300,6 +307,7 @@ def test_wrap_and_a_script_from_standard_input(user: CsubUser) -> None:
     assert user.output(f"slurm-{piped}.out") == "from stdin\n"
 
 
+@pytest.mark.smoke
 def test_directives_of_both_kinds_are_honoured(user: CsubUser) -> None:
     directives = (
         "#SBATCH --array=1-4 --gres=gpu:1 -J first\n"
@@ -320,6 +328,7 @@ def test_directives_of_both_kinds_are_honoured(user: CsubUser) -> None:
     assert user.output("third.5.txt") == "third\n"
 
 
+@pytest.mark.smoke
 def test_wait_answers_with_the_worst_exit_status(user: CsubUser) -> None:
     user.script("exit.sh", "exit $1")
     ended = user.csub("pack", "--gres=gpu:1", "--wait", "exit.sh 0", "exit.sh 9", check=False)
@@ -327,6 +336,7 @@ def test_wait_answers_with_the_worst_exit_status(user: CsubUser) -> None:
     assert ended.stdout.startswith("Submitted batch job ")
 
 
+@pytest.mark.smoke
 def test_the_answer_can_be_parsable_json_or_nothing(user: CsubUser) -> None:
     user.script("ok.sh", "exit 0")
     pack = ("pack", "--gres=gpu:1", "ok.sh", "ok.sh")

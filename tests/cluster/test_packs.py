@@ -11,6 +11,7 @@ from .conftest import CsubUser
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.smoke
 def test_a_pack_is_one_slurm_job_whose_members_run_at_the_same_time(user: CsubUser) -> None:
     for name in ("a.sh", "b.sh", "c.sh"):
         user.script(name, "date +%s.%N; sleep 2; date +%s.%N; exit 0")

@@ -21,6 +21,7 @@ def find_pack(user: CsubUser, job_id: str) -> Path:
     return user.state / "packs" / f"{index['submission']}.0"
 
 
+@pytest.mark.smoke
 def test_preempted_members_get_term_and_start_again_after_the_requeue(user: CsubUser) -> None:
     node = user.sandbox.node_names[0]
     # Work that answers TERM with success, as after a checkpoint, but is not done.

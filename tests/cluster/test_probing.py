@@ -53,6 +53,7 @@ def states(user: CsubUser, job_id: str) -> list[str]:
     return [row["state"] for _, row in sorted(user.members(job_id).items())]
 
 
+@pytest.mark.smoke
 def test_the_first_of_a_family_runs_alone_until_its_rate_is_steady(mps_user: CsubUser) -> None:
     user = mps_user
     stop = write_training(user)
@@ -161,6 +162,7 @@ def test_time_slices_are_probed_too(mps_user: CsubUser) -> None:
     user.finish(job_id)
 
 
+@pytest.mark.smoke
 def test_probe_ends_by_itself_and_shows_the_usage_profile(mps_user: CsubUser) -> None:
     user = mps_user
     write_training(user)

@@ -111,6 +111,7 @@ def find_ramp(user: CsubUser, job_id: str) -> dict[str, Any]:
         return {}
 
 
+@pytest.mark.smoke
 def test_members_are_added_until_the_sum_of_progress_stops_growing(mps_user: CsubUser) -> None:
     user = mps_user
     # By time slices each takes 0.2 ** 0.6 = 0.38 of the GPU: three are almost as many as fit.

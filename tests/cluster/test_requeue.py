@@ -23,6 +23,7 @@ def start_pack(user: CsubUser, *options: str) -> str:
     return job_id
 
 
+@pytest.mark.smoke
 def test_a_requeued_member_starts_again_and_its_neighbours_do_not(user: CsubUser) -> None:
     job_id = start_pack(user)
     wait_until(lambda: count_starts(user, "1") == 1, "the first has begun")
@@ -36,6 +37,7 @@ def test_a_requeued_member_starts_again_and_its_neighbours_do_not(user: CsubUser
     assert [count_starts(user, name) for name in "123"] == [2, 1, 1]
 
 
+@pytest.mark.smoke
 def test_a_requeued_pack_runs_its_unfinished_members_again(user: CsubUser) -> None:
     job_id = start_pack(user)
     user.run(["touch", "go.1"])

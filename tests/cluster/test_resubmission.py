@@ -61,6 +61,7 @@ def end_pack(user: CsubUser, pack: str) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_members_that_never_started_are_submitted_again_once(impatient: CsubUser) -> None:
     pack = start_one_of_three(impatient)
     end_pack(impatient, pack)

@@ -99,6 +99,7 @@ def states_of(rows: dict[int, dict[str, Any]]) -> list[str]:
     return [rows[number]["state"] for number in sorted(rows)]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["srun", "process"])
 def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
     user: CsubUser, launcher: str
@@ -147,6 +148,7 @@ def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
     assert list((user.state / "open").iterdir()) == []
 
 
+@pytest.mark.smoke
 def test_where_it_may_not_be_requeued_the_others_are_lost_and_it_is_said_why(
     user: CsubUser,
 ) -> None:

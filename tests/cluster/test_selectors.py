@@ -18,6 +18,7 @@ def names(user: CsubUser, *arguments: str) -> list[str]:
     return [row["member"] for row in json.loads(user.csub(*arguments, "--json").stdout)]
 
 
+@pytest.mark.smoke
 def test_members_are_selected_by_numbers_ranges_and_names(user: CsubUser) -> None:
     user.script("go.sh", GO)
     held = user.submit(
@@ -89,6 +90,7 @@ def test_an_explicit_name_follows_a_member_that_was_submitted_again(user: CsubUs
     user.csub("cancel", new)
 
 
+@pytest.mark.smoke
 def test_history_shows_what_has_ended_newest_first(user: CsubUser) -> None:
     user.script("end.sh", "exit $1")
     first = user.submit("pack", "--gres=gpu:1", "-J", "early", "end.sh 0", "end.sh 3")

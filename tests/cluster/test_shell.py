@@ -55,6 +55,7 @@ def shell(
     return user.run(["csub", "shell", member, *command], check=False, stdin=stdin)
 
 
+@pytest.mark.smoke
 def test_a_command_runs_where_the_member_runs(honest_user: CsubUser) -> None:
     user = honest_user
     job_id = start_two(user, "--gres=gpu:1")
@@ -76,6 +77,7 @@ def test_a_command_runs_where_the_member_runs(honest_user: CsubUser) -> None:
     user.csub("cancel", job_id)
 
 
+@pytest.mark.smoke
 def test_exit_codes_input_and_options_of_the_command_are_its_own(user: CsubUser) -> None:
     job_id = start_two(user, "--gres=gpu:1")
     assert shell(user, f"{job_id}/1", "sh", "-c", "exit 7").returncode == 7

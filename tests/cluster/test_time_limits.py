@@ -43,6 +43,7 @@ def submit(user: CsubUser, work: str, *options: str, scripts: str = "LLSSSSLL") 
     return user.submit("pack", "--gres=gpu:1", "--degree=2", "--no-probe", *options, *names)
 
 
+@pytest.mark.smoke
 def test_each_waiting_pack_asks_for_its_own_time(user: CsubUser) -> None:
     job_id = submit(user, "true", "--hold")
     assert job_id.isdigit(), "one answer for all"
@@ -96,6 +97,7 @@ def test_an_array_without_a_limit_asks_for_none_as_with_sbatch(user: CsubUser) -
         user.run(["scancel", each])
 
 
+@pytest.mark.smoke
 def test_an_array_of_which_one_task_is_left_alone_is_one_slurm_job(user: CsubUser) -> None:
     content = user.script("train.sh", "sleep 1", directives=LONG).read_bytes()
     job = Job(1, "train.sh", "train.sh", (), "/")

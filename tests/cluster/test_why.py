@@ -19,6 +19,7 @@ def why(user: CsubUser, member: str, *, check: bool = True) -> str:
     return told
 
 
+@pytest.mark.smoke
 def test_why_a_member_waits_for_slurm(user: CsubUser) -> None:
     user.script("go.sh", GO)
     held = user.submit("pack", "--gres=gpu:1", "--hold", "go.sh", "go.sh")
@@ -55,6 +56,7 @@ def test_why_a_member_waits_for_slurm(user: CsubUser) -> None:
     assert "it never started" in why(user, f"{held}/1")
 
 
+@pytest.mark.smoke
 def test_why_a_member_runs_or_waits_in_its_pack_and_how_it_ended(user: CsubUser) -> None:
     user.script("go.sh", GO)
     user.script("three.sh", "exit 3")

@@ -248,6 +248,7 @@ def user(controlled: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
         yield somebody
 
 
+@pytest.mark.smoke
 @pytest.mark.slurm
 def test_a_real_controller_runs_it(user: CsubUser) -> None:
     def submit(comment: str, *words: str) -> str:

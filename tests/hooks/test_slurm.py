@@ -95,6 +95,7 @@ def block(user: CsubUser) -> str:
     return job_id
 
 
+@pytest.mark.smoke
 def test_the_prolog_is_told_of_a_pack_and_the_epilog_of_what_is_there(
     site: Site, user: CsubUser
 ) -> None:
@@ -120,6 +121,7 @@ def test_the_prolog_is_told_of_a_pack_and_the_epilog_of_what_is_there(
         }  # fmt: skip
 
 
+@pytest.mark.smoke
 def test_jobs_that_are_no_packs_are_nothing_to_the_hooks(site: Site, user: CsubUser) -> None:
     alone = user.submit("a.sh")
     user.finish(alone)
@@ -179,6 +181,7 @@ def test_a_job_that_is_joined_while_it_waits_gets_the_token(user: CsubUser) -> N
     assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
 
 
+@pytest.mark.smoke
 def test_slurm_takes_the_longest_comment_that_csub_writes(user: CsubUser) -> None:
     room = 1024 - len(" [csub-pack=20260101-000000-0a0b0c0d]")
     blocker = block(user)

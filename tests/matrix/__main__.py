@@ -125,7 +125,7 @@ def main() -> int:
         "--release", action="append", choices=known, help="only this one; may be repeated"
     )
     parser.add_argument(
-        "--all", action="store_true", help="also what is long and about csub alone, on every one"
+        "--all", action="store_true", help="all that can run there, not the main paths alone"
     )
     # What is not known here is pytest's, in the order given.
     chosen, words = parser.parse_known_args()

@@ -13,19 +13,17 @@ class Release:
         slurm: Major release of Slurm, such as `24.11`.
         python: Minor release of Python in the same suite.
         suite: Debian's name for the suite.
-        every: Tests that need no Slurm run there, too.
     """
 
     slurm: str
     python: str
     suite: str
-    every: bool
 
 
 # The oldest Python is the machine's own. What runs on it and on the newest runs on those between.
 RELEASES = (
-    Release("24.11", "3.13", "trixie", every=False),
-    Release("26.05", "3.14", "forky", every=True),
+    Release("24.11", "3.13", "trixie"),
+    Release("26.05", "3.14", "forky"),
 )
 
 PACKAGES = (
@@ -72,21 +70,6 @@ LEFT_OUT = (
     "packaging",
     "sandbox",
     "simgpu",
-)
-# Nor do these files, which are long: they are about csub's own files, formulas and decisions. --all
-# runs them.
-LEFT_OUT_UNLESS_ALL = (
-    "admin/test_node_packages.py",
-    "cli/test_calibrate.py",
-    "cluster/test_join_races.py",
-    "cluster/test_mps_fallbacks.py",
-    "cluster/test_mps_faults.py",
-    "cluster/test_mps_memory.py",
-    "cluster/test_mps_modes.py",
-    "cluster/test_probing.py",
-    "cluster/test_ramp.py",
-    "planning/test_energy.py",
-    "planning/test_local.py",
 )
 # There is no GPU and no browser in a root, and no PyTorch for the newest Python.
 WITHOUT = "not (torch or gpu or demo or browser or exhaustive)"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .releases import LEFT_OUT, LEFT_OUT_UNLESS_ALL, WITHOUT, Release
+from .releases import LEFT_OUT, WITHOUT
 from .roots import CHECKOUT, Root, build_entry_argv
 
 # The last line that pytest prints, with or without its frame of equal signs.
@@ -51,14 +51,13 @@ class Run:
         return self.root.output.read_text(errors="replace")
 
 
-def choose_tests(release: Release, *, all_of_them: bool, checkout: Path = CHECKOUT) -> list[str]:
-    """pytest's words for the tests that say something about a release, or for all that can run."""
+def choose_tests(*, all_of_them: bool, checkout: Path = CHECKOUT) -> list[str]:
+    """pytest's words for the main paths on a release, or for all that can run there."""
     folders = {test.parent.name for test in (checkout / "tests").glob("*/test_*.py")}
     words = [f"tests/{name}" for name in sorted(folders - set(LEFT_OUT))]
     if all_of_them:
         return ["-m", WITHOUT, *words]
-    ignored = [f"--ignore=tests/{name}" for name in LEFT_OUT_UNLESS_ALL]
-    return ["-m", WITHOUT if release.every else f"slurm and {WITHOUT}", *words, *ignored]
+    return ["-m", f"slurm and smoke and {WITHOUT}", *words]
 
 
 def start_run(
@@ -68,7 +67,7 @@ def start_run(
     if any(word.startswith("tests") for word in words):
         tests = ["-m", WITHOUT]
     else:
-        tests = choose_tests(root.release, all_of_them=all_of_them)
+        tests = choose_tests(all_of_them=all_of_them)
     command = [PYTHON, "-m", "tests.again", f"--beside={WORKERS}", *CACHE, *tests, *words]
     with root.output.open("wb") as file:
         process = subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .lifeline import __file__ as lifeline_file
-from .releases import LEFT_OUT, LEFT_OUT_UNLESS_ALL, RELEASES
+from .releases import LEFT_OUT, RELEASES
 from .roots import (
     CHECKOUT,
     MatrixImpossible,
@@ -67,25 +67,18 @@ def test_the_roots_get_what_tests_import_and_no_other_tools() -> None:
 
 
 def test_every_folder_of_tests_is_run_or_left_out_on_purpose() -> None:
-    chosen = choose_tests(RELEASES[-1], all_of_them=True)
+    chosen = choose_tests(all_of_them=True)
     assert {"tests/cluster", "tests/scripts", "tests/runtime"} <= set(chosen)
     assert not [name for name in LEFT_OUT if not (CHECKOUT / "tests" / name).is_dir()]
     assert not [name for name in LEFT_OUT if f"tests/{name}" in chosen]
 
 
-def test_long_files_about_csub_alone_run_when_all_is_asked_for() -> None:
-    for release in RELEASES:
-        usual = choose_tests(release, all_of_them=False)
-        ignored = {word.partition("=")[2] for word in usual if word.startswith("--ignore=")}
-        assert ignored == {f"tests/{name}" for name in LEFT_OUT_UNLESS_ALL}
-        assert not [name for name in ignored if not (CHECKOUT / name).is_file()]
-        assert not [word for word in choose_tests(release, all_of_them=True) if "ignore" in word]
-
-
-def test_one_release_at_least_runs_what_needs_no_slurm() -> None:
-    marks = [choose_tests(release, all_of_them=False)[1] for release in RELEASES]
-    assert [mark for mark in marks if not mark.startswith("slurm and ")]
-    assert RELEASES[-1].every
+def test_the_main_paths_run_on_a_release_and_all_when_that_is_asked_for() -> None:
+    usual = choose_tests(all_of_them=False)
+    everything = choose_tests(all_of_them=True)
+    assert usual[1].startswith("slurm and smoke and ")
+    assert usual[2:] == everything[2:]
+    assert "smoke" not in everything[1]
 
 
 def test_every_release_has_a_suite_and_a_python_of_its_own() -> None:

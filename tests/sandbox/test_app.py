@@ -10,6 +10,7 @@ from slurm_colloc.sandbox.app import main
 from slurm_colloc.sandbox.cluster import Sandbox
 
 
+@pytest.mark.smoke
 @pytest.mark.slurm
 def test_the_commands_tell_the_life_of_a_sandbox(
     sandbox: Sandbox, capsys: pytest.CaptureFixture[str]

@@ -100,6 +100,7 @@ def kill(pid: int | None) -> None:
     assert send_signal(process.id, signal.SIGKILL)
 
 
+@pytest.mark.smoke
 def test_up_gives_idle_nodes_and_a_second_up_does_nothing(sandbox: Sandbox) -> None:
     started = sandbox.up(SandboxSpec(sandbox.directory, nodes=3, gpus_per_node=1, fake_gpus=True))
     status = sandbox.status()
@@ -112,6 +113,7 @@ def test_up_gives_idle_nodes_and_a_second_up_does_nothing(sandbox: Sandbox) -> N
     assert get_pids(sandbox) == before
 
 
+@pytest.mark.smoke
 def test_down_leaves_no_process_and_no_cgroup_whatever_jobs_do(sandbox: Sandbox) -> None:
     sandbox.up(SandboxSpec(sandbox.directory, fake_gpus=True))
     nodes = sandbox.node_names

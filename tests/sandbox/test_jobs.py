@@ -66,6 +66,7 @@ def wait_for_end(run_as: RunAs, user: str, sandbox: Sandbox, job: str) -> str:
     return states[-1]
 
 
+@pytest.mark.smoke
 def test_two_users_run_jobs_beside_each_other_under_their_own_names(
     shared_sandbox: Sandbox, users: Users, run_as: RunAs, results: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_secrets_and_logs_are_closed_to_users(
     assert run_as(users[0], ["head", "-c1", str(layout.slurm_conf)]).stdout == "#"
 
 
+@pytest.mark.smoke
 def test_overlapping_steps_run_on_disjoint_cpus(
     shared_sandbox: Sandbox, users: Users, run_as: RunAs, results: Path, host_cpus: int
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_step_over_its_memory_is_killed_and_its_neighbour_is_not(
     assert (results / "modest").read_text().strip() == "0"
 
 
+@pytest.mark.smoke
 def test_a_job_may_open_its_own_gpu_and_no_other(
     with_cgroups: Sandbox, users: Users, run_as: RunAs, results: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_an_accounting_that_does_not_answer_is_no_failure(
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.slurm
 @pytest.mark.skipif(shutil.which("sacct") is None, reason="Slurm's commands are not installed")
 def test_sacct_takes_the_question_and_says_that_nothing_is_accounted(tmp_path: Path) -> None:

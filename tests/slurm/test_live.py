@@ -35,11 +35,13 @@ def find_state(access: SlurmAccess, job_id: str) -> str:
     return "" if job is None else job.state
 
 
+@pytest.mark.smoke
 def test_jobs_of_every_kind_are_listed(access: SlurmAccess, live: Live) -> None:
     wait_for_reason(access, live)
     contract.check_jobs(access.list_jobs(), live.jobs)
 
 
+@pytest.mark.smoke
 def test_the_same_jobs_are_listed_as_by_squeue(access: SlurmAccess) -> None:
     def timeless(slurm: SlurmAccess) -> dict[str, object]:
         return {
@@ -50,6 +52,7 @@ def test_the_same_jobs_are_listed_as_by_squeue(access: SlurmAccess) -> None:
     assert timeless(access) == timeless(SlurmCommands())
 
 
+@pytest.mark.smoke
 def test_tasks_of_an_array_that_started_are_listed_each_by_its_number(access: SlurmAccess) -> None:
     job = scenario.submit("--array=0-1", "--time=1", "--mem=100M", script="true")
     scenario.wait_until(
@@ -59,6 +62,7 @@ def test_tasks_of_an_array_that_started_are_listed_each_by_its_number(access: Sl
     assert job not in access.list_jobs()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
 def test_an_array_cancelled_task_by_task_is_listed_as_by_squeue(
     access: SlurmAccess, order: tuple[int, int]
@@ -75,11 +79,13 @@ def test_an_array_cancelled_task_by_task_is_listed_as_by_squeue(
     assert set(find_states(access).values()) == {"CANCELLED"}
 
 
+@pytest.mark.smoke
 def test_nodes_are_listed(access: SlurmAccess, live: Live) -> None:
     contract.check_nodes(access.list_nodes(), None)
     contract.check_nodes(access.list_nodes(live.sandbox.node_names[0]), None)
 
 
+@pytest.mark.smoke
 def test_jobs_and_steps_are_read(access: SlurmAccess, live: Live) -> None:
     running = live.jobs["running"]
     fields = access.read_job(running)
@@ -91,6 +97,7 @@ def test_jobs_and_steps_are_read(access: SlurmAccess, live: Live) -> None:
     assert access.read_accounting([running]) == {}
 
 
+@pytest.mark.smoke
 def test_a_pending_job_is_changed_held_released_and_cancelled(access: SlurmAccess) -> None:
     job = scenario.submit("--begin=now+1hour", "--time=10", "--ntasks=1", "--cpus-per-task=1")
     access.update_job(
@@ -108,6 +115,7 @@ def test_a_pending_job_is_changed_held_released_and_cancelled(access: SlurmAcces
     assert access.list_jobs()[job].state == "CANCELLED"
 
 
+@pytest.mark.smoke
 def test_a_job_that_grew_runs_with_all_its_cpus(access: SlurmAccess) -> None:
     job = scenario.submit(
         "--begin=now+1hour", "--time=1", "--ntasks=1", "--cpus-per-task=1", "--mem=100M",
@@ -121,6 +129,7 @@ def test_a_job_that_grew_runs_with_all_its_cpus(access: SlurmAccess) -> None:
     assert access.list_jobs()[job].state == "COMPLETED"
 
 
+@pytest.mark.smoke
 def test_cancelling_sends_term_before_kill(access: SlurmAccess, live: Live) -> None:
     told = live.sandbox.directory.parent / f"told{type(access).__name__}"
     job = scenario.submit(
@@ -133,6 +142,7 @@ def test_cancelling_sends_term_before_kill(access: SlurmAccess, live: Live) -> N
     scenario.wait_until(lambda: "TERM" in told.read_text(), "the script was told")
 
 
+@pytest.mark.smoke
 def test_a_refusal_has_slurms_words(access: SlurmAccess, live: Live) -> None:
     with pytest.raises(SlurmRefused, match="no longer pending"):
         access.update_job(live.jobs["running"], {"NumCPUs": "4"})
@@ -140,6 +150,7 @@ def test_a_refusal_has_slurms_words(access: SlurmAccess, live: Live) -> None:
         access.update_job(UNKNOWN_JOB, {"TimeLimit": "5"})
 
 
+@pytest.mark.smoke
 def test_a_controller_that_is_away_or_silent_is_told_apart(
     access: SlurmAccess, live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:

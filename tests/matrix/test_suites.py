@@ -1,0 +1,42 @@
+"""Every test belongs to what `make test` runs, or to exactly one part of the rest."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ..suites import CHOICES, PARTS, QUICK, belongs, find_part, is_quick
+
+MARKS = ("slurm", "smoke", "exhaustive", "demo", "torch", "root")
+FILES = [f"cluster/test_{name}.py" for name in ("packs", "cancel", "hooks", "mps", "ramp", "why")]
+
+
+def test_a_test_is_quick_or_in_one_part() -> None:
+    for count in range(len(MARKS) + 1):
+        for marks in itertools.combinations(MARKS, count):
+            for file in FILES:
+                suites = [suite for suite in CHOICES if belongs(suite, file, marks)]
+                assert suites == ([QUICK] if is_quick(marks) else [str(find_part(file))])
+
+
+@pytest.mark.parametrize(
+    ("marks", "quick"),
+    [
+        ((), True),
+        (("torch",), True),
+        (("slurm",), False),
+        (("slurm", "smoke"), True),
+        (("exhaustive",), False),
+        (("slurm", "smoke", "exhaustive"), False),
+        (("demo",), False),
+    ],
+)
+def test_quick_is_what_a_newcomer_needs(marks: tuple[str, ...], quick: bool) -> None:
+    assert is_quick(marks) is quick
+
+
+def test_all_parts_are_used() -> None:
+    assert {find_part(f"cluster/test_{number}.py") for number in range(200)} == {
+        *range(1, PARTS + 1)
+    }

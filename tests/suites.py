@@ -1,0 +1,34 @@
+"""Which tests `make test` runs, and the parts into which the others are divided; pure.
+
+What a newcomer needs is quick: all tests without Slurm that are not long, and on a real Slurm the
+main paths. The others (kills, races, histories, other frameworks, the demonstration) are dealt by
+file into parts, so that a commit can be held against one of them and all commits against all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Container
+
+PARTS = 7
+QUICK = "quick"
+CHOICES = (QUICK, *map(str, range(1, PARTS + 1)))
+
+
+def is_quick(marks: Container[str]) -> bool:
+    """Whether `make test` runs a test with these marks."""
+    if "exhaustive" in marks or "demo" in marks:
+        return False
+    return "slurm" not in marks or "smoke" in marks
+
+
+def find_part(file: str) -> int:
+    """The part, from 1 on, of what `make test` leaves out of a file, named from `tests/` on."""
+    return zlib.crc32(file.encode()) % PARTS + 1
+
+
+def belongs(suite: str, file: str, marks: Container[str]) -> bool:
+    """Whether a test is one of a suite: `quick`, or a part's number."""
+    if suite == QUICK:
+        return is_quick(marks)
+    return not is_quick(marks) and find_part(file) == int(suite)
