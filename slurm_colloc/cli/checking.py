@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.check.collisions import Finding, Level, merge_findings
+from slurm_colloc.check.sharing_fit import REQUEST, Row, Sharing
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.submission.collisions import Finding, Level, merge_findings
-from slurm_colloc.submission.sharing import REQUEST, Row, Sharing
 
 _FITS = {0: "does not fit", 1: "1 fits"}
 
@@ -38,11 +38,11 @@ def run_check(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in argv[:1]):
         say(HELP)
         return 0
-    from slurm_colloc.submission.checking import check_script_text
+    from slurm_colloc.check.check_script import check_script_text
+    from slurm_colloc.check.sharing_fit import compute_sharing, find_request_findings
     from slurm_colloc.submission.collect import collect_call
     from slurm_colloc.submission.destination import read_capacity
     from slurm_colloc.submission.policy import choose_policy
-    from slurm_colloc.submission.sharing import compute_sharing, find_request_findings
 
     call = collect_call(argv, read_given_environment(), os.getcwd(), pack=False)  # noqa: PTH109
     session = Session.open()

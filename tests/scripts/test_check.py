@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.check.check_script import check_script_text
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.checking import check_script_text
 
 from ..cluster.conftest import CsubUser
 from .catalogue import CASES, HERE, PROGRAMS, Case

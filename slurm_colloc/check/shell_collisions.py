@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from slurm_colloc.submission.collisions import Finding, device_finding, port_finding
-from slurm_colloc.submission.collisions_names import check_exported_name, check_names
-from slurm_colloc.submission.collisions_reach import (
+from slurm_colloc.check.collisions import Finding, device_finding, port_finding
+from slurm_colloc.check.reaching_commands import (
     check_gpu,
     check_processes,
     check_removal,
     check_slurm,
 )
-from slurm_colloc.submission.shell_programs import TALKERS, arguments_of, options_of, origin_of
-from slurm_colloc.submission.shell_steps import Assignment, Command, ShellScript
-from slurm_colloc.submission.shell_words import TCP_ADDRESS, Word, classify_port
+from slurm_colloc.check.shared_names import check_exported_name, check_names
+from slurm_colloc.check.shell_programs import TALKERS, arguments_of, options_of, origin_of
+from slurm_colloc.check.shell_steps import Assignment, Command, ShellScript
+from slurm_colloc.check.shell_words import TCP_ADDRESS, Word, classify_port
 
 _PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
 _ENDPOINT_OPTION = re.compile(r"--rdzv[-_]endpoint")

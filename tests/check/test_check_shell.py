@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_colloc.check.check_script import check_script_text
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.checking import check_script_text
 
 
 def find(body: str, *arguments: str) -> list[tuple[str, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from slurm_colloc.check.shell_steps import Command
+from slurm_colloc.check.shell_words import Kind, Part, Word
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.options import parse_srun_line
-from slurm_colloc.submission.shell_steps import Command
-from slurm_colloc.submission.shell_words import Kind, Part, Word
 
 # What starts the command behind its own options.
 _STARTERS = frozenset(

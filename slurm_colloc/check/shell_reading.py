@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.submission.shell_expansion import WordReader, text_of
-from slurm_colloc.submission.shell_steps import Assignment, Command, Document, Redirect, ShellScript
-from slurm_colloc.submission.shell_words import Kind, Part, Word
+from slurm_colloc.check.shell_expansion import WordReader, text_of
+from slurm_colloc.check.shell_steps import Assignment, Command, Document, Redirect, ShellScript
+from slurm_colloc.check.shell_words import Kind, Part, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.check.collisions import Finding, Level, merge_findings
+from slurm_colloc.check.python_collisions import find_python_collisions
+from slurm_colloc.check.shell_collisions import find_shell_collisions
+from slurm_colloc.check.shell_programs import base_name, program_at
+from slurm_colloc.check.shell_reading import parse_shell
+from slurm_colloc.check.shell_steps import Command, ShellScript
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.collisions import Finding, Level, merge_findings
-from slurm_colloc.submission.collisions_python import find_python_collisions
-from slurm_colloc.submission.collisions_shell import find_shell_collisions
-from slurm_colloc.submission.shell_programs import base_name, program_at
-from slurm_colloc.submission.shell_reading import parse_shell
-from slurm_colloc.submission.shell_steps import Command, ShellScript
 
 _SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from slurm_colloc.check.collisions import Finding, Level
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.grouping import GPU_MEMORY_SHARE, compute_need, compute_overload
 from slurm_colloc.slurm.options import Options
-from slurm_colloc.submission.collisions import Finding, Level
 
 REQUEST = "the request"
 """Where findings stand that are about what was not said."""

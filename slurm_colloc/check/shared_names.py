@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.submission.collisions import (
+from slurm_colloc.check.collisions import (
     Finding,
     clock_finding,
     job_id_finding,
     temporary_finding,
 )
-from slurm_colloc.submission.shell_programs import TALKERS, arguments_of, origin_of
-from slurm_colloc.submission.shell_steps import Assignment, Command
-from slurm_colloc.submission.shell_words import (
+from slurm_colloc.check.shell_programs import TALKERS, arguments_of, origin_of
+from slurm_colloc.check.shell_steps import Assignment, Command
+from slurm_colloc.check.shell_words import (
     JOB_IDS,
     Kind,
     Part,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from slurm_colloc.submission.collisions import Finding, directory_finding
-from slurm_colloc.submission.python_reading import PythonReader, name_of
+from slurm_colloc.check.collisions import Finding, directory_finding
+from slurm_colloc.check.python_strings import PythonReader, name_of
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.check.check_script import check_script_text
+from slurm_colloc.check.python_collisions import find_python_collisions
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.checking import check_script_text
-from slurm_colloc.submission.collisions_python import find_python_collisions
 
 
 def find(text: str, *arguments: str) -> list[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """The words of a shell script, with what is known of variables and arguments put in.
 
-tree-sitter has done the grammar, see submission.shell_reading. Everything here is pure.
+tree-sitter has done the grammar, see check.shell_reading. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.submission.shell_words import Kind, Part, Word
+from slurm_colloc.check.shell_words import Kind, Part, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_colloc.submission.shell_words import Word
+from slurm_colloc.check.shell_words import Word
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.submission.collisions import (
+from slurm_colloc.check.collisions import (
     OWN_NAME_IN_PYTHON,
     Finding,
     clock_finding,
@@ -16,15 +16,15 @@ from slurm_colloc.submission.collisions import (
     requeue_finding,
     temporary_finding,
 )
-from slurm_colloc.submission.collisions_frameworks import check_hydra, check_lightning
-from slurm_colloc.submission.python_reading import (
+from slurm_colloc.check.framework_folders import check_hydra, check_lightning
+from slurm_colloc.check.python_strings import (
     PythonReader,
     environment_name,
     name_of,
     render_part,
     show_parts,
 )
-from slurm_colloc.submission.shell_words import (
+from slurm_colloc.check.shell_words import (
     TCP_ADDRESS,
     Kind,
     Part,
@@ -266,8 +266,8 @@ class _Checker(PythonReader):
             yield from self.check_shell(command, self.line(node))
 
     def check_shell(self, command: str, line: int) -> Iterator[Finding]:
-        from slurm_colloc.submission.collisions_shell import find_shell_collisions
-        from slurm_colloc.submission.shell_reading import parse_shell
+        from slurm_colloc.check.shell_collisions import find_shell_collisions
+        from slurm_colloc.check.shell_reading import parse_shell
 
         kinds = ("kill-by-name", "gpu-settings", "mps-control", "slurm-command-by-path")
         for finding in find_shell_collisions(parse_shell(command), self.file):
