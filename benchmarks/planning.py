@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.measuring import Section, Series, format_value
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.search import partition
-from slurm_colloc.planning.subject import Subject
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.priced_packs import Subject
+from slurm_colloc.planning.search.pack_search import partition
 from tests.planning.coefficients import CALIBRATION, LIMITS
 
 RUNS = 5

@@ -12,10 +12,10 @@ from slurm_colloc.calibration.packs import build_load, read_number
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Capacity, PackPlan, Rule, SharingMode
-from slurm_colloc.planning.grouping import ask, plan
-from slurm_colloc.planning.needs import build_subject
-from slurm_colloc.planning.subject import Setting
-from slurm_colloc.planning.weighing import predict_setting
+from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.limits.broken_limits import predict_setting
+from slurm_colloc.planning.plan_packs import ask, plan
+from slurm_colloc.planning.priced_packs import Setting
 
 LENGTH_S = 600.0
 """How long planning takes each job to be, alone."""

@@ -21,18 +21,18 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.durations import compute_ends_s
-from slurm_colloc.planning.grouping import ask, plan
-from slurm_colloc.planning.needs import build_subject
-from slurm_colloc.planning.subject import Setting
-from slurm_colloc.planning.weighing import predict_setting
+from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.limits.broken_limits import predict_setting
+from slurm_colloc.planning.plan_packs import ask, plan
+from slurm_colloc.planning.predict.pack_duration import compute_ends_s
+from slurm_colloc.planning.priced_packs import Setting
 
 CONTEXT_MB = 512
 """GPU memory that a CUDA context takes on an H200, about."""
 MAX_SLOWDOWN = 1.5
 """csub's usual bound."""
 MPS_START_S = 2.0
-"""What planning counts for starting MPS (planning.families)."""
+"""What planning counts for starting MPS (planning.predict.sharing_ways)."""
 
 # By the SM activity that each has alone on an H200: up to 0.3, up to 0.5, and above 0.7.
 LIGHT = ("mlp", "rl", "small", "lstm", "loader", "feed")

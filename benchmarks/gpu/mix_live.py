@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from benchmarks.gpu.mix import MPS_START_S, Figures, Mix, build_policy
 from slurm_colloc.model.plan import Rule, SharingMode
-from slurm_colloc.planning.gpu_limits import build_limits
-from slurm_colloc.planning.grouping import ask
-from slurm_colloc.planning.limits import find_broken
-from slurm_colloc.planning.needs import build_subject
-from slurm_colloc.planning.rivals import (
+from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.limits.broken_limits import predict_setting
+from slurm_colloc.planning.limits.gpu_limits import build_limits
+from slurm_colloc.planning.limits.hard_limits import find_broken
+from slurm_colloc.planning.plan_packs import ask
+from slurm_colloc.planning.priced_packs import Setting, Subject
+from slurm_colloc.planning.search.other_rules import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,
     CARMA_ROOM_MB,
     CARMA_SM_MOST,
 )
-from slurm_colloc.planning.subject import Setting, Subject
-from slurm_colloc.planning.weighing import predict_setting
 
 SUFFIX = "-live"
 LIVE = (Rule.CARMA, Rule.ADDITIVE, Rule.FIRST_FIT)

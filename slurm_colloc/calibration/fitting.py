@@ -2,7 +2,7 @@
 
 Least squares of normalised progress (predicted less measured), with a loss in which odd packs weigh
 less (soft L1); every pack weighs as one, however many members it has. The model itself stands in
-`planning.contention` and is only called, for all packs at once.
+`planning.predict.contention` and is only called, for all packs at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from slurm_colloc.calibration.packs import MODES, MeasuredPack, Measurements
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, Load, ModeModel
-from slurm_colloc.planning.contention import predict_slowdowns
+from slurm_colloc.planning.predict.contention import predict_slowdowns
 
 NEAR = 2.5
 """Packs with a member that is slower than this are no plan's, so their errors count less."""

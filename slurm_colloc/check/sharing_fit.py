@@ -8,7 +8,7 @@ import re
 from slurm_colloc.check.collisions import Finding, Level
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.planning.grouping import GPU_MEMORY_SHARE, compute_need, compute_overload
+from slurm_colloc.planning.plan_packs import GPU_MEMORY_SHARE, compute_need, compute_overload
 from slurm_colloc.slurm.options import Options
 
 REQUEST = "the request"

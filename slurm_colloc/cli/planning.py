@@ -16,9 +16,9 @@ from slurm_colloc.cli.what_if import apply_changes, name_changes, parse_changes
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.waits import WaitEstimate
-from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.needs import build_load, choose_bound
-from slurm_colloc.planning.queueing import estimate_wait
+from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.job_needs import build_load, choose_bound
+from slurm_colloc.planning.predict.queue_gain import estimate_wait
 from slurm_colloc.report.plan_figures import render_comparison
 from slurm_colloc.report.plan_view import PLAN_SCHEMA, build_plan_json, render_plan
 from slurm_colloc.report.terminal import choose_width

@@ -38,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True)
 class ModeModel:
-    """The contention model of one sharing mode; planning.contention says how they act.
+    """The contention model of one sharing mode; planning.predict.contention says how they act.
 
     Without any of them members disturb each other by copies over PCIe alone.
 

@@ -47,7 +47,7 @@ class Goal(enum.StrEnum):
 
 
 class Rule(enum.StrEnum):
-    """Who makes the packs: csub's own search, or a rule of others (planning.rivals)."""
+    """Who makes the packs: csub's own search, or a rule of others (planning.search.other_rules)."""
 
     CSUB = "csub"
     EXCLUSIVE = "exclusive"

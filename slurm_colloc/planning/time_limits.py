@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Capacity, Policy, SharingMode
-from slurm_colloc.planning.needs import Need, choose_bound
+from slurm_colloc.planning.job_needs import Need, choose_bound
 
 SLOWDOWN_MARGIN = 1.2
 """A member may be slower than predicted by this before its wall limit ends it."""

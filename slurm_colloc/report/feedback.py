@@ -99,9 +99,9 @@ def _predict(
     figures: Sequence[Figures], mode: SharingMode, calibration: Calibration | None
 ) -> dict[int, float | None]:
     """What the model says now of members that ran together; nothing where a load is unknown."""
-    from slurm_colloc.planning.needs import build_load
-    from slurm_colloc.planning.subject import Setting, Subject
-    from slurm_colloc.planning.weighing import predict_setting
+    from slurm_colloc.planning.job_needs import build_load
+    from slurm_colloc.planning.limits.broken_limits import predict_setting
+    from slurm_colloc.planning.priced_packs import Setting, Subject
 
     subjects, percentages = [], []
     for place, entry in enumerate(figures):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_colloc.planning.explanation import PackExplanation
+from slurm_colloc.planning.explain.explanation import PackExplanation
 from slurm_colloc.report.terminal import format_mb_figure
 
 _BAR_MOST = 40

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from slurm_colloc.planning.explanation import PackExplanation, PlanExplanation
+from slurm_colloc.planning.explain.explanation import PackExplanation, PlanExplanation
 from slurm_colloc.report.terminal import (
     Column,
     build_table,

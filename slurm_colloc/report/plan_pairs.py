@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.arrays import format_task_ids
-from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation, label_jobs
+from slurm_colloc.planning.explain.explanation import PairExplanation, PlanExplanation, label_jobs
 
 _SENTENCES_MOST = 50
 """Sentences that a screen shows; JSON has more."""

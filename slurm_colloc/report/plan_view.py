@@ -12,7 +12,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.waits import WaitEstimate
-from slurm_colloc.planning.explanation import (
+from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
     PlanExplanation,

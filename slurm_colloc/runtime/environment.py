@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.planning.cpus import format_cpu_mask
+from slurm_colloc.planning.cpu_division import format_cpu_mask
 
 STEP_SCRUB = (
     "SLURM_CPUS_PER_TASK",

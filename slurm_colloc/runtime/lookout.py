@@ -145,7 +145,7 @@ class Lookout:
         shared = "sm_active" if self._has_mps() else "engine_active"
         # Loaded only by packs that are measured.
         from slurm_colloc.model.profile import PCIE_MIB_S
-        from slurm_colloc.planning.limits import GPU_MEMORY_SHARE
+        from slurm_colloc.planning.limits.hard_limits import GPU_MEMORY_SHARE
 
         copied = [gpus[0].get(name) for name in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
         busier = max((rate for rate in copied if rate is not None), default=None)

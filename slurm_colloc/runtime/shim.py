@@ -18,7 +18,7 @@ from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.export import remove_member_variables
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.model.signals import parse_signal
-from slurm_colloc.planning.cpus import format_cpu_mask
+from slurm_colloc.planning.cpu_division import format_cpu_mask
 from slurm_colloc.runtime.environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.shims import find_real_command
 from slurm_colloc.settings import read_given_environment

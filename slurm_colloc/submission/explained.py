@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Plan
-from slurm_colloc.planning.alike import merge_alike
-from slurm_colloc.planning.apart import PAIRS_MOST, count_pairs_apart, explain_pairs
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import (
+from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
     label_jobs,
 )
-from slurm_colloc.planning.grouping import compute_reason_to_run_alone
-from slurm_colloc.planning.needs import Question
-from slurm_colloc.planning.request import build_lone_pack
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.limits.equal_pairs import merge_alike
+from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST, count_pairs_apart, explain_pairs
+from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.submission.planned import PlannedPart, Planning
 
 

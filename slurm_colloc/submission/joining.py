@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
 from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.plan import MemberPlan, PackPlan
-from slurm_colloc.planning.joining import compute_reason_not_to_join
+from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.commands import HeldInterrupts, hold_interrupts

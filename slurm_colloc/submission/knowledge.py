@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.planning.needs import build_load
+from slurm_colloc.planning.job_needs import build_load
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.submission.collect import Candidate

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan, Policy
-from slurm_colloc.planning.joining import compute_reason_not_to_join
+from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.store.directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack_reading import build_pack_id
 from slurm_colloc.store.records import MemberSpec, PackRecord

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
 from slurm_colloc.model.waits import WaitTable
-from slurm_colloc.planning.grouping import ask, describe_groups, find_buckets, find_first, plan
+from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.submission.collect import Call
@@ -132,7 +132,7 @@ def _plan_part(
 
         waits = look_up_waits(dict(part.jobs[0].group).get("partition"), settings.state_path)
         if smaller is not None and waits.cells:
-            from slurm_colloc.planning.queueing import choose_by_queue
+            from slurm_colloc.planning.predict.queue_gain import choose_by_queue
 
             other = _plan(part, smaller)
             chosen, reason = choose_by_queue((chosen, other), waits)

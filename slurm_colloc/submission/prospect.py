@@ -12,8 +12,8 @@ from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.model.ramp_decision import RampState
-from slurm_colloc.planning.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.joining import (
+from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
+from slurm_colloc.planning.join.join_fit import (
     compute_contradiction,
     merge_policies,
     plan_pending_join,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -173,12 +174,27 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.dictionaries(st.sampled_from(sorted(make_row("a", 1, cell=0))), st.text())))
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(sorted(make_row("a", 1, cell=0))),
+            st.text() | st.sampled_from(["nan", "inf", "-1", "0", "1e-320", "1e308", "66", "mps"]),
+            max_size=3,
+        ),
+        max_size=6,
+    )
+)
 def test_whatever_stands_in_a_table_nothing_breaks(
     tmp_path: Path, changes: list[dict[str, str]]
 ) -> None:
     rows = [make_row("a", 100, cell=0), make_row("b", 100, cell=1)]
-    rows += [{**make_row("a", 50, cell=2 + n, size=1), **one} for n, one in enumerate(changes)]
+    rows += [make_row("a", 50, cell=2, size=2), make_row("b", 75, cell=2, size=2)]
+    for cell, one in enumerate(changes, 3):
+        rows += [
+            {**make_row("a", 50, cell=cell), **one},
+            {**make_row("a", 50, cell=-cell, size=2), **one},
+            make_row("b", 75, cell=-cell, size=2),
+        ]
     path = tmp_path / "rows.csv"
     with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -186,8 +202,10 @@ def test_whatever_stands_in_a_table_nothing_breaks(
         writer.writerows(rows)
     try:
         found = build_measurements(read_rows([path]))
-    except UsageProblem:
+    except UsageProblem as problem:
+        assert re.match(f"the rows are of several GPU models|cannot read {path}", problem.message)
         return
+    assert found.packs
     for pack in found.packs:
         assert all(0 < progress < float("inf") for progress in pack.progress)
         assert all(0 < limit <= 1 for limit in pack.limits)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning import search
-from slurm_colloc.planning.pricing import Key, Pricing
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.predict.pack_pricing import Key, Pricing
+from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.search import pack_search
 from tests.planning.coefficients import CALIBRATION, LIMITS
 
 BOTH = (SharingMode.MPS, SharingMode.TIMESLICE)
@@ -127,7 +127,7 @@ def check_order_does_not_matter(
 
 
 def _describe(pricing: Pricing) -> list[list[Subject]]:
-    packs = search.partition(pricing)
+    packs = pack_search.partition(pricing)
     return sorted(
         (sorted((pricing.subjects[i] for i in pack), key=repr) for pack in packs), key=repr
     )

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.planning.cpus import format_cpu_mask, split_cpus
+from slurm_colloc.planning.cpu_division import format_cpu_mask, split_cpus
 
 Cores = list[list[int]]
 
@@ -48,13 +50,23 @@ def test_siblings_stay_together_where_all_want_whole_cores(threads: int, wanted:
         assert all(set(core) <= set(share) for core in cores if set(core) & set(share))
 
 
-@given(cores=machines(), wanted=WANTED)
-def test_at_most_one_core_per_member_is_shared_with_others(cores: Cores, wanted: list[int]) -> None:
+@st.composite
+def full_machines(draw: st.DrawFn) -> tuple[Cores, list[int]]:
+    """Whole cores, and members that want all of their CPUs; what nobody wants is spread over all."""
+    threads = draw(st.sampled_from([1, 2, 4]))
+    count = draw(st.integers(1, 8))
+    total = threads * count
+    cpus = draw(st.permutations(range(total)))
+    cores = [cpus[index * threads : (index + 1) * threads] for index in range(count)]
+    cuts = sorted(draw(st.sets(st.integers(0, total), max_size=5)) | {0, total})
+    return cores, draw(st.permutations([b - a for a, b in itertools.pairwise(cuts)]))
+
+
+@given(full_machines())
+def test_at_most_one_core_per_member_is_shared_with_others(full: tuple[Cores, list[int]]) -> None:
+    cores, wanted = full
     shares = split_cpus(cores, wanted)
-    if shares is None or any(len(core) != len(cores[0]) for core in cores):
-        return
-    if sum(wanted) < sum(len(core) for core in cores):
-        return  # What nobody asked for is spread over all.
+    assert shares is not None
     split = [core for core in cores if sum(bool(set(core) & set(share)) for share in shares) > 1]
     assert len(split) <= len(wanted)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.plan import Capacity, Policy, UsageProfile
-from slurm_colloc.planning.grouping import plan
-from slurm_colloc.planning.known import ask_as_pack
-from slurm_colloc.planning.needs import Question
-from slurm_colloc.planning.request import build_lone_pack
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.known_packs import ask_as_pack
+from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.plan_packs import plan
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,

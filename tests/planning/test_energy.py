@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, Goal, Plan, UsageProfile
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.grouping import plan
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.search import partition
-from slurm_colloc.planning.subject import Subject
+from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.priced_packs import Subject
+from slurm_colloc.planning.search.pack_search import partition
 from tests.planning import coefficients, known_jobs
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job
 from tests.planning.subjects import make_pricing, make_subjects

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning import exact, local, search
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.subject import Limits, Subject
-from slurm_colloc.planning.subset_partition import find_cheapest_partition
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.search import exact_search, local_search, pack_search
+from slurm_colloc.planning.search.subset_partition import find_cheapest_partition
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,
@@ -63,18 +63,18 @@ def test_no_partition_is_cheaper(
 ) -> None:
     pricing = Pricing(chosen, limit, CALIBRATION, goal=goal, modes=of_modes)
     least = find_least_cost(pricing)
-    packs = exact.partition(pricing)
+    packs = exact_search.partition(pricing)
     assert sorted(i for pack in packs for i in pack) == list(range(len(chosen)))
     assert add_up(pricing, packs) == pytest.approx(least, rel=1e-9)
     key = tuple(sorted(pricing.kind_of))
-    for divide in (exact.divide_by_kinds, exact.divide_by_subsets):
+    for divide in (exact_search.divide_by_kinds, exact_search.divide_by_subsets):
         assert add_up_keys(pricing, divide(pricing, key)) == pytest.approx(least, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_partition_of_seven_different_jobs_is_cheaper(seed: int) -> None:
     pricing = make_pricing(make_subjects(7, seed))
-    packs = exact.partition(pricing)
+    packs = exact_search.partition(pricing)
     assert any(len(pack) > 1 for pack in packs)
     assert add_up(pricing, packs) == pytest.approx(find_least_cost(pricing), rel=1e-5)
 
@@ -84,8 +84,8 @@ def test_no_partition_of_seven_different_jobs_is_cheaper(seed: int) -> None:
 def test_it_is_never_worse_than_greedy_merging(count: int, seed: int, goal: Goal) -> None:
     pricing = make_pricing(make_subjects(count, seed), goal=goal)
     key = tuple(sorted(pricing.kind_of))
-    best = add_up_keys(pricing, exact.divide(pricing, key))
-    for divide in (local.divide_greedily, local.divide):
+    best = add_up_keys(pricing, exact_search.divide(pricing, key))
+    for divide in (local_search.divide_greedily, local_search.divide):
         assert best <= add_up_keys(pricing, divide(pricing, key)) * (1 + 1e-5)
 
 
@@ -99,7 +99,7 @@ def test_the_order_of_the_subjects_does_not_matter(
 
 def test_equal_jobs_are_taken_in_their_order() -> None:
     pricing = make_pricing(make_subjects(6, kinds=1))
-    packs = exact.partition(pricing)
+    packs = exact_search.partition(pricing)
     assert [i for pack in packs for i in pack] == list(range(6))
 
 
@@ -107,7 +107,7 @@ def test_sixteen_different_jobs_that_all_go_together_are_one_pack() -> None:
     light = [
         Subject(i, 1, None, 100, 1000.0 + i, make_light(i), 9.0, 0.0, kind=i) for i in range(16)
     ]
-    assert search.partition(make_pricing(light)) == (tuple(range(16)),)
+    assert pack_search.partition(make_pricing(light)) == (tuple(range(16)),)
 
 
 def make_light(number: int) -> Load:
@@ -117,11 +117,11 @@ def make_light(number: int) -> Load:
 def test_a_pack_that_is_refused_at_last_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pricing = make_pricing(make_subjects(8, seed=1))
     key = tuple(sorted(pricing.kind_of))
-    first = exact.divide_by_subsets(pricing, key)
+    first = exact_search.divide_by_subsets(pricing, key)
     largest = max(first, key=len)
     price = pricing.price_key
     monkeypatch.setattr(pricing, "price_key", lambda pack: None if pack == largest else price(pack))
-    second = exact.divide_by_subsets(pricing, key)
+    second = exact_search.divide_by_subsets(pricing, key)
     assert largest not in second
     assert sorted(kind for pack in second for kind in pack) == list(key)
 

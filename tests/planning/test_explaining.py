@@ -17,18 +17,18 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.apart import PAIRS_MOST
-from slurm_colloc.planning.durations import compute_ends_s
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.families import SETUP_S
-from slurm_colloc.planning.gpu_limits import build_limits
-from slurm_colloc.planning.grouping import ask, plan
-from slurm_colloc.planning.limits import Broken
-from slurm_colloc.planning.needs import build_subject
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.subject import Limits, Setting, Subject
-from slurm_colloc.planning.weighing import Weighing, predict_setting
+from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.limits.broken_limits import Weighing, predict_setting
+from slurm_colloc.planning.limits.gpu_limits import build_limits
+from slurm_colloc.planning.limits.hard_limits import Broken
+from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST
+from slurm_colloc.planning.plan_packs import ask, plan
+from slurm_colloc.planning.predict.pack_duration import compute_ends_s
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.predict.sharing_ways import SETUP_S
+from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

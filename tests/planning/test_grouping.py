@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, SharingMode, UsageProfile
-from slurm_colloc.planning.grouping import (
+from slurm_colloc.planning.plan_packs import (
     GPU_MEMORY_SHARE,
     SHORT_S,
     TIME_RATIO,

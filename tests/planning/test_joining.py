@@ -17,8 +17,8 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.joining import (
+from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
+from slurm_colloc.planning.join.join_fit import (
     compute_contradiction,
     compute_reason_not_to_join,
     merge_policies,

@@ -8,14 +8,14 @@ from hypothesis import given
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.planning.limits import (
+from slurm_colloc.planning.job_needs import build_load, compute_run_s
+from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_host_memory_limit_mb,
     find_broken,
 )
-from slurm_colloc.planning.needs import build_load, compute_run_s
-from slurm_colloc.planning.rivals import place_additively, place_by_carma
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.search.other_rules import place_additively, place_by_carma
 from tests.planning import known_jobs
 from tests.planning.known_jobs import CALIBRATION, H100, ROOMY, SMALL, build_job, build_profile
 
@@ -66,8 +66,9 @@ def test_each_limit_is_named_with_both_numbers() -> None:
 @given(profile=known_jobs.PROFILES)
 def test_a_load_is_made_of_shares_whatever_the_profile_says(profile: UsageProfile) -> None:
     load = build_load(profile)
-    if profile.sm_activity is None or profile.dram_activity is None:
-        assert load is None
+    # One that used no SM had not begun with what it is for.
+    is_known = bool(profile.sm_activity) and profile.dram_activity is not None
+    assert (load is not None) is is_known
     if load is not None:
         assert all(0.0 <= getattr(load, name) <= 1.0 for name in known_resources())
         assert load.power_w >= 0.0

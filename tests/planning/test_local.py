@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning import exact, local, search
-from slurm_colloc.planning.costs import Costs
-from slurm_colloc.planning.dissolving import dissolve
-from slurm_colloc.planning.exchanging import improve
-from slurm_colloc.planning.merging import merge
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.predict.pack_costs import Costs
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.search import exact_search, local_search, pack_search
+from slurm_colloc.planning.search.member_exchange import improve
+from slurm_colloc.planning.search.pack_dissolving import dissolve
+from slurm_colloc.planning.search.pack_merging import merge
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,
@@ -31,6 +31,8 @@ from tests.planning.subjects import (
     subjects,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 many_subjects = st.lists(subjects(), min_size=1, max_size=8).flatmap(
     lambda kinds: st.lists(st.sampled_from(kinds), min_size=17, max_size=40)
 )
@@ -42,7 +44,7 @@ def test_each_job_is_in_one_legal_pack(
     chosen: list[Subject], limit: Limits, goal: Goal, of_modes: list[SharingMode]
 ) -> None:
     pricing = Pricing(chosen, limit, CALIBRATION, goal=goal, modes=of_modes)
-    packs = search.partition(pricing)
+    packs = pack_search.partition(pricing)
     assert Counter(i for pack in packs for i in pack) == Counter(range(len(chosen)))
     alone = add_up(pricing, [[i] for i in range(len(chosen))])
     assert add_up(pricing, packs) <= alone * (1 + 1e-9)
@@ -63,8 +65,8 @@ def test_it_is_close_to_the_exact_division(kinds: int | None) -> None:
     over = []
     for seed in range(6):
         pricing = make_pricing(make_subjects(14, seed, kinds=kinds))
-        best = add_up(pricing, exact.partition(pricing))
-        over.append(add_up(pricing, local.partition(pricing)) / best - 1.0)
+        best = add_up(pricing, exact_search.partition(pricing))
+        over.append(add_up(pricing, local_search.partition(pricing)) / best - 1.0)
     assert min(over) >= -1e-5
     assert sum(over) / len(over) <= 0.05
 
@@ -74,8 +76,8 @@ def test_it_improves_on_merging_alone() -> None:
     for seed in range(3):
         pricing = make_pricing(make_subjects(30, seed))
         key = tuple(sorted(pricing.kind_of))
-        before = add_up_keys(pricing, local.divide_greedily(pricing, key))
-        saved.append(1 - add_up(pricing, local.partition(pricing)) / before)
+        before = add_up_keys(pricing, local_search.divide_greedily(pricing, key))
+        saved.append(1 - add_up(pricing, local_search.partition(pricing)) / before)
     assert min(saved) >= -1e-9
     assert max(saved) > 0.01
 
@@ -91,7 +93,7 @@ def test_equal_jobs_are_divided_exactly() -> None:
     best = [0.0]
     for total in range(1, count + 1):
         best.append(min(best[total - size] + costs[size] for size in costs if size <= total))
-    assert add_up(pricing, search.partition(pricing)) == pytest.approx(best[count])
+    assert add_up(pricing, pack_search.partition(pricing)) == pytest.approx(best[count])
     assert max(costs) > 1
 
 
@@ -99,7 +101,7 @@ def test_equal_jobs_are_divided_exactly() -> None:
 def test_five_packs_of_four_become_four_of_five(seed: int) -> None:
     # Merging ends with packs of four, and moving one member gains nothing.
     pricing = make_two_lengths(20, seed)
-    packs = local.partition(pricing)
+    packs = local_search.partition(pricing)
     assert [len(pack) for pack in packs] == [5] * 8
 
 
@@ -119,7 +121,7 @@ def test_several_packs_at_once_are_divided_anew(seed: int) -> None:
     by_pairs = dissolve(costs, improve(costs, merge(costs, key)))
     legal = [pack for pack in by_pairs if pricing.price_key(pack) is not None]
     assert len(legal) == len(by_pairs)
-    assert add_up(pricing, local.partition(pricing)) < add_up_keys(pricing, by_pairs)
+    assert add_up(pricing, local_search.partition(pricing)) < add_up_keys(pricing, by_pairs)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -131,8 +133,8 @@ def test_jobs_of_few_kinds_are_divided_exactly(seed: int) -> None:
         for i in range(chance.randrange(17, 40))
     ]
     pricing = Pricing(chosen, Limits(members=6), CALIBRATION)
-    best = add_up(pricing, search.partition(pricing))
-    assert best <= add_up(pricing, local.partition(pricing)) * (1 + 1e-6)
+    best = add_up(pricing, pack_search.partition(pricing))
+    assert best <= add_up(pricing, local_search.partition(pricing)) * (1 + 1e-6)
 
 
 def test_lengths_are_grouped_by_their_cost_alone() -> None:
@@ -143,7 +145,7 @@ def test_lengths_are_grouped_by_their_cost_alone() -> None:
         Subject(i, 1, None, 1000, (short, long)[i % 2], alike.load, 2.0, 0.0) for i in range(40)
     ]
     pricing = Pricing(chosen, Limits(members=5), CALIBRATION)
-    packs = search.partition(pricing)
+    packs = pack_search.partition(pricing)
     assert max(map(len, packs)) > 1
     for pack in packs:
         assert len({chosen[i].run_s for i in pack}) == 1
@@ -152,16 +154,16 @@ def test_lengths_are_grouped_by_their_cost_alone() -> None:
 def test_jobs_of_unknown_load_stay_alone_among_many() -> None:
     known = make_subjects(30, seed=2)
     unknown = [Subject(i, 1, None, 1000, 500.0, None, 2.0) for i in range(10)]
-    packs = search.partition(make_pricing([*unknown, *known]))
+    packs = pack_search.partition(make_pricing([*unknown, *known]))
     assert {pack for pack in packs if set(pack) & set(range(10))} == {(i,) for i in range(10)}
     assert any(len(pack) > 1 for pack in packs)
 
 
 def test_no_pack_is_larger_than_one_mps_server_takes() -> None:
     pricing = Pricing(make_tiny(60), Limits(), CALIBRATION)
-    assert max(map(len, search.partition(pricing))) <= 48
+    assert max(map(len, pack_search.partition(pricing))) <= 48
     alike = Pricing(make_tiny(1) * 100, Limits(), CALIBRATION)
-    assert max(map(len, search.partition(alike))) <= 48
+    assert max(map(len, pack_search.partition(alike))) <= 48
 
 
 def make_tiny(count: int) -> list[Subject]:
@@ -173,7 +175,7 @@ def make_tiny(count: int) -> list[Subject]:
 
 def test_several_hundred_jobs_of_all_lengths_gain() -> None:
     pricing = make_pricing(make_subjects(300, seed=8))
-    packs = search.partition(pricing)
+    packs = pack_search.partition(pricing)
     assert Counter(i for pack in packs for i in pack) == Counter(range(300))
     alone = add_up(pricing, [[i] for i in range(300)])
     assert add_up(pricing, packs) < 0.6 * alone

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Goal, Policy, SharingMode, UsageProfile
-from slurm_colloc.planning.apart import count_pairs_apart, explain_pairs
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.gpu_limits import build_limits
-from slurm_colloc.planning.grouping import TIME_RATIO, ask, find_keys, plan
-from slurm_colloc.planning.instances import compute_mig_memory_share
-from slurm_colloc.planning.needs import build_subject
-from slurm_colloc.planning.pair_reasons import PairReasons
-from slurm_colloc.planning.pricing import Pricing
-from slurm_colloc.planning.subject import Limits, Subject
-from slurm_colloc.planning.weighing import Weighing, format_above
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.limits.broken_limits import Weighing, format_above
+from slurm_colloc.planning.limits.gpu_limits import build_limits
+from slurm_colloc.planning.limits.pair_reasons import PairReasons
+from slurm_colloc.planning.limits.separate_pairs import count_pairs_apart, explain_pairs
+from slurm_colloc.planning.mig_instances import compute_mig_memory_share
+from slurm_colloc.planning.plan_packs import TIME_RATIO, ask, find_keys, plan
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.priced_packs import Limits, Subject
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

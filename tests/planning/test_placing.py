@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.planning import rivals
-from slurm_colloc.planning.limits import find_broken
-from slurm_colloc.planning.subject import Limits, Subject
+from slurm_colloc.planning.limits.hard_limits import find_broken
+from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.search import other_rules
 from tests.planning.coefficients import LIMITS
 from tests.planning.subjects import limits, make_subjects, subjects
 
@@ -86,14 +86,14 @@ def test_jobs_are_placed_as_the_rule_says(
     chosen = named * times
     random.Random(seed).shuffle(chosen)
     limit = dataclasses.replace(limit, has_instances=has_instances)
-    placed = rivals.partition(rule, chosen, limit, gpu_memory_mb)
+    placed = other_rules.partition(rule, chosen, limit, gpu_memory_mb)
     assert list(placed) == place_one_by_one(rule, chosen, limit, gpu_memory_mb)
 
 
 @pytest.mark.parametrize("rule", [Rule.ADDITIVE, Rule.CARMA])
 def test_among_many_kinds_jobs_are_placed_as_the_rule_says(rule: Rule) -> None:
     many = [dataclasses.replace(one, kind=i) for i, one in enumerate(make_subjects(300, seed=4))]
-    placed = rivals.partition(rule, many, LIMITS, GPU_MB)
+    placed = other_rules.partition(rule, many, LIMITS, GPU_MB)
     assert list(placed) == place_one_by_one(rule, many, LIMITS, GPU_MB)
     assert max(map(len, placed)) > 1
 
@@ -110,11 +110,11 @@ def test_no_pack_is_asked_twice_for_what_it_refused(
         asked += 1
         return find_broken(members, limit)
 
-    monkeypatch.setattr(rivals, "find_broken", count)
+    monkeypatch.setattr(other_rules, "find_broken", count)
     load = Load(engine, engine / 2, 0.1)
     alike = [Subject(i, 1, None, 30_000, 600.0, load, 2.0, kind="a") for i in range(2000)]
     # Three of them fit into the memory.
     limit = dataclasses.replace(LIMITS, gpu_memory_mb=95_000)
-    packs = rivals.partition(rule, alike, limit, GPU_MB)
+    packs = other_rules.partition(rule, alike, limit, GPU_MB)
     assert sum(map(len, packs)) == len(alike)
     assert asked <= 2 * len(alike)

@@ -8,8 +8,8 @@ import pytest
 
 from slurm_colloc.model.plan import PackPlan, SharingMode
 from slurm_colloc.model.ramp_decision import STAGE_S
-from slurm_colloc.planning.needs import Need
-from slurm_colloc.planning.request import RAMP_MOST_S, Prediction, build_pack
+from slurm_colloc.planning.job_needs import Need
+from slurm_colloc.planning.pack_request import RAMP_MOST_S, Prediction, build_pack
 
 from .known_jobs import POLICY, ROOMY, build_job
 

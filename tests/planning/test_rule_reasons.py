@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, Policy, Rule, UsageProfile
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.plan_packs import plan
 from tests.planning import known_jobs
 from tests.planning.explained import explain_jobs
 from tests.planning.known_jobs import (

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.profile import ProfileRecord
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.feedback import build_feedback
 from slurm_colloc.report.figures import compute_figures
 from slurm_colloc.report.profile_view import render_profile

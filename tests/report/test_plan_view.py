@@ -9,9 +9,9 @@ import re
 import pytest
 
 from slurm_colloc.model.plan import Policy, Rule, SharingMode, UsageProfile
-from slurm_colloc.planning.explaining import build_explanation
-from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.plan_bars import draw_bar, render_budget
 from slurm_colloc.report.plan_figures import compute_plan_figures, render_comparison
 from slurm_colloc.report.plan_view import build_plan_json, render_plan

@@ -13,7 +13,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.ramp_decision import Decision, RampState
-from slurm_colloc.planning.grouping import compute_reason_to_run_alone
+from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.explain import explain_member
 from slurm_colloc.report.show import render_pack
 from slurm_colloc.report.survey import PackView, survey_packs

@@ -90,7 +90,11 @@ def test_where_the_feature_cannot_be_added_the_user_is_told() -> None:
     assert note.endswith("--constraint=[rack1|rack2]")
 
 
-@given(words=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=1100))
+_WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=1100)
+
+
+# Most that is drawn is short: the rest is about as long as Slurm takes.
+@given(words=_WORDS | st.builds("{}{}".format, st.integers(900, 1030).map("x".__mul__), _WORDS))
 def test_a_comment_is_never_longer_than_slurm_takes(words: str) -> None:
     try:
         asked = ask(words, hooks=HookChoice("always", "csub"))

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.profile import Observation
-from slurm_colloc.planning.joining import merge_policies
+from slurm_colloc.planning.join.join_fit import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.profiles import add_observations, compute_family, is_known

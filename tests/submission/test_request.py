@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.planning.grouping import plan
+from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.collect import collect_call
 from slurm_colloc.submission.request import Batch, build_options, group_into_batches
 
@@ -63,10 +63,11 @@ def build_all(root: Path, argv: list[str], *, pack: bool) -> list[Batch]:
 
 
 def compare_with_golden(name: str, text: str) -> None:
-    """Compare with a golden file; CSUB_WRITE_GOLDEN=1 writes it anew."""
+    """Compare with a golden file; CSUB_WRITE_GOLDEN=1 writes it anew, and no such run passes."""
     path = GOLDEN / name
     if os.environ.get("CSUB_WRITE_GOLDEN"):
         path.write_text(text)
+        pytest.fail(f"the expected {path} was written; run again without CSUB_WRITE_GOLDEN")
     assert text == path.read_text(), f"{path} differs; CSUB_WRITE_GOLDEN=1 writes it anew"
 
 

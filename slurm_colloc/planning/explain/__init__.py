@@ -1,0 +1,1 @@
+"""Why a plan looks as it does, for people; nothing here chooses."""

@@ -1,0 +1,187 @@
+"""Why a plan looks as it does, in figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, UsageProfile
+from slurm_colloc.planning.explain.explanation import (
+    MemberExplanation,
+    PackExplanation,
+    PlanExplanation,
+)
+from slurm_colloc.planning.job_needs import (
+    Question,
+    are_timed,
+    build_load,
+    build_subject,
+    has_power,
+    has_run_s,
+)
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.limits.separate_pairs import explain_pairs
+from slurm_colloc.planning.plan_packs import ask
+from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.predict.sharing_ways import SETUP_S
+from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
+from slurm_colloc.planning.search import other_rules
+
+_J_PER_WH = 3600
+
+
+def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
+    plan: Plan,
+    jobs: Sequence[Job],
+    profiles: Mapping[int, UsageProfile],
+    capacity: Capacity,
+    policy: Policy,
+    calibration: Calibration | None = None,
+    labels: Sequence[str] | None = None,
+) -> PlanExplanation:
+    """Explain a plan, given all that it was made of.
+
+    Args:
+        plan: The plan.
+        jobs: What came in one call, in the user's order.
+        profiles: What is known of a job's solo use, by index into `jobs`.
+        capacity: What one GPU brings with it.
+        policy: How far sharing may go.
+        calibration: How jobs slow each other down on that GPU; None where that is unknown.
+        labels: What the jobs are called in sentences; see `explain_pairs`.
+    """
+    question = ask(jobs, profiles, capacity, policy, calibration)
+    pairs, left_out = explain_pairs(plan, question, labels)
+    # Of no limits: it only tells what energy the work of each job takes.
+    subjects = [build_subject(question, index) for index in range(len(jobs))]
+    pricing = Pricing(subjects, Limits(), calibration)
+    packs = tuple(_explain_pack(pack, question, pricing) for pack in plan.packs)
+    return PlanExplanation(packs, pairs, left_out, plan.reasons, plan.packs_at_once)
+
+
+def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:
+    if question.policy.rule is Rule.FIRST_FIT:
+        pack = _predict(pack, question, pricing)
+    subjects = pricing.subjects
+    members = tuple(
+        _explain_member(pack, place, question, subjects[member.job_index])
+        for place, member in enumerate(pack.members)
+    )
+    running = members[: pack.degree]
+    slowdowns = [member.slowdown for member in running]
+    known = [slowdown for slowdown in slowdowns if slowdown]
+    return PackExplanation(
+        members=members,
+        mode=pack.mode,
+        degree=pack.degree,
+        start_degree=pack.start_degree,
+        known=pack.known,
+        normalised_progress=(
+            sum(1.0 / slowdown for slowdown in known) if len(known) == len(running) else None
+        ),
+        gpu_memory_mb=_sum_ints([member.gpu_memory_mb for member in running]),
+        gpu_memory_usable_mb=compute_usable_gpu_memory_mb(question.capacity.gpu_memory_mb),
+        sm_activity=_sum_floats([member.sm_activity for member in running]),
+        dram_activity=_sum_floats([member.dram_activity for member in running]),
+        pcie_share=_sum_floats([member.pcie_share for member in running]),
+        predicted_finish_s=(
+            None
+            if pack.predicted_finish_s is None
+            else pack.predicted_finish_s + SETUP_S[pack.mode]
+        ),
+        energy_wh=_compute_energy_wh(pack, question, pricing),
+        time_limit_s=pack.request.time_limit_s if pack.request else None,
+        reasons=pack.reasons,
+    )
+
+
+def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
+    """A pack that was made without looking at loads, with what they tell of it."""
+    subjects = [pricing.subjects[member.job_index] for member in pack.members]
+    if len(subjects) == 1 and subjects[0].load is not None:
+        timed = are_timed(question, subjects)
+        finish_s = subjects[0].run_s if timed else None
+        return dataclasses.replace(pack, known=True, predicted_finish_s=finish_s)
+    if len(subjects) < 2 or pack.degree < len(subjects):
+        # Who of those that wait runs beside whom, nothing tells.
+        return pack
+    setting = Setting(pack.mode, tuple(member.thread_percentage for member in pack.members))
+    slowdowns, finish_s = other_rules.predict_pack(subjects, setting, question.calibration)
+    if slowdowns is None:
+        return pack
+    members = tuple(
+        dataclasses.replace(
+            member,
+            predicted_slowdown=slowdown,
+            solo_steps_per_s=question.profiles[member.job_index].steps_per_s,
+        )
+        for member, slowdown in zip(pack.members, slowdowns, strict=True)
+    )
+    return dataclasses.replace(
+        pack,
+        members=members,
+        predicted_finish_s=finish_s if are_timed(question, subjects) else None,
+        known=True,
+    )
+
+
+def _compute_energy_wh(pack: PackPlan, question: Question, pricing: Pricing) -> float | None:
+    """What `--goal=energy` counts of a pack, in watt hours; None where a figure is unknown."""
+    indices = [member.job_index for member in pack.members]
+    subjects = [pricing.subjects[index] for index in indices]
+    if not are_timed(question, subjects) or not has_power(question, indices):
+        return None
+    if any(subject.load is None for subject in subjects):
+        return None
+    finish_s = pack.predicted_finish_s
+    if finish_s is None:
+        if len(subjects) > 1:
+            return None
+        finish_s = subjects[0].run_s
+    key = tuple(pricing.kind_of[index] for index in indices)
+    energy_j = pricing.compute_pack_energy_j(key, finish_s, pack.mode)
+    return None if energy_j is None else energy_j / _J_PER_WH
+
+
+def _explain_member(
+    pack: PackPlan, place: int, question: Question, subject: Subject
+) -> MemberExplanation:
+    planned = pack.members[place]
+    job = question.jobs[planned.job_index]
+    profile = question.profiles.get(planned.job_index, UsageProfile())
+    slowdown, rate = planned.predicted_slowdown, planned.solo_steps_per_s
+    load = build_load(profile, question.calibration)
+    # A rule of others knows no bound: what stands in its plan only stretches wall limits.
+    has_bound = question.policy.rule is Rule.CSUB
+    return MemberExplanation(
+        job_index=planned.job_index,
+        number=job.number,
+        name=job.name,
+        known_by=profile.known_by,
+        slowdown=slowdown,
+        max_slowdown=planned.max_slowdown if has_bound else None,
+        solo_steps_per_s=rate,
+        predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
+        run_s=subject.run_s if pack.known and has_run_s(profile) else None,
+        thread_percentage=planned.thread_percentage,
+        gpu_memory_mb=planned.gpu_memory_limit_mb or subject.gpu_memory_mb,
+        sm_activity=load.sm / slowdown if load and slowdown else None,
+        dram_activity=load.dram / slowdown if load and slowdown else None,
+        pcie_share=(
+            load.pcie / slowdown if load and slowdown and profile.pcie_share is not None else None
+        ),
+        cpus=planned.cpus,
+        wall_limit_s=planned.wall_limit_s,
+    )
+
+
+def _sum_ints(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _sum_floats(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

@@ -1,0 +1,291 @@
+"""What a job needs and takes, with defaults filled in: by its user's words and its profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_colloc.model.calibration import Calibration, Load
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
+from slurm_colloc.model.profile import RUN_MOST_S
+from slurm_colloc.planning.limits.hard_limits import (
+    compute_gpu_memory_limit_mb,
+    compute_host_memory_limit_mb,
+    is_borrowed,
+)
+from slurm_colloc.planning.priced_packs import Subject
+
+RUN_DEFAULT_S = 3600.0
+"""How long a job is taken to run of which nothing tells."""
+
+_RELATIVE_SPREAD = 0.05
+"""By how much a relative may differ from a job: those that differ by 10 % (model.profile) tell
+nothing, so this is a standard deviation of what is left."""
+_BORROWED_MARGIN = 2.0
+"""How much wider the margin is with another GPU's figures."""
+
+_ENGINE_EXPONENT = 0.55
+"""The share of the time in which the GPU works, where only SM activity was measured: on an H200
+three trainings with SM activities of 0.12, 0.30 and 0.43 filled it by time slicing at 3.5, 1.95
+and 1.59 times one alone (docs/benchmarks.md), which this power of the activity gives within 8 %.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """A job with its defaults filled in.
+
+    Attributes:
+        index: Its index into the jobs.
+        cpus: CPUs, at least 1.
+        host_memory_mb: Host memory in MB; None where nothing is known of it.
+        gpu_memory_mb: GPU memory in MB; None where nothing is known of it.
+        time_limit_s: Its time alone in seconds; None for no limit.
+        max_slowdown: How much slower than alone it may get; None where the policy decides.
+    """
+
+    index: int
+    cpus: int
+    host_memory_mb: int | None
+    gpu_memory_mb: int | None
+    time_limit_s: int | None
+    max_slowdown: float | None = None
+
+
+def choose_bound(asking: Job | Need, policy: Policy) -> float:
+    """How much slower than alone a job may get, 1 or more: as its user said, else by the policy."""
+    return max(1.0, asking.max_slowdown or policy.slowdown_bound)
+
+
+def compute_need(
+    job: Job,
+    index: int,
+    capacity: Capacity,
+    policy: Policy,
+    *,
+    profile: UsageProfile | None = None,
+    calibration: Calibration | None = None,
+) -> Need:
+    """What a job needs: as it was asked for, else as it was measured, else its share of the GPU's.
+
+    Host memory is not taken from the profile here: it is a limit at which the job is killed, and
+    a share is there for it anyway.
+    """
+    host_memory_mb = job.host_memory_mb
+    if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
+        host_memory_mb = max(1, capacity.host_memory_mb_per_gpu // policy.degree)
+    return Need(
+        index,
+        job.cpus,
+        host_memory_mb,
+        choose_gpu_memory_mb(job, profile, calibration),
+        choose_time_limit_s(job, capacity),
+        job.max_slowdown,
+    )
+
+
+def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
+    """A job's `--time` in seconds, else the partition's DefaultTime; None for no limit.
+
+    Slurm's default is cut to what partition, QoS and site allow; what a user asks for is not.
+    """
+    if job.is_unlimited:
+        return None
+    default_s, most_s = capacity.time_limit_default_s, capacity.time_limit_max_s
+    if default_s is not None and most_s is not None:
+        default_s = min(default_s, most_s)
+    return job.time_limit_s or default_s
+
+
+def choose_gpu_memory_mb(
+    job: Job, profile: UsageProfile | None, calibration: Calibration | None
+) -> int | None:
+    """GPU memory that a job may use: as its user said, else from its profile; None unknown."""
+    if job.gpu_memory_mb is not None or profile is None:
+        return job.gpu_memory_mb
+    return compute_gpu_memory_limit_mb(profile, calibration)
+
+
+def build_load(profile: UsageProfile | None, calibration: Calibration | None = None) -> Load | None:
+    """What a job takes alone; None where its SM or DRAM activity is unknown or no number.
+
+    Args:
+        profile: Its usage profile.
+        calibration: For the power of the idle GPU, where the profile does not tell it.
+    """
+    if profile is None:
+        return None
+    sm, dram = _share(profile.sm_activity), _share(profile.dram_activity)
+    if sm is None or dram is None or sm == 0.0:
+        # One that used no SM while it was watched had not begun with what it is for.
+        return None
+    engine = _share(profile.engine_activity)
+    if engine is None:
+        engine = sm**_ENGINE_EXPONENT
+    idle_w, power_w = profile.idle_power_w, profile.power_w
+    if idle_w is None:
+        idle_w = (calibration and calibration.idle_power_w) or 0.0
+    cores = profile.cpu_cores
+    return Load(
+        engine=engine,
+        sm=sm,
+        dram=dram,
+        tensor=_share(profile.tensor_activity) or 0.0,
+        pcie=_share(profile.pcie_share) or 0.0,
+        cpu_cores=cores if cores is not None and _is_amount(cores) else 1.0,
+        power_w=max(0.0, power_w - idle_w) if power_w is not None and _is_amount(power_w) else 0.0,
+        sensitivity=_finite(profile.sensitivity),
+        pressure=_finite(profile.pressure),
+    )
+
+
+def _share(value: float | None) -> float | None:
+    if value is None or not _is_amount(value):
+        return None
+    return min(1.0, value)
+
+
+def _is_amount(value: float) -> bool:
+    return math.isfinite(value) and value >= 0.0
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def compute_margin(profile: UsageProfile, calibration: Calibration) -> float:
+    """Relative uncertainty of a job's predicted slowdown."""
+    margin = calibration.residual
+    if profile.known_by is not KnownBy.EXACT:
+        margin = math.hypot(margin, _RELATIVE_SPREAD)
+    if is_borrowed(profile, calibration):
+        margin *= _BORROWED_MARGIN
+    return margin
+
+
+def compute_run_s(job: Job, profile: UsageProfile | None, capacity: Capacity) -> float:
+    """Seconds that a job is expected to run alone on the whole GPU.
+
+    As earlier runs took, at most its `--time`; else its `--time`, else the partition's
+    DefaultTime, else an hour.
+    """
+    limit_s = choose_time_limit_s(job, capacity)
+    if has_run_s(profile):
+        assert profile is not None
+        assert profile.run_s is not None
+        return min(profile.run_s, limit_s) if limit_s else profile.run_s
+    return float(limit_s or RUN_DEFAULT_S)
+
+
+def has_run_s(profile: UsageProfile | None) -> bool:
+    """Whether earlier runs tell how long a job takes."""
+    if profile is None or profile.run_s is None:
+        return False
+    return 0 < profile.run_s <= RUN_MOST_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What planning is asked.
+
+    Attributes:
+        jobs: What came in one call, in the user's order.
+        profiles: What is known of a job's solo use, by index into `jobs`.
+        capacity: What one GPU brings with it.
+        policy: How far sharing may go.
+        calibration: How jobs slow each other down there; None where that is unknown.
+    """
+
+    jobs: Sequence[Job]
+    profiles: Mapping[int, UsageProfile]
+    capacity: Capacity
+    policy: Policy
+    calibration: Calibration | None = None
+
+
+def compute_needs(question: Question, indices: Iterable[int]) -> list[Need]:
+    """What each of these jobs needs; see `compute_need`."""
+    return [
+        compute_need(
+            question.jobs[index],
+            index,
+            question.capacity,
+            question.policy,
+            profile=question.profiles.get(index),
+            calibration=question.calibration,
+        )
+        for index in indices
+    ]
+
+
+def are_timed(question: Question, subjects: Sequence[Subject]) -> bool:
+    """Whether earlier runs tell of all of these jobs how long they take."""
+    return all(has_run_s(question.profiles.get(subject.index)) for subject in subjects)
+
+
+def has_power(question: Question, indices: Iterable[int]) -> bool:
+    """Whether the GPU's power is known while each of these jobs is alone on it."""
+    found = (question.profiles.get(index) for index in indices)
+    return all(p is not None and p.power_w is not None and _is_amount(p.power_w) for p in found)
+
+
+def is_host_memory_assumed(question: Question, index: int) -> bool:
+    """Whether neither a job's user nor its earlier runs tell of its host memory."""
+    job, profile = question.jobs[index], question.profiles.get(index)
+    if job.host_memory_mb is not None:
+        return False
+    return profile is None or compute_host_memory_limit_mb(profile) is None
+
+
+def build_subject(question: Question, index: int) -> Subject:
+    """A job as the search looks at it; its load is None where nothing can be predicted.
+
+    That is so without a calibration, and where its GPU memory is unknown: what it takes of a
+    GPU's memory may fail its neighbours.
+    """
+    job, profile = question.jobs[index], question.profiles.get(index)
+    calibration = question.calibration
+    gpu_memory_mb = choose_gpu_memory_mb(job, profile, calibration)
+    host_memory_mb = job.host_memory_mb
+    if host_memory_mb is None and profile is not None:
+        host_memory_mb = compute_host_memory_limit_mb(profile)
+    if host_memory_mb is None and question.capacity.host_memory_mb_per_gpu is not None:
+        share = question.capacity.host_memory_mb_per_gpu
+        host_memory_mb = max(1, share // max(1, question.policy.degree))
+    load, margin = None, 0.0
+    if profile is not None and calibration is not None and gpu_memory_mb is not None:
+        load = build_load(profile, calibration)
+        margin = compute_margin(profile, calibration)
+    run_s = compute_run_s(job, profile, question.capacity)
+    bound = choose_bound(job, question.policy)
+    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, run_s, bound, margin)
+    return Subject(
+        index=index,
+        cpus=job.cpus,
+        host_memory_mb=host_memory_mb,
+        gpu_memory_mb=gpu_memory_mb,
+        run_s=run_s,
+        load=load,
+        max_slowdown=bound,
+        margin=margin,
+        kind=kind,
+    )
+
+
+def forget_loads(question: Question) -> Question:
+    """The same question for a rule that looks at no loads: of profiles only memory is left.
+
+    What a job was measured to take of the GPU's memory is a hard limit under any rule.
+    """
+    memory = {
+        index: UsageProfile(
+            gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+            host_memory_peak_mb=profile.host_memory_peak_mb,
+            known_by=profile.known_by,
+            gpu_model=profile.gpu_model,
+        )
+        for index, profile in question.profiles.items()
+    }
+    return dataclasses.replace(question, profiles=memory)

@@ -1,0 +1,204 @@
+"""Whether one more job finds a place in a pack that runs; pure.
+
+The pack has what Slurm gave it, and members whose limits stand: the job gets a place only where
+one is free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import (
+    Capacity,
+    MemberPlan,
+    PackRequest,
+    Policy,
+    SharingMode,
+    UsageProfile,
+)
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    choose_bound,
+    choose_gpu_memory_mb,
+    compute_need,
+)
+from slurm_colloc.planning.join.join_fit import find_known, find_mixture
+from slurm_colloc.planning.limits.gpu_limits import build_limits
+from slurm_colloc.planning.pack_request import (
+    compute_overload,
+    compute_thread_percentage,
+)
+from slurm_colloc.planning.priced_packs import Setting, Subject
+from slurm_colloc.planning.time_limits import compute_wall_limit_s
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningPack:
+    """What a running pack has.
+
+    Attributes:
+        request: What Slurm gave it.
+        degree: Its places.
+        time_left_s: Until its time limit; None for no limit.
+        plans: The plans of its members that have not ended.
+        jobs: The same members' jobs.
+        place_cpus: CPUs of its smallest place.
+        mode: The sharing mode that holds in it.
+    """
+
+    request: PackRequest
+    degree: int
+    time_left_s: int | None
+    plans: tuple[MemberPlan, ...]
+    jobs: tuple[Job, ...]
+    place_cpus: int
+    mode: SharingMode
+
+
+def plan_running_join(
+    pack: RunningPack,
+    new: Job,
+    capacity: Capacity,
+    policy: Policy,
+    *,
+    profiles: Mapping[int, UsageProfile] | None = None,
+    calibration: Calibration | None = None,
+) -> MemberPlan | str:
+    """Give a job a free place of a running pack, or say which limit is in the way.
+
+    Args:
+        pack: What the pack has.
+        new: The job that is to join.
+        capacity: What one GPU brings with it; its GPU memory counts here.
+        policy: How far sharing may go, of pack and job (see `joining.merge_policies`).
+        profiles: What is known of the jobs' solo use: those present by their place in the pack's
+            `jobs`, the new one after them.
+        calibration: How jobs slow each other down on that GPU.
+    """
+    question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
+    subjects = find_known(question)
+    mixture = "" if subjects else find_mixture(question)
+    if mixture:
+        return mixture
+    present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
+    need = compute_need(
+        new,
+        len(present),
+        capacity,
+        policy,
+        profile=question.profiles.get(len(present)),
+        calibration=calibration,
+    )
+    degree = min(pack.degree, policy.degree)
+    if subjects:
+        degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
+        if subjects[-1].host_memory_mb is not None:
+            need = dataclasses.replace(need, host_memory_mb=subjects[-1].host_memory_mb)
+        present = [
+            dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
+            for old, subject in zip(present, subjects[:-1], strict=True)
+        ]
+    refusal = _find_overload(pack, present, need, degree, capacity)
+    if refusal:
+        return refusal
+    percentage = compute_thread_percentage(pack.degree, pack.mode)
+    slowdowns: tuple[float, ...] | None = None
+    plain: tuple[float, ...] | None = None
+    if subjects:
+        setting = _find_setting(pack, percentage)
+        slowdowns, refusal = _predict_join(pack, question, subjects, setting)
+        if refusal:
+            return refusal
+        from slurm_colloc.planning.known_packs import predict_by_model
+
+        plain = predict_by_model(question, subjects, setting)
+    wall_s = compute_wall_limit_s(need, degree, policy, slowdowns[-1] if slowdowns else None)
+    if pack.time_left_s is not None:
+        if wall_s is None:
+            return f"it has no --time, and the pack ends in {pack.time_left_s} s"
+        wanted = wall_s + policy.start_margin_s
+        if wanted > pack.time_left_s:
+            return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
+    member = MemberPlan(
+        need.index,
+        need.cpus,
+        need.host_memory_mb,
+        wall_s,
+        need.gpu_memory_mb,
+        percentage,
+        max_slowdown=new.max_slowdown,
+    )
+    if slowdowns is None:
+        return member
+    return dataclasses.replace(
+        member,
+        predicted_slowdown=slowdowns[-1],
+        solo_steps_per_s=question.profiles[len(present)].steps_per_s,
+        max_slowdown=choose_bound(new, policy),
+        model_slowdown=None if plain is None else plain[-1],
+    )
+
+
+def _find_overload(
+    pack: RunningPack, present: Sequence[Need], need: Need, degree: int, capacity: Capacity
+) -> str:
+    """What of a running pack does not suffice for one more member, with both numbers, or ''."""
+    if len(present) + 1 > degree:
+        return f"all {degree} places are taken"
+    if need.cpus > pack.place_cpus:
+        return f"it needs {need.cpus} CPUs, a place of the pack has {pack.place_cpus}"
+    given = Capacity(
+        cpus_per_gpu=pack.request.cpus,
+        host_memory_mb_per_gpu=pack.request.host_memory_mb,
+        gpu_memory_mb=capacity.gpu_memory_mb,
+    )
+    return compute_overload([*present, need], len(present) + 1, given)
+
+
+def _find_setting(pack: RunningPack, percentage: int | None) -> Setting:
+    """How a running pack shares with one more member.
+
+    The thread limits of those that run cannot be changed any more.
+    """
+    limits = [plan.thread_percentage or percentage for plan in pack.plans]
+    if pack.mode is not SharingMode.MPS:
+        limits = [None] * len(pack.plans)
+    return Setting(pack.mode, (*limits, percentage))
+
+
+def _predict_join(
+    pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
+) -> tuple[tuple[float, ...] | None, str]:
+    """The slowdowns with one more member; and whose bound it would break, or ''."""
+    from slurm_colloc.planning.limits.broken_limits import find_too_slow, predict_setting
+
+    slowdowns = predict_setting(subjects, setting, question.calibration)
+    if slowdowns is None:
+        return None, ""
+    bounds = [plan.max_slowdown for plan in pack.plans]
+    bounded = [
+        subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
+        for subject, bound in zip(subjects, [*bounds, None], strict=True)
+    ]
+    slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)
+    if slow is not None:
+        return None, slow.text
+    return slowdowns, ""
+
+
+def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
+    """What a member of a running pack was given; GPU memory else as it was measured since."""
+    job, profile = question.jobs[index], question.profiles.get(index)
+    gpu_memory_mb = job.gpu_memory_mb or plan.gpu_memory_limit_mb
+    return Need(
+        plan.job_index,
+        plan.cpus,
+        plan.host_memory_mb,
+        gpu_memory_mb or choose_gpu_memory_mb(job, profile, question.calibration),
+        job.time_limit_s,
+        job.max_slowdown,
+    )

@@ -1,0 +1,247 @@
+"""Packs of jobs whose loads are known: by what the contention model predicts of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from slurm_colloc.model.plan import Goal, PackPlan, Rule
+from slurm_colloc.planning.explain.explanation import label_jobs
+from slurm_colloc.planning.explain.lone_reasons import Declining
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    build_subject,
+    choose_time_limit_s,
+    forget_loads,
+    has_power,
+)
+from slurm_colloc.planning.limits.broken_limits import Weighing
+from slurm_colloc.planning.limits.gpu_limits import build_limits, list_modes
+from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
+from slurm_colloc.planning.predict.prediction import build_lone, build_prediction, predict_by_model
+from slurm_colloc.planning.priced_packs import Priced, Setting, Subject
+from slurm_colloc.planning.search import other_rules, pack_search
+from slurm_colloc.planning.search.waiting_members import plan_waiting
+from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
+from slurm_colloc.planning.unknown_packs import plan_unknown
+
+__all__ = [
+    "build_known_pack",
+    "build_needs",
+    "is_known",
+    "plan_by_loads",
+    "predict_by_model",
+    "weigh",
+]
+
+_UNKNOWN_ALONE = "what it takes of a GPU is not known yet, and no other such job came with it"
+
+
+def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
+    """Pack jobs that may share with each other, as far as their loads are known."""
+    return _keep_array_whole(question, _plan_each(question, indices))
+
+
+def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
+    rule = question.policy.rule
+    if rule is Rule.FIRST_FIT:
+        return plan_unknown(forget_loads(question), indices)
+    subjects = [build_subject(question, index) for index in indices]
+    if rule is not Rule.CSUB:
+        return _plan_by_rival(question, subjects)
+    known = [s for s in subjects if is_known(s) and question.calibration is not None]
+    unknown = [s.index for s in subjects if not (is_known(s) and question.calibration is not None)]
+    packs = _plan_known(question, known) if known else []
+    if len(unknown) == 1 and known:
+        job = question.jobs[unknown[0]]
+        packs.append(build_lone_pack(unknown[0], job, _UNKNOWN_ALONE))
+    elif unknown:
+        packs += plan_unknown(question, unknown)
+    return packs
+
+
+def _keep_array_whole(question: Question, packs: list[PackPlan]) -> list[PackPlan]:
+    """Tasks that run alone ask as packs do where others of their array share.
+
+    Else the array would become two Slurm jobs, and `--parsable` would print two ids.
+    """
+
+    def is_task(pack: PackPlan) -> bool:
+        return question.jobs[pack.members[0].job_index].array_task is not None
+
+    if not any(pack.request is not None and is_task(pack) for pack in packs):
+        return packs
+    return [
+        ask_as_pack(question, pack) if pack.request is None and is_task(pack) else pack
+        for pack in packs
+    ]
+
+
+def ask_as_pack(question: Question, lone: PackPlan) -> PackPlan:
+    """A job alone that asks Slurm as a pack of one, with a whole GPU's share of host memory."""
+    (member,) = lone.members
+    needs = build_needs(question, [build_subject(question, member.job_index)])
+    pack = build_pack(question.jobs, needs, question.capacity, question.policy, "")
+    (asked,) = pack.members
+    member = dataclasses.replace(
+        asked,
+        predicted_slowdown=member.predicted_slowdown,
+        solo_steps_per_s=member.solo_steps_per_s,
+        max_slowdown=member.max_slowdown,
+    )
+    return dataclasses.replace(lone, members=(member,), request=pack.request)
+
+
+def is_known(subject: Subject) -> bool:
+    """Whether a job's load is known, and so is what it may take of the GPU's memory."""
+    return subject.load is not None and subject.gpu_memory_mb is not None
+
+
+def weigh(question: Question, subjects: Sequence[Subject]) -> Weighing:
+    """The jobs of known load of a call that may share with each other."""
+    return Weighing(
+        subjects,
+        build_limits(question, subjects),
+        question.calibration,
+        goal=Goal.THROUGHPUT if describe_lack(question, subjects) else question.policy.goal,
+        modes=list_modes(question.policy),
+    )
+
+
+def describe_lack(question: Question, subjects: Sequence[Subject]) -> str:
+    """What is not known that the goal would count; empty where nothing is lacking."""
+    if question.policy.goal is not Goal.ENERGY:
+        return ""
+    calibration = question.calibration
+    if calibration is None or calibration.idle_power_w is None:
+        lack = "the power of the idle GPU is not known"
+    else:
+        lacking = [s.index for s in subjects if not has_power(question, [s.index])]
+        if not lacking:
+            return ""
+        names = label_jobs((job.name, job.number) for job in question.jobs)
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        lack = f"what power {names[lacking[0]]}{others} would draw is not known"
+    return f"{lack}: GPU time counts in place of energy"
+
+
+def _plan_known(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
+    packs = _divide(question, subjects)
+    lack = describe_lack(question, subjects)
+    if lack:
+        packs = [dataclasses.replace(pack, reasons=(*pack.reasons, lack)) for pack in packs]
+    return packs
+
+
+def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
+    weighing = weigh(question, subjects)
+    parts = pack_search.partition(weighing.pricing)
+    waiting = plan_waiting(question, weighing, parts)
+    if not isinstance(waiting, str):
+        return waiting
+    names = [question.jobs[s.index].name for s in subjects]
+    labels = label_jobs((job.name, job.number) for job in question.jobs)
+    declining = Declining(weighing, names, [labels[s.index] for s in subjects], parts)
+    packs = []
+    for members in parts:
+        if len(members) == 1:
+            packs.append(
+                build_lone(
+                    question, subjects[members[0]], declining.explain(members[0]), known=True
+                )
+            )
+            continue
+        order = sorted(members, key=lambda i: (-subjects[i].run_s, subjects[i].index))
+        priced = weighing.pricing.price(order)
+        assert priced is not None
+        is_full = len(order) == weighing.limits.members and len(parts) > 1
+        closing = f"full with {len(order)} members" if is_full else ""
+        pack = build_known_pack(question, [subjects[i] for i in order], priced, closing)
+        if waiting:
+            pack = dataclasses.replace(
+                pack, reasons=(*pack.reasons, f"nobody waits in it: {waiting}")
+            )
+        packs.append(pack)
+    return packs
+
+
+def build_known_pack(
+    question: Question, members: Sequence[Subject], priced: Priced, closing_reason: str = ""
+) -> PackPlan:
+    """The pack of these members, in their order, in the setting that was chosen for it."""
+    prediction = build_prediction(
+        question, members, priced.setting, priced.slowdowns, priced.duration_s
+    )
+    return build_pack(
+        question.jobs,
+        build_needs(question, members),
+        question.capacity,
+        question.policy,
+        closing_reason,
+        prediction=prediction,
+    )
+
+
+def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
+    """What members of known load need; those who stated no host memory share what is left of it."""
+    share = question.capacity.host_memory_mb_per_gpu
+    unstated = [m for m in members if question.jobs[m.index].host_memory_mb is None]
+    room = 0
+    if share is not None and unstated:
+        # What was measured says what fits together. It is no limit: it was measured while the job
+        # was alone, often early in its run, so nobody is ended by it while there is room.
+        taken = sum(member.host_memory_mb or 0 for member in members)
+        room = max(0, share - taken) // len(unstated)
+    needs = []
+    for member in members:
+        job = question.jobs[member.index]
+        host_memory_mb = job.host_memory_mb
+        if host_memory_mb is None and share is not None:
+            host_memory_mb = (member.host_memory_mb or 0) + room
+        needs.append(
+            Need(
+                member.index,
+                member.cpus,
+                host_memory_mb,
+                member.gpu_memory_mb,
+                choose_time_limit_s(job, question.capacity),
+                job.max_slowdown,
+            )
+        )
+    return needs
+
+
+def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
+    """Packs by a rule of others, which knows no bound on slowdowns; predicted where it can be."""
+    policy = question.policy
+    limits = build_limits(question, subjects)
+    parts = other_rules.partition(policy.rule, subjects, limits, question.capacity.gpu_memory_mb)
+    packs = []
+    for members in parts:
+        if len(members) == 1:
+            reason = f"the rule {policy.rule} puts nobody beside it"
+            packs.append(
+                build_lone(
+                    question, subjects[members[0]], reason, known=is_known(subjects[members[0]])
+                )
+            )
+            continue
+        chosen = [subjects[i] for i in members]
+        setting = Setting(policy.mode, (None,) * len(chosen))
+        slowdowns, finish_s = other_rules.predict_pack(chosen, setting, question.calibration)
+        prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
+        sums = other_rules.describe_sums(policy.rule, chosen)
+        told = f"the rule {policy.rule} put them together: {sums}"
+        prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))
+        # What no bound was heeded for is not ended at one either.
+        bound = max(policy.slowdown_bound, SLOWDOWN_MARGIN * max(slowdowns or (1.0,)))
+        lenient = dataclasses.replace(policy, slowdown_bound=bound)
+        needs = [
+            dataclasses.replace(need, max_slowdown=max(bound, need.max_slowdown or bound))
+            for need in build_needs(question, chosen)
+        ]
+        packs.append(
+            build_pack(question.jobs, needs, question.capacity, lenient, "", prediction=prediction)
+        )
+    return packs

@@ -1,0 +1,157 @@
+"""Hard limits: what members need together, and whether one GPU has it; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX, compute_instance_mb
+from slurm_colloc.planning.priced_packs import Limits, Subject
+
+GPU_MEMORY_SHARE = 0.95
+"""Part of a GPU's memory that needs may fill; the rest is for contexts."""
+
+_GPU_MEMORY_ROOM = 1.05
+_RELATIVE_GPU_MEMORY_ROOM = 1.2
+"""What a job may need over the peak of its earlier runs, and over that of a relative."""
+_GPU_MEMORY_MARGIN_MB = 1024
+_HOST_MEMORY_ROOM = 1.25
+_RELATIVE_HOST_MEMORY_ROOM = 1.5
+_HOST_MEMORY_MARGIN_MB = 256
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A limit that members would break together.
+
+    Attributes:
+        constraint: `gpu_memory`, `cpus`, `host_memory`, `clients` (members at once), `pack_size`,
+            `queue` (members at once, as smaller packs wait less), `time` (it takes longer than a
+            pack may), `duration` (one asks for much less time than the other), `slowdown`, `mig`
+            (instances), `cost` (together they cost no less than apart), `unknown` (the load of
+            one is unknown), `alone` (one shares with nobody), `group` (Slurm has to be asked for
+            them apart), `order` (packs of unknown jobs are filled in the order of the call) or
+            `rule` (the rule that was asked for does not put them together).
+        have: What they would come to; None where no number is in the way.
+        limit: What is allowed, of `duration` the least; None there, too.
+        text: Both in a sentence.
+    """
+
+    constraint: str
+    have: float | None
+    limit: float | None
+    text: str
+
+
+def compute_usable_gpu_memory_mb(gpu_memory_mb: int | None) -> int | None:
+    """What needs may fill of a GPU's memory, in MB; None where that is unknown."""
+    return None if gpu_memory_mb is None else int(gpu_memory_mb * GPU_MEMORY_SHARE)
+
+
+def is_borrowed(profile: UsageProfile, calibration: Calibration | None) -> bool:
+    """Whether profile and calibration are of two GPU models."""
+    if calibration is None or not profile.gpu_model or not calibration.gpu_model:
+        return False
+    return profile.gpu_model != calibration.gpu_model
+
+
+def compute_gpu_memory_limit_mb(
+    profile: UsageProfile, calibration: Calibration | None = None
+) -> int | None:
+    """GPU memory that a job may need at most, from the peak of earlier runs.
+
+    The peak is NVML's, so that the job's CUDA context is in it.
+
+    Args:
+        profile: What is known of the job.
+        calibration: Of the GPU on which it is to run; one of another model widens the margin.
+
+    Returns:
+        The limit in MB; None where no peak is known.
+    """
+    peak = profile.gpu_memory_peak_mb
+    if not peak or peak < 0:
+        return None
+    own = profile.known_by is KnownBy.EXACT and not is_borrowed(profile, calibration)
+    room = _GPU_MEMORY_ROOM if own else _RELATIVE_GPU_MEMORY_ROOM
+    return math.ceil(peak * room) + _GPU_MEMORY_MARGIN_MB
+
+
+def compute_host_memory_limit_mb(profile: UsageProfile) -> int | None:
+    """Host memory that a job may need at most, in MB; None where no peak is known."""
+    peak = profile.host_memory_peak_mb
+    if not peak or peak < 0:
+        return None
+    own = profile.known_by is KnownBy.EXACT
+    room = _HOST_MEMORY_ROOM if own else _RELATIVE_HOST_MEMORY_ROOM
+    return math.ceil(peak * room) + _HOST_MEMORY_MARGIN_MB
+
+
+def find_broken(subjects: Sequence[Subject], limits: Limits) -> tuple[Broken, ...]:
+    """Every hard limit that these jobs would break if they all ran at once on one GPU.
+
+    A job alone breaks none: what it asks for is Slurm's to grant. A need that is unknown counts
+    as nothing.
+
+    Args:
+        subjects: The jobs.
+        limits: What one GPU has.
+    """
+    count = len(subjects)
+    if count < 2:
+        return ()
+    broken = []
+    if limits.members is not None and count > limits.members:
+        text = f"{count} would run at once, {limits.members} may"
+        broken.append(Broken("clients", count, limits.members, text))
+    if limits.cpus is not None:
+        cpus = sum(subject.cpus for subject in subjects)
+        if cpus > limits.cpus:
+            text = f"{count} at once need {cpus} CPUs, the GPU's share is {limits.cpus}"
+            broken.append(Broken("cpus", cpus, limits.cpus, text))
+    if limits.host_memory_mb is not None:
+        memory = sum(subject.host_memory_mb or 0 for subject in subjects)
+        share = limits.host_memory_mb
+        if memory > share:
+            text = f"{count} at once need {memory} MB of host memory, the GPU's share is {share} MB"
+            broken.append(Broken("host_memory", memory, share, text))
+    if limits.gpu_memory_mb is not None:
+        memory = sum(subject.gpu_memory_mb or 0 for subject in subjects)
+        usable = limits.gpu_memory_mb
+        if memory > usable:
+            text = f"{count} at once need {memory} MB of GPU memory, {usable} MB are usable"
+            broken.append(Broken("gpu_memory", memory, usable, text))
+    if limits.finish_s is not None:
+        longest = max(subject.run_s for subject in subjects)
+        if longest > limits.finish_s:
+            text = (
+                f"the longest runs {longest:.0f} s alone, a pack may last {limits.finish_s:.0f} s"
+            )
+            broken.append(Broken("time", longest, limits.finish_s, text))
+    if limits.has_instances:
+        broken += find_broken_instances(subjects, limits)
+    return tuple(broken)
+
+
+def find_broken_instances(subjects: Sequence[Subject], limits: Limits) -> list[Broken]:
+    """What these jobs would break if each had one of equal MIG instances of the GPU.
+
+    Args:
+        subjects: The jobs.
+        limits: What one GPU has.
+    """
+    count = len(subjects)
+    if count > MIG_MEMBERS_MAX:
+        text = f"{count} would run at once, a GPU has at most {MIG_MEMBERS_MAX} MIG instances"
+        return [Broken("mig", count, MIG_MEMBERS_MAX, text)]
+    if limits.gpu_memory_mb is None:
+        return []
+    need_mb = max(subject.gpu_memory_mb or 0 for subject in subjects)
+    room_mb = compute_instance_mb(limits.gpu_memory_mb, count)
+    if need_mb <= room_mb:
+        return []
+    text = f"one needs {need_mb} MB of GPU memory, each of {count} MIG instances has {room_mb} MB"
+    return [Broken("mig", need_mb, room_mb, text)]

@@ -1,0 +1,286 @@
+"""A pack of chosen members: how many run at once, for how long, and what it asks of Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import (
+    MIG_INSTANCES_MAX,
+    MPS_CLIENTS_MAX,
+    WATCHED_FROM_MB,
+    Capacity,
+    MemberPlan,
+    PackPlan,
+    PackRequest,
+    Policy,
+    Rule,
+    SharingMode,
+)
+from slurm_colloc.model.ramp_decision import STAGE_S
+from slurm_colloc.planning.job_needs import Need, choose_bound
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.mig_instances import compute_instance_mb
+from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
+
+RUNNER_HOST_MEMORY_MB = 64
+SRUN_HOST_MEMORY_MB = 16
+"""What the batch step itself needs: the runner, and a waiting srun for each running member."""
+
+RAMP_MOST_S = 120
+"""What a pack asks for on top, so that it can be measured as members are added: 30 s for each
+that is not started at once, at most so much. A larger request may start later."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What is known of a pack whose members' loads are known.
+
+    Attributes:
+        degree: Members that run at once.
+        mode: Sharing mode.
+        percentages: MPS thread limits, in the members' order; None for no limit.
+        slowdowns: Of the members, against alone on the whole GPU; None where unknown.
+        model_slowdowns: The same by the model alone, without what earlier packs showed; None
+            where that is the same.
+        solo_steps_per_s: Rates alone; None where unknown.
+        finish_s: Seconds from the pack's start to its last end.
+        reasons: Why it was made so, a sentence each.
+        may_probe: One of them was not measured itself, nor a relative: it may be probed.
+        is_borrowed: The calibration is that of another GPU model.
+    """
+
+    degree: int
+    mode: SharingMode
+    percentages: tuple[int | None, ...]
+    slowdowns: tuple[float, ...] | None
+    solo_steps_per_s: tuple[float | None, ...]
+    finish_s: float | None
+    reasons: tuple[str, ...] = ()
+    may_probe: bool = False
+    model_slowdowns: tuple[float, ...] | None = None
+    is_borrowed: bool = False
+
+
+def compute_overload(
+    members: Sequence[Need],
+    at_once: int,
+    capacity: Capacity,
+    mode: SharingMode = SharingMode.MPS,
+) -> str:
+    """Name the resource of which the largest `at_once` members need more than there is, or ''."""
+    cpus = sum(heapq.nlargest(at_once, (need.cpus for need in members)))
+    if capacity.cpus_per_gpu is not None and cpus > capacity.cpus_per_gpu:
+        return f"{at_once} at once need {cpus} CPUs, the GPU's share is {capacity.cpus_per_gpu}"
+    memory = sum(heapq.nlargest(at_once, (need.host_memory_mb or 0 for need in members)))
+    share = capacity.host_memory_mb_per_gpu
+    if share is not None and memory > share:
+        return f"{at_once} at once need {memory} MB of host memory, the GPU's share is {share} MB"
+    gpu_memory = sum(heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members)))
+    usable = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
+    if usable is not None and gpu_memory > usable:
+        return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
+    if mode is SharingMode.MIG and usable is not None and at_once > 1:
+        largest = max(need.gpu_memory_mb or 0 for need in members)
+        room_mb = compute_instance_mb(usable, at_once)
+        if largest > room_mb:
+            return (
+                f"one needs {largest} MB of GPU memory, each of {at_once} MIG instances "
+                f"has {room_mb} MB"
+            )
+    return ""
+
+
+def compute_places_most(policy: Policy) -> int | None:
+    """How many jobs the sharing mode can hold at all; None for any number."""
+    if policy.mode is SharingMode.MIG:
+        return MIG_INSTANCES_MAX
+    return MPS_CLIENTS_MAX if policy.mode is SharingMode.MPS else None
+
+
+def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
+    """The largest number of members that may run at once, at least 1."""
+    most = compute_places_most(policy) or len(members)
+    for degree in range(min(policy.degree, most, len(members)), 1, -1):
+        if not compute_overload(members, degree, capacity, policy.mode):
+            return degree
+    return 1
+
+
+def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
+    """MPS thread limit of each of `degree` equal members, in per cent; None without MPS.
+
+    Twice the equal share: on an H200 that gave the highest throughput for small, medium and large
+    trainings (docs/benchmarks.md, "Thread limits").
+    """
+    if mode is not SharingMode.MPS or degree < 2:
+        return None
+    return min(100, 200 // degree)
+
+
+def build_pack(
+    jobs: Sequence[Job],
+    needs: Sequence[Need],
+    capacity: Capacity,
+    policy: Policy,
+    closing_reason: str,
+    *,
+    prediction: Prediction | None = None,
+) -> PackPlan:
+    """The pack of these jobs, which keep every limit together.
+
+    Args:
+        jobs: All jobs of the call.
+        needs: What the members need, in start order.
+        capacity: What one GPU brings with it.
+        policy: How far sharing may go.
+        closing_reason: Why it has no further member; empty where none came.
+        prediction: What is known of it; None where loads are unknown.
+    """
+    degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
+    host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
+    is_measured = prediction is not None and not prediction.may_probe
+    is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
+    if is_measured or degree == 1 or not is_watched:
+        # Nobody is probed who is known, for whom nobody waits, or of whom nothing is measured.
+        policy = dataclasses.replace(policy, probe_s=0)
+    slowdowns = prediction.slowdowns if prediction else None
+    walls = [
+        compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
+        for place, need in enumerate(needs)
+    ]
+    start_degree = choose_start_degree(prediction, degree, policy)
+    has_rates = policy.probe_s > 0 or (prediction is not None and any(prediction.solo_steps_per_s))
+    ramp_s = 0
+    if start_degree is not None and has_rates and is_watched:
+        ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - start_degree))
+    first = jobs[needs[0].index]
+    is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
+    time_limit_s, cap_s, time_reason = compute_time(
+        needs, walls, degree, capacity, policy, ramp_s=ramp_s
+    )
+    members = []
+    mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
+    if prediction:
+        mode = prediction.mode
+    for place, (need, wall) in enumerate(zip(needs, walls, strict=True)):
+        member = MemberPlan(
+            need.index,
+            need.cpus,
+            need.host_memory_mb,
+            min(wall, cap_s) if wall is not None and cap_s is not None else wall,
+            need.gpu_memory_mb,
+            compute_thread_percentage(degree, mode),
+            max_slowdown=need.max_slowdown,
+        )
+        if prediction:
+            alone = prediction.model_slowdowns
+            member = dataclasses.replace(
+                member,
+                thread_percentage=_choose_percentage(mode, prediction.percentages[place]),
+                predicted_slowdown=slowdowns[place] if slowdowns else None,
+                solo_steps_per_s=prediction.solo_steps_per_s[place],
+                max_slowdown=choose_bound(need, policy),
+                model_slowdown=alone[place] if alone else None,
+            )
+        members.append(member)
+    cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
+    size = describe_count(len(needs), "member")
+    reasons = [f"{size}, {degree} at once, {describe_count(cpus, 'CPU')}"]
+    if prediction:
+        reasons += prediction.reasons
+    if closing_reason:
+        reasons.append(f"no further member: {closing_reason}")
+    if any(need.gpu_memory_mb is None for need in needs):
+        reasons.append("GPU memory was not stated for all members and is not checked")
+    elif capacity.gpu_memory_mb is None:
+        reasons.append("the GPU's memory is unknown here, the stated needs are not checked")
+    if is_unlimited:
+        reasons.append("no time limit: at least one member asks for none")
+    elif time_reason:
+        reasons.append(time_reason)
+    return PackPlan(
+        members=tuple(members),
+        degree=degree,
+        mode=mode,
+        request=PackRequest(
+            gpus=1,
+            gpu_type=first.gpu_type,
+            cpus=cpus,
+            host_memory_mb=host_memory_mb,
+            time_limit_s=time_limit_s,
+            is_unlimited=is_unlimited,
+        ),
+        group=first.group,
+        predicted_slowdown=slowdowns,
+        reasons=tuple(reasons),
+        start_degree=start_degree,
+        predicted_finish_s=prediction.finish_s if prediction else None,
+        known=slowdowns is not None,
+    )
+
+
+def choose_start_degree(prediction: Prediction | None, degree: int, policy: Policy) -> int | None:
+    """How many members start without being measured first; None for all.
+
+    Unknown loads are measured before the next member comes on top. Where the prediction is that of
+    another GPU model, or rests on what the user said, a third starts, and is measured.
+
+    Args:
+        prediction: What is known of the pack; None where loads are unknown.
+        degree: Members that run at once.
+        policy: The policy; rules of others know no ramp.
+    """
+    if degree == 1 or policy.rule is not Rule.CSUB:
+        return None
+    if prediction is None:
+        return 1
+    return -(-degree // 3) if prediction.is_borrowed or prediction.may_probe else None
+
+
+def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
+    """A job in an allocation of its own, which gets what it asked for."""
+    member = MemberPlan(
+        job_index=index,
+        cpus=job.cpus,
+        host_memory_mb=None,
+        wall_limit_s=job.time_limit_s,
+        gpu_memory_limit_mb=None,
+        max_slowdown=job.max_slowdown,
+    )
+    return PackPlan(
+        members=(member,),
+        degree=1,
+        mode=SharingMode.EXCLUSIVE,
+        request=None,
+        group=job.group,
+        predicted_slowdown=None,
+        reasons=(f"{job.name} runs alone: {reason}",),
+    )
+
+
+def describe_count(number: int, noun: str) -> str:
+    """A number of things in words: `1 member`, `2 members`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _choose_percentage(mode: SharingMode, percentage: int | None) -> int | None:
+    """A member's thread limit as it is written down: the node takes None for its own default."""
+    return (percentage or 100) if mode is SharingMode.MPS else percentage
+
+
+def _compute_host_memory_mb(
+    needs: Sequence[Need], degree: int, capacity: Capacity, policy: Policy
+) -> int | None:
+    amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
+    if len(amounts) < len(needs):
+        return None
+    members = sum(heapq.nlargest(degree, amounts))
+    wanted = members + RUNNER_HOST_MEMORY_MB + SRUN_HOST_MEMORY_MB * degree
+    share = capacity.host_memory_mb_per_gpu
+    # The overhead never pushes a pack over its share: its members seldom peak together.
+    if wanted >= WATCHED_FROM_MB:
+        wanted += policy.monitor_mb
+    return wanted if share is None else max(members, min(wanted, share))

@@ -1,0 +1,1 @@
+"""What a pack would cost and how fast its members would be; choosing among packs is search."""

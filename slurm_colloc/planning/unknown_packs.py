@@ -1,0 +1,112 @@
+"""Packs of jobs whose loads are unknown: first fit in the user's order, by the user's words."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+
+from slurm_colloc.model.plan import Capacity, PackPlan, Policy
+from slurm_colloc.planning.job_needs import Need, Question, compute_needs
+from slurm_colloc.planning.pack_request import (
+    build_pack,
+    choose_degree,
+    compute_overload,
+    compute_places_most,
+    describe_count,
+)
+from slurm_colloc.planning.time_limits import compute_makespan_s, compute_wall_limit_s
+
+
+def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
+    """Pack jobs that may share with each other; each pack says why it has no further member."""
+    return [
+        build_pack(question.jobs, needs, question.capacity, question.policy, reason)
+        for needs, reason in fill_packs(question, indices)
+    ]
+
+
+def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Need], str]]:
+    """First fit in the user's order; each pack comes with the reason why it was closed.
+
+    What a pack refuses it refuses for good, since members only come on top. So none is asked
+    twice for the same need, and none at all that would refuse even the least need of all.
+    """
+    capacity, policy = question.capacity, question.policy
+    needs = compute_needs(question, indices)
+    least = _find_least(needs)
+    packs: list[list[Need]] = []
+    places: list[int] = []
+    is_open: list[int] = []
+    asked: dict[Need, int] = {}
+    for need in needs:
+        key = dataclasses.replace(need, index=0)
+        refused_up_to = asked.get(key, -1)
+        place = len(packs)
+        for candidate in is_open[bisect.bisect_right(is_open, refused_up_to) :]:
+            if not compute_refusal([*packs[candidate], need], capacity, policy):
+                place = candidate
+                break
+        if place == len(packs):
+            packs.append([])
+            is_open.append(place)
+        packs[place].append(need)
+        places.append(place)
+        asked[key] = place - 1
+        if compute_refusal([*packs[place], least], capacity, policy):
+            is_open.remove(place)
+    reasons = [""] * len(packs)
+    explained = 0
+    # The last job that went by a pack says what closed it.
+    for position in range(len(needs) - 1, -1, -1):
+        for place in range(explained, places[position]):
+            before = [need for need in packs[place] if need.index < needs[position].index]
+            reasons[place] = compute_refusal([*before, needs[position]], capacity, policy)
+        explained = max(explained, places[position])
+    return list(zip(packs, reasons, strict=True))
+
+
+def _find_least(needs: Sequence[Need]) -> Need:
+    """A need of which every one of these has at least as much."""
+    times = [need.time_limit_s for need in needs]
+    return Need(
+        index=0,
+        cpus=min(need.cpus for need in needs),
+        host_memory_mb=min(need.host_memory_mb or 0 for need in needs),
+        gpu_memory_mb=min(need.gpu_memory_mb or 0 for need in needs),
+        time_limit_s=None if None in times else min(time for time in times if time is not None),
+    )
+
+
+def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy) -> str:
+    """Name the limit that these members would break together, with both numbers, or ''."""
+    size = policy.pack_size or policy.degree
+    most = compute_places_most(policy)
+    if most is not None and size > most and len(members) > most and not policy.pack_size:
+        return f"full with {most} members, more cannot share by {policy.mode}"
+    if len(members) > size:
+        return f"full with {describe_count(size, 'member')}"
+    at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
+    refusal = compute_overload(members, min(at_once, policy.degree), capacity, policy.mode)
+    if refusal:
+        return refusal
+    late = find_late(members, capacity, policy)
+    if late is None:
+        return ""
+    span_s, limit_s = late
+    return f"{len(members)} members need {span_s} s one after the other, MaxTime is {limit_s} s"
+
+
+def find_late(
+    members: Sequence[Need], capacity: Capacity, policy: Policy
+) -> tuple[int, int] | None:
+    """How long members may take of whom some wait, and MaxTime, in seconds; None if less."""
+    limit_s = capacity.time_limit_max_s
+    degree = choose_degree(members, capacity, policy)
+    if limit_s is None or len(members) <= degree:
+        return None
+    walls = [compute_wall_limit_s(need, degree, policy) for need in members]
+    span_s = compute_makespan_s(walls, degree)
+    if span_s is None or span_s + policy.start_margin_s + policy.probe_s <= limit_s:
+        return None
+    return span_s, limit_s
