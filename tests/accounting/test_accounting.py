@@ -111,7 +111,6 @@ def read_waits(user: CsubUser, job_ids: set[str]) -> list[float]:
     ]
 
 
-@pytest.mark.smoke
 def test_the_queue_is_as_sacct_has_seen_it(user: CsubUser) -> None:
     assert plan(user)["queue_unknown"] == "0 jobs in sacct"
     forget(user)

@@ -11,6 +11,8 @@ import pytest
 
 from slurm_colloc import __version__
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "opt/slurm_colloc"
 C_LIBRARY = (

@@ -53,7 +53,6 @@ def states(user: CsubUser, job_id: str) -> list[str]:
     return [row["state"] for _, row in sorted(user.members(job_id).items())]
 
 
-@pytest.mark.smoke
 def test_the_first_of_a_family_runs_alone_until_its_rate_is_steady(mps_user: CsubUser) -> None:
     user = mps_user
     stop = write_training(user)
