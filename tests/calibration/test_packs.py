@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -203,7 +202,8 @@ def test_whatever_stands_in_a_table_nothing_breaks(
     try:
         found = build_measurements(read_rows([path]))
     except UsageProblem as problem:
-        assert re.match(f"the rows are of several GPU models|cannot read {path}", problem.message)
+        message = problem.message
+        assert message.startswith(("the rows are of several GPU models", f"cannot read {path}"))
         return
     assert found.packs
     for pack in found.packs:

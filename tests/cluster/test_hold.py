@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,7 @@ def test_a_cancelled_pack_takes_its_held_members_with_it(user: CsubUser) -> None
     user.csub("hold", f"{pending}/2")
     user.run(["scancel", pending])
     user.wait_for_states(pending, "CANCELLED")
+    assert not (user.home / "ran.2").exists()
 
 
 def test_hold_and_start_at_the_same_moment_leave_no_doubt(user: CsubUser) -> None:
@@ -197,6 +199,8 @@ def test_hold_and_start_at_the_same_moment_leave_no_doubt(user: CsubUser) -> Non
                 assert ran == ""
             else:
                 assert codes[number] == 2, said[number]
+                why = r": (a running job cannot be held|already ended)"
+                assert re.search(why, said[number]), said[number]
                 assert rows[number]["state"] == "COMPLETED", user.describe(job_id)
                 assert len(ran.splitlines()) == 1
 

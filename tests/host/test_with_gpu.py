@@ -196,7 +196,8 @@ def test_the_node_is_known_to_have_mps(node: Node) -> None:
     assert node.answer.doubts == ()
     support = judge_support(find_programs(os.environ["PATH"]), node.answer, (node.uuid,))
     assert support.is_possible, support.reason
-    assert support.client_cap in (48, 60)
+    version = tuple(map(int, (node.answer.cuda_version or "").split(".")))
+    assert support.client_cap == (60 if version >= (13, 1) else 48)
     assert support.notes == ()
 
 

@@ -55,7 +55,10 @@ def test_auto_cannot_be_strict() -> None:
         ShareRequest.parse("auto!")
 
 
-@given(text=st.text(alphabet="aeimopstuvx!", max_size=10))
+@given(
+    text=st.text(alphabet="aeimopstuvx!", max_size=10)
+    | st.builds("{}{}".format, st.sampled_from(SHARE_CHOICES), st.sampled_from(["", "!", "x"]))
+)
 def test_every_text_is_a_value_or_refused(text: str) -> None:
     try:
         request = ShareRequest.parse(text)

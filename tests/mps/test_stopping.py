@@ -36,6 +36,7 @@ def test_quit_ends_the_daemon_soon_after_it_has_answered(mps: Mps) -> None:
 def test_once_the_process_has_gone_the_same_directory_takes_another(mps: Mps) -> None:
     for _ in range(3):
         mps.start()
+        assert mps.ask("get_server_list").all == (0, "", "")
         wait_for_end(mps, quit_and_name(mps))
 
 

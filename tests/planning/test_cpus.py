@@ -52,7 +52,7 @@ def test_siblings_stay_together_where_all_want_whole_cores(threads: int, wanted:
 
 @st.composite
 def full_machines(draw: st.DrawFn) -> tuple[Cores, list[int]]:
-    """Whole cores, and members that want all of their CPUs; what nobody wants is spread over all."""
+    """Whole cores, and members that want all CPUs: what nobody wants is spread over all."""
     threads = draw(st.sampled_from([1, 2, 4]))
     count = draw(st.integers(1, 8))
     total = threads * count

@@ -333,5 +333,5 @@ def test_a_record_of_other_hands_is_told(tmp_path: Path) -> None:
     write_ramp(tmp_path, record)
     assert read_ramp(tmp_path, 1) == record
     (tmp_path / "ramp.json").write_text('{"schema": 1, "attempt": 1, "state": "SLEEPING"}')
-    with pytest.raises(Exception, match=r"ramp.json is damaged"):
+    with pytest.raises(StateError, match=r"ramp.json is damaged"):
         read_ramp(tmp_path, 1)

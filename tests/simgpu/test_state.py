@@ -56,7 +56,7 @@ def test_a_process_is_read_as_it_was_written(process: GpuProcess) -> None:
 
 @given(st.text(max_size=200))
 def test_rubbish_is_no_process(text: str) -> None:
-    parse_process(1, text)
+    assert parse_process(1, text) is None
 
 
 @given(st.dictionaries(texts, st.fixed_dictionaries(dict.fromkeys(SUMS, numbers)), max_size=3))

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.waits import LEAST_JOBS, PastJob, build_wait_table, choose_bucket
@@ -50,7 +50,12 @@ def test_jobs_that_waited_for_gpus_are_read() -> None:
 NUMBERS = st.sampled_from(["²", "٣", "9" * 400, "9" * 5000, "60", "0", "", "-1"])
 
 
-@given(st.text())
+# What stands in one line, together with what stands in others.
+COLUMNS = zip(*(line.split("|") for line in TEXT.splitlines() if line.count("|") == 4), strict=True)
+LINES = st.tuples(*(st.sampled_from(sorted(set(column))) for column in COLUMNS)).map("|".join)
+
+
+@given(st.text() | st.lists(LINES, max_size=20).map("\n".join))
 def test_whatever_sacct_prints_is_read_or_left_out(text: str) -> None:
     for job in parse_history(text):
         assert job.gpus > 0
@@ -58,9 +63,13 @@ def test_whatever_sacct_prints_is_read_or_left_out(text: str) -> None:
 
 
 @given(st.lists(NUMBERS, min_size=4, max_size=4))
+@example(["60", "60", "60", "60"])
+@example(["60", "²", "60", "60"])
 def test_whatever_stands_for_a_number_is_read_or_left_out(words: list[str]) -> None:
     gpus, limit, eligible, start = words
-    for job in parse_history(f"cpu=4,gres/gpu={gpus}|{limit}|{eligible}|{start}|None\n"):
+    found = parse_history(f"cpu=4,gres/gpu={gpus}|{limit}|{eligible}|{start}|None\n")
+    assert len(found) == (gpus == eligible == start == "60")
+    for job in found:
         assert (job.gpus, job.time_limit_s, job.wait_s) == (
             60,
             3600 if limit == "60" else 0 if limit == "0" else None,

@@ -78,7 +78,14 @@ def test_each_qos_is_read_and_what_is_no_line_left_out() -> None:
     ]
 
 
-@given(st.text())
+def mix_lines(text: str, bars: int) -> st.SearchStrategy[str]:
+    """Lines with what stands in one of these lines and what stands in others."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == bars]
+    fields = (st.sampled_from(sorted(set(column))) for column in zip(*rows, strict=True))
+    return st.lists(st.tuples(*fields).map("|".join), max_size=20).map("\n".join)
+
+
+@given(st.text() | mix_lines(QOS, 2) | mix_lines(ASSOC, 6))
 def test_whatever_is_printed_is_read_or_left_out(text: str) -> None:
     for qos in parse_qos(text).values():
         assert qos.max_wall_s is None or qos.max_wall_s > 0

@@ -281,7 +281,7 @@ _KEYS = st.sampled_from(
 )  # fmt: skip
 
 
-@given(_KEYS, _JSON)
+@given(_KEYS, _JSON | st.floats(0.0, 3.0) | st.just("a text"))
 def test_whatever_stands_there_is_read_or_refused(key: str, value: Any) -> None:
     mapping = build_calibration_mapping(CALIBRATION)
     change(key, value)(mapping)
