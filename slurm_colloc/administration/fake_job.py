@@ -39,7 +39,7 @@ class FakeJob:
 
 
 def choose_gpu(answer: NvmlAnswer, wanted: int | None, held: Collection[str]) -> Gpu:
-    """Find a GPU that nobody uses.
+    """Find a GPU that no process uses.
 
     Args:
         answer: What NVML says.

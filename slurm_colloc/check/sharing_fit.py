@@ -146,7 +146,7 @@ def _check_share(row: Row, name: str, options: Options, degree: int) -> Finding 
     if row.fits > 1:
         why += f": only {row.fits} members fit at the same time"
         return Finding("large-share", file, line, asked, why, advice, Level.NOTE)
-    return Finding("whole-share", file, line, asked, f"{why}: nobody fits beside it", advice)
+    return Finding("whole-share", file, line, asked, f"{why}, so no other job fits", advice)
 
 
 def _find_unstated(job: Job, capacity: Capacity) -> list[Finding]:

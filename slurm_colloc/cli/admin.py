@@ -90,7 +90,7 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
         "verify",
         help="run the installed hooks against a job that does not exist",
         description="Run the installed hooks of this node against a job that does not exist, on a "
-        "GPU that nobody uses, and say what they did.",
+        "GPU that no process uses, and say what they did.",
     )
     parser.add_argument("--gpu", type=int, metavar="N", help="the GPU of /dev/nvidiaN")
     parser.add_argument("--user", default="nobody", help="whose job it would be (nobody)")

@@ -191,7 +191,7 @@ def adopt_daemon(options: MpsOptions) -> RunningMps:
     try:
         peer = read_peer(pipe)
         if peer is None:
-            raise NodeError("nobody listens on the control socket of the node's MPS daemon")
+            raise NodeError("no process listens on the control socket of the node's MPS daemon")
         if peer.uid != os.geteuid():
             raise NodeError(f"the node's MPS daemon is user {peer.uid}'s")
         daemon = identify(peer.pid) if peer.pid > 0 else None

@@ -160,7 +160,7 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
         pack = build_known_pack(question, [subjects[i] for i in order], priced, closing)
         if waiting:
             pack = dataclasses.replace(
-                pack, reasons=(*pack.reasons, f"nobody waits in it: {waiting}")
+                pack, reasons=(*pack.reasons, f"no job waits in it: {waiting}")
             )
         packs.append(pack)
     return packs
@@ -220,7 +220,7 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
     packs = []
     for members in parts:
         if len(members) == 1:
-            reason = f"the rule {policy.rule} puts nobody beside it"
+            reason = f"the rule {policy.rule} puts no other job with it"
             packs.append(
                 build_lone(
                     question, subjects[members[0]], reason, known=is_known(subjects[members[0]])

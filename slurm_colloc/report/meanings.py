@@ -89,7 +89,7 @@ MEANINGS: dict[MemberState, Meaning] = {
         (("csub show {id}", "the member under its new id"), ("csub queue", "all that wait or run")),
     ),
     MemberState.LOST: Meaning(
-        "Its Slurm job is gone, and nobody wrote how the member ended: its node or runner was "
+        "Its Slurm job is gone, and how the member ended was not recorded: its node or runner was "
         "killed at once, or the nodes do not see the state directory.",
         "Nothing more. It is not started again: it may have done its work. With --requeue, or the "
         "site's JobRequeue, a pack whose runner is killed starts again, at most twice.",

@@ -63,7 +63,9 @@ def _build_head(summary: Summary) -> list[tuple[str, str]]:
     ]
     if setup is None:
         is_alone = len(summary["members"]) == 1
-        word = "exclusive (alone on its GPU)" if is_alone else "nobody wrote how it was prepared"
+        word = (
+            "exclusive (alone on its GPU)" if is_alone else "how it was prepared was not recorded"
+        )
         lines.append(("Sharing", word))
         return lines
     by = {"runner": "by a daemon of the pack's own", "": ""}.get(

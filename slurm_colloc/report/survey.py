@@ -282,7 +282,7 @@ def _compute_reason(
             return f"{kill}; {kill.refusal}" if kill.refusal else str(kill)
         if view.attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
             return "it ended before the pack began: do the compute nodes see the state directory?"
-        return "its Slurm job is gone, and nobody saw how it ended"
+        return "its Slurm job is gone, and how it ended is not known"
     if record is not None and record.state is state:
         return record.reason
     return f"its Slurm job: {view.slurm_state.value}" if view.slurm_state else ""

@@ -22,7 +22,7 @@ from slurm_colloc.store.ramp import RampRecord
 _DEPENDENCY = "Dependency "
 _ALONE = "runs alone: "
 _UNLESS_JOINED = "unless another joins it"
-"""Of a single script; why nobody may join it says more."""
+"""Of a single script; why no job may join it says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -84,9 +84,9 @@ def list_sharing_reasons(view: PackView) -> list[str]:
         told = whys or ([record.closed] if record.closed else list(record.reasons))
         found += [f"it {_ALONE}{text}" for text in told]
         if record.closed and not any(record.closed in text for text in told):
-            found.append(f"nobody may join: {record.closed}")
+            found.append(f"no job may join: {record.closed}")
     elif record.closed:
-        found.append(f"nobody may join: {record.closed}")
+        found.append(f"no job may join: {record.closed}")
     return found + [f"it did not join {text}" for text in record.refusals]
 
 

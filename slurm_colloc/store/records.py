@@ -38,10 +38,10 @@ class PackRecord:
         local: True where it runs without Slurm.
         cluster: Name of the Slurm cluster; empty where it is not known.
         carried: True where it travels in its batch script: nothing comes back from the node.
-        policy: How far sharing may go in it; None where nobody may join it.
+        policy: How far sharing may go in it; None where no job may join it.
         gpu_type: The GPU type that its jobs ask for; None for any.
         one_script: All its members run the same script.
-        closed: Why nobody may join it; empty where it is open to joiners.
+        closed: Why no job may join it; empty where it is open to joiners.
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
         start_degree: Members that start without being measured first; None for all.

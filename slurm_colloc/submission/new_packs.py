@@ -99,7 +99,7 @@ def build_packs(
 
 
 def compute_closed(batch: Batch, planned: PackPlan, jobs: Sequence[Job], policy: Policy) -> str:
-    """Why nobody may join a pack later; empty where it is open to joiners."""
+    """Why no job may join a pack later; empty where it is open to joiners."""
     if batch.is_array:
         return "it is an element of a job array"
     first = jobs[planned.members[0].job_index]

@@ -149,7 +149,7 @@ def submit_batch(
         slurm: Slurm.
         directory: The submission directory.
         held: Interrupts that are held back meanwhile.
-        policy: How far sharing may go in them later; None where nobody may join them.
+        policy: How far sharing may go in them later; None where no job may join them.
         refusals: Why the jobs did not join the packs that were there.
         resubmissions: How often they were submitted again.
 

@@ -151,7 +151,7 @@ def test_the_answer_for_people_is_short_and_aligned(tmp_path: Path) -> None:
         "t.sh with t.py: 1 thing stands in the way of sharing a GPU",
         "",
         "  t.sh:2  --cpus-per-task=32",
-        "          the GPU's share is 32 CPUs: nobody fits beside it",
+        "          the GPU's share is 32 CPUs, so no other job fits",
         "          -> 3 more would fit with --cpus-per-task=8",
         "",
         "Good to know",

@@ -298,7 +298,7 @@ def check_that_only_the_unwritten_is_lost(user: CsubUser) -> None:
     assert states_of(user.members(cancelled)) == {1: "CANCELLED"}
     assert states_of(user.members(ended)) == {1: "FAILED"}
     assert states_of(user.members(swept)) == {1: "CANCELLED"}
-    assert "nobody saw how it ended" in user.members(half)[1]["reason"]
+    assert "how it ended is not known" in user.members(half)[1]["reason"]
     assert user.csub("queue").stdout.count("\n") == 1
 
 

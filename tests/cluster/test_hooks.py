@@ -424,7 +424,7 @@ def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
             with explained(user, job_id):
                 wait_for_clients(user, job_id)
                 found = read_setup(user, job_id)
-                reason = "nobody listens on the control socket of the node's MPS daemon"
+                reason = "no process listens on the control socket of the node's MPS daemon"
                 assert found["by"] == "runner"
                 assert found["notes"] == [f"the node's own MPS daemon is not used: {reason}"]
                 assert len(list_directories(user)) == 1

@@ -256,7 +256,7 @@ def test_without_its_guard_a_pack_ends_as_a_killed_batch_script_does(user: CsubU
     runner = runner_pid(user, job_id)
     processes = [identify(runner), kill(read_parent(runner), signal.SIGKILL)]
     rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST"})
-    assert rows[2]["reason"] == "its Slurm job is gone, and nobody saw how it ended"
+    assert rows[2]["reason"] == "its Slurm job is gone, and how it ended is not known"
     assert len(journal(user, job_id, "attempt")) == 1
     wait_until_gone(user, *processes)
 

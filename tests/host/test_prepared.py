@@ -184,7 +184,7 @@ def test_a_daemon_that_is_not_there_is_not_adopted(short_directory: Path) -> Non
     def adopt(path: Path) -> None:
         adopt_daemon(MpsOptions(gpus=(GPU,), path=str(short_directory), adopt=str(path)))
 
-    with pytest.raises(NodeError, match="nobody listens on the control socket"):
+    with pytest.raises(NodeError, match="no process listens on the control socket"):
         adopt(pipe)
     with pytest.raises(NodeError, match="is no pipe directory"):
         adopt(pipe.parent)

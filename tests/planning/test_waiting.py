@@ -116,7 +116,7 @@ def test_why_nobody_waits_is_said_with_both_numbers() -> None:
     assert all(len(pack.members) == pack.degree for pack in packs)
     told = [reason for pack in packs for reason in pack.reasons if "wait" in reason]
     assert told
-    named = re.compile(r"nobody waits in it: small \d+ would be slowed down 1\.")
+    named = re.compile(r"no job waits in it: small \d+ would be slowed down 1\.")
     assert all(named.search(reason) for reason in told)
     assert all("--max-slowdown is 1.25" in reason for reason in told)
     unlike = make([dataclasses.replace(SMALL, sensitivity=0.2)] * 4 + [SMALL] * 20, bound=3.0)
@@ -177,7 +177,7 @@ def test_nobody_waits_where_packs_without_waiting_members_hold_the_gpu_for_less(
     # Nine by three are three packs; four in a pack of three places would take two rounds each.
     packs = make([SMALL] * 9, degree=3, size=4).packs
     assert [(len(pack.members), pack.degree) for pack in packs] == [(3, 3)] * 3
-    (told,) = {reason for pack in packs for reason in pack.reasons if "nobody waits" in reason}
+    (told,) = {reason for pack in packs for reason in pack.reasons if "no job waits" in reason}
     assert re.search(r"so they would take 30\d\d s of GPU time, 18\d\d s as they are", told)
     # Eight by two are as good in two packs as in four.
     packs = make([SMALL] * 8, degree=2, size=4).packs

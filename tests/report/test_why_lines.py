@@ -215,7 +215,7 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
         reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),
     )  # fmt: skip
     assert line(view, 1).endswith(
-        f"; it runs alone: {reason}; nobody may join: it is an element of a job array"
+        f"; it runs alone: {reason}; no job may join: it is an element of a job array"
     )
     same = look(
         state, "PENDING", "Priority", request=None, closed="it asks for 2 GPUs",
@@ -299,7 +299,7 @@ def test_how_it_ended(state: State, member_state: str, fields: dict[str, Any], t
     [
         ("PREEMPTED", "PREEMPTED", "its Slurm job: PREEMPTED; ran on n1:0"),
         ("NODE_FAIL", "NODE_FAIL", "its Slurm job: NODE_FAIL; ran on n1:0"),
-        ("ABSENT", "LOST", "its Slurm job is gone, and nobody saw how it ended; ran on n1:0"),
+        ("ABSENT", "LOST", "its Slurm job is gone, and how it ended is not known; ran on n1:0"),
     ],
 )
 def test_an_end_that_nobody_saw_has_no_time(
@@ -353,7 +353,7 @@ def test_members_that_are_lost_with_their_runner_say_why_they_do_not_start_again
     assert line(look(state, "FAILED"), 1) == why
     # In a later one nobody saw what happened.
     write_state(path, 1, StateRecord(MemberState.RUNNING, 2, starts=2, started_at=HOUR_AGO))
-    assert "nobody saw how it ended" in line(look(state, "FAILED"), 1)
+    assert "how it ended is not known" in line(look(state, "FAILED"), 1)
 
 
 def test_a_member_that_was_submitted_again(state: State) -> None:

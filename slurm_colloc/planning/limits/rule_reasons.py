@@ -118,7 +118,7 @@ def _find_taken(residents: Sequence[Subject]) -> list[Broken]:
         return []
     text = (
         f"SM activities add up to {sm:.2f} and those of DRAM to {dram:.2f}, the rule {Rule.CARMA} "
-        f"puts nobody on top of {CARMA_SM_MOST:g} and {CARMA_DRAM_MOST:g}"
+        f"puts no job on top of {CARMA_SM_MOST:g} and {CARMA_DRAM_MOST:g}"
     )
     # Either of the two would have to be less.
     return [Broken("rule", sm, CARMA_SM_MOST, text)]

@@ -215,7 +215,7 @@ def describe_sums(rule: Rule, subjects: Sequence[Subject]) -> str:
     if rule is Rule.CARMA:
         return (
             f"alone they take SM {sm:.2f} of {CARMA_SM_MOST:g}, DRAM {dram:.2f} of "
-            f"{CARMA_DRAM_MOST:g}; nobody comes on top of those who reach both"
+            f"{CARMA_DRAM_MOST:g}; no job comes on top of those that reach both"
         )
     return ""
 
