@@ -35,12 +35,11 @@ RUN_TESTS = python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --no-l
 # The static checks run beside the tests, and are told where they fail.
 test:
 	@sh .ci/setup test
-	@mkdir -p build
-	@make --no-print-directory run-checks >build/checks.log 2>&1 & checks=$$!; \
+	@log=$$(mktemp); make --no-print-directory run-checks >"$$log" 2>&1 & checks=$$!; \
 	trap 'kill $$checks 2>/dev/null' INT TERM; \
 	$(RUN_TESTS) --suite=quick $(PYTEST); status=$$?; \
-	wait $$checks || { cat build/checks.log; echo 'make check has failed'; exit 1; }; \
-	exit $$status
+	wait $$checks || { cat "$$log"; echo 'make check has failed'; status=1; }; \
+	rm -f "$$log"; exit $$status
 
 test-all:
 	@sh .ci/setup test

@@ -119,7 +119,6 @@ def test_what_members_print_is_what_the_report_says(mps_user: CsubUser) -> None:
     assert list_monitors(user) == []
 
 
-@pytest.mark.smoke
 def test_a_job_alone_makes_a_profile_that_its_next_run_finds(mps_user: CsubUser) -> None:
     user = mps_user
     write_training(user)

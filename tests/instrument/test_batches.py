@@ -11,6 +11,8 @@ import pytest
 
 from .bed import PROGRAMS, run, run_python
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing")
