@@ -47,6 +47,7 @@ test-all:
 	@$(RUN_TESTS) $(PYTEST)
 
 test-part:
+	$(if $(PART),,$(error PART is missing: make test-part PART=1, up to 7))
 	@sh .ci/setup test
 	@$(RUN_TESTS) --suite=$(PART) $(PYTEST)
 

@@ -17,7 +17,7 @@ CHOICES = (QUICK, *map(str, range(1, PARTS + 1)))
 
 def is_quick(marks: Container[str]) -> bool:
     """Whether `make test` runs a test with these marks."""
-    if "exhaustive" in marks or "demo" in marks:
+    if any(mark in marks for mark in ("long", "exhaustive", "demo")):
         return False
     return "slurm" not in marks or "smoke" in marks
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc import __version__
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "opt/slurm_colloc"

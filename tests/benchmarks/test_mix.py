@@ -277,7 +277,7 @@ def call(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.torch
 def test_real_trainings_run_in_the_packs_of_a_plan(tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -298,7 +298,7 @@ def test_real_trainings_run_in_the_packs_of_a_plan(tmp_path: Path) -> None:
     assert "missing" not in ended.stdout
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.torch
 def test_what_there_was_no_time_for_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from slurm_colloc.store.calibrations import read_calibration
 from ..calibration.bed import PATIENCE_S, is_running, list_descendants, wait_until
 from ..calibration.tables import TABLES
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.long
 
 CSUB = [sys.executable, "-m", "slurm_colloc"]
 

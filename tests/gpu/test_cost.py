@@ -89,7 +89,7 @@ def covers(found: Estimate | None, truth: float) -> bool:
     return found.low <= truth <= found.high
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_costs_that_were_put_in_are_found_again_as_often_as_intervals_say() -> None:
     runs = 40
     hit = dict.fromkeys(("trimmed", "plain", "ticks", "control", "fast", "total"), 0)

@@ -98,7 +98,7 @@ def test_a_hostile_job_id_never_starts_the_program(
     assert not installed.record.exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(comment=ANY_COMMENT)
 def test_the_shell_and_the_program_agree_on_what_a_token_is(

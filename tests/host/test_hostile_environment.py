@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from .hook_bed import Bed, check_clean
 
 pytestmark = [
-    pytest.mark.exhaustive,
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root"),
 ]

@@ -38,7 +38,7 @@ from slurm_colloc.host.undoing import UNDOING_S, Undoing
 from .hook_bed import NOBODY, OTHER
 
 pytestmark = [
-    pytest.mark.exhaustive,
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root"),
 ]

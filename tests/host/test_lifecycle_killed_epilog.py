@@ -14,7 +14,7 @@ from .hook_bed import (
 )
 
 pytestmark = [
-    pytest.mark.exhaustive,
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root"),
 ]

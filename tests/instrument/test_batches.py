@@ -11,7 +11,7 @@ import pytest
 
 from .bed import PROGRAMS, run, run_python
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.torch

@@ -14,7 +14,7 @@ import pytest
 from .bed import PROGRAMS, Ended, run
 
 pytestmark = [
-    pytest.mark.exhaustive,
+    pytest.mark.long,
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing"),
 ]

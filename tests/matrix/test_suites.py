@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from ..suites import CHOICES, PARTS, QUICK, belongs, find_part, is_quick
 
-MARKS = ("slurm", "smoke", "exhaustive", "demo", "torch", "root")
+MARKS = ("slurm", "smoke", "long", "exhaustive", "demo", "torch", "root")
 FILES = [f"cluster/test_{name}.py" for name in ("packs", "cancel", "hooks", "mps", "ramp", "why")]
 
 
@@ -28,6 +29,7 @@ def test_a_test_is_quick_or_in_one_part() -> None:
         (("slurm",), False),
         (("slurm", "smoke"), True),
         (("exhaustive",), False),
+        (("long",), False),
         (("slurm", "smoke", "exhaustive"), False),
         (("demo",), False),
     ],
@@ -40,3 +42,8 @@ def test_all_parts_are_used() -> None:
     assert {find_part(f"cluster/test_{number}.py") for number in range(200)} == {
         *range(1, PARTS + 1)
     }
+
+
+def test_the_automatic_run_chooses_among_as_many_parts() -> None:
+    run = Path(__file__).resolve().parents[2] / ".ci" / "run"
+    assert f" % {PARTS} + 1))" in run.read_text()

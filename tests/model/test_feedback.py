@@ -43,7 +43,7 @@ def correct(records: Mapping[str, ProfileRecord], name: str, others: Sequence[st
     return profiles[name].sensitivity + pressed
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from("abcdef"), RESIDUALS, min_size=2))
 def test_what_is_seen_again_and_again_is_believed_and_never_by_much_too_much(
     truth: dict[str, float],

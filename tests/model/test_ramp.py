@@ -71,7 +71,7 @@ CURVES = st.one_of(
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(stp=CURVES, places=st.integers(2, 14), seed=st.integers(0, 10**6), start=st.integers(1, 3))
 # By a window of 6 s the sixth had brought 13 % instead of 9, so that the seventh seemed to bring 1.
-@pytest.mark.exhaustive
+@pytest.mark.long
 @example(stp=slow_down(0.169921875), places=8, seed=10667, start=3)
 def test_it_ends_within_one_of_the_best_degree(
     stp: Stp, places: int, seed: int, start: int
@@ -84,7 +84,7 @@ def test_it_ends_within_one_of_the_best_degree(
     assert pack.ramp.state is not RampState.OFF
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     stp=CURVES,

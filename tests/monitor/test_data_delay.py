@@ -29,7 +29,7 @@ from ..store.builders import build_member, build_pack
 from .bed import Bed, environment_of
 
 pytestmark = [
-    pytest.mark.exhaustive,
+    pytest.mark.long,
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing"),
 ]

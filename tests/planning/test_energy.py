@@ -97,7 +97,7 @@ def divide_by(goal: Goal, of: Sequence[Subject]) -> float:
     return sum(one.energy_j for one in priced if one and one.energy_j is not None)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "seed"), [(30, 1), (100, 0)])
 @pytest.mark.parametrize("powers_w", [(100.0, 300.0), (3.0, 10.0, 40.0, 300.0)])
 def test_among_many_no_other_goal_s_packs_take_less_energy(

@@ -31,7 +31,7 @@ from tests.planning.subjects import (
     subjects,
 )
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.long
 
 many_subjects = st.lists(subjects(), min_size=1, max_size=8).flatmap(
     lambda kinds: st.lists(st.sampled_from(kinds), min_size=17, max_size=40)
