@@ -145,7 +145,9 @@ def _judge_without_record(
         # (step_mgr.c, job_mgr.c; 22.05 to 26.05).
         return Verdict(None, None, foreign=True, too_late=True)
     # Its wrapper is gone without a word: the whole step was killed from outside.
-    return Verdict(None, ExitCode(0, 9), read_kill_reason(log), foreign=True)
+    # slurmstepd's line is lost where srun, told by slurmctld to end, is gone before it.
+    told_to_end = "step aborted" if "job step aborted" in folded else ""
+    return Verdict(None, ExitCode(0, 9), read_kill_reason(log) or told_to_end, foreign=True)
 
 
 def read_kill_reason(log: str) -> str:

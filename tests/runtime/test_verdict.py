@@ -88,6 +88,13 @@ KILLED = ExitCode(0, SIGKILL)
             Verdict(None, KILLED, "time limit", foreign=True),
         ),
         (False, f"{CANCELLED_AT} ***", None, Verdict(None, KILLED, "cancelled", foreign=True)),
+        # srun was gone before slurmstepd's line came (22.05, seldom).
+        (
+            True,
+            "srun: Job step aborted: Waiting up to 5 seconds for job step to finish.",
+            None,
+            Verdict(None, KILLED, "step aborted", foreign=True),
+        ),
         (
             True,
             "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.1",
