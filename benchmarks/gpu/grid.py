@@ -54,8 +54,7 @@ from slurm_colloc.calibration.bench import Bench
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
 from slurm_colloc.calibration.measuring import check_table
 from slurm_colloc.calibration.place import CPU
-from slurm_colloc.calibration.room import Need, Room
-from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY
+from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY, Need, Room
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.calibrations import (

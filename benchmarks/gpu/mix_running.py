@@ -12,7 +12,7 @@ from typing import Self
 from benchmarks.gpu.mix import Alone
 from benchmarks.gpu.mix_readings import EnergyMeter, build_load
 from benchmarks.gpu.mix_worker import StepPool
-from slurm_colloc.calibration.mps_sharing import PrivateMps
+from slurm_colloc.calibration.groups import PrivateMps
 from slurm_colloc.calibration.pool import Worker
 from slurm_colloc.calibration.readings import Readings
 from slurm_colloc.calibration.workloads import BY_NAME, TINY

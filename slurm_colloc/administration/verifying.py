@@ -18,8 +18,7 @@ from slurm_colloc.administration.fake_job import (
     describe_gpu,
     find_differences,
 )
-from slurm_colloc.administration.hook_text import read_constants
-from slurm_colloc.administration.node_plan import NodeFile
+from slurm_colloc.administration.node_plan import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.children import run_program
 from slurm_colloc.host.mps_control import read_peer

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from slurm_colloc.calibration.cells import MPS, Cell, Group
+from slurm_colloc.calibration.cells import MPS, Cell, Group, RowWriter
 from slurm_colloc.calibration.groups import OpenGroup
 from slurm_colloc.calibration.packs import IDLE
 from slurm_colloc.calibration.pool import Pool, Worker
 from slurm_colloc.calibration.readings import Readings
-from slurm_colloc.calibration.rows import RowWriter
 from slurm_colloc.calibration.workloads import BY_NAME, FULL
 from slurm_colloc.errors import NodeError
 

@@ -23,7 +23,7 @@ from slurm_colloc.calibration.cells import (
     add_copies,
     make_cell,
 )
-from slurm_colloc.calibration.room import Need, Room, choose_names, fits
+from slurm_colloc.calibration.workloads import Need, Room, choose_names, fits
 
 # How many of each size; what is drawn first is in all modes and limits.
 _COUNTS = {2: 30, 3: 15, 4: 8, 7: 6, 12: 2}

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.calibration.bench import Bench
-from slurm_colloc.calibration.cells import Group, shorten
+from slurm_colloc.calibration.cells import COLUMNS, Group, shorten
 from slurm_colloc.calibration.design import choose_design
 from slurm_colloc.calibration.packs import read_rows
 from slurm_colloc.calibration.place import Place, list_needs
-from slurm_colloc.calibration.rows import COLUMNS
 from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, NodeError, UsageProblem
 

@@ -191,7 +191,7 @@ def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_metrics import show_metrics
+    from slurm_colloc.cli.admin_reading import show_metrics
 
     parser = commands.add_parser(
         "metrics",

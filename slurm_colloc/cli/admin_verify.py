@@ -7,10 +7,11 @@ import dataclasses
 import json
 import os
 import pwd
+import re
 import sys
 from collections.abc import Mapping
 
-from slurm_colloc.administration import confinement, node_files, removal, verifying
+from slurm_colloc.administration import node_files, removal, verifying
 from slurm_colloc.administration.fake_job import FIRST_JOB_ID, FakeJob, choose_gpu
 from slurm_colloc.administration.node_plan import build_node_files
 from slurm_colloc.administration.places import find_places
@@ -18,6 +19,9 @@ from slurm_colloc.administration.slurm_lines import HookKind, HookPlan
 from slurm_colloc.administration.verifying import Verification
 from slurm_colloc.cli.admin_hooks import need_root, read_config, restore_places
 from slurm_colloc.errors import CollocError, NodeError, NotFound, UsageProblem
+from slurm_colloc.host.control_groups import read_hierarchies, remove_groups
+from slurm_colloc.host.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
+from slurm_colloc.host.policy import Policy
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -51,8 +55,8 @@ def verify(options: argparse.Namespace) -> int:
     if config is not None:
         _check_slurm(found, record, config)
     if policy is not None:
-        confinement.check_limits(found, policy, config or {})
-    confinement.check_tracing(found)
+        check_limits(found, policy, config or {})
+    check_tracing(found)
     if found.passed and policy is not None:
         answer = verifying.ask_nvml(places.prefix_path, places.simgpu)
         gpu = choose_gpu(answer, options.gpu, verifying.read_held_gpus(places.run_path))
@@ -103,3 +107,83 @@ def _report(found: Verification, *, as_json: bool) -> None:
         return
     for line in verifying.render_checks(found.checks):
         sys.stdout.write(f"{line}\n")
+
+
+# What a node keeps a user's processes from, tried out: limits of root's daemons, tracing.
+#
+# One line each, with what to do where something is missing.
+
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+FIRST_WITH_RUN_IN_JOB = (24, 5)
+_INSIDE_JOB = "PrologFlags=Alloc,Contain,RunInJob in slurm.conf"
+
+
+def check_limits(found: Verification, policy: Policy, slurm: Mapping[str, str]) -> None:
+    """Try whether this node can limit a daemon, and say what it cannot.
+
+    Args:
+        found: The verification.
+        policy: The node's policy.
+        slurm: What `scontrol show config` says; empty where it was not asked.
+    """
+    if "runinjob" in slurm.get("PrologFlags", "").lower():
+        found.add("limits", ok=True, detail="PrologFlags has RunInJob: the job's own limits hold")
+        return
+    limits = DaemonLimits((), policy.daemon_memory_mb, policy.daemon_processes, 1)
+    made = make_limited_groups(read_hierarchies(), f"verify-{os.getpid()}", limits)
+    left = remove_groups(made.paths)
+    advice = f"; the job's own limits would hold with {_INSIDE_JOB}" if _has_flag(slurm) else ""
+    if not made.missing:
+        words = (
+            f"a daemon gets the job's GPUs and CPUs, {policy.daemon_memory_mb} MiB of host memory, "
+            f"{policy.daemon_processes} processes{advice}"
+        )
+        found.add("limits", ok=True, detail=words)
+    else:
+        # A site that requires them gets no daemon here.
+        found.add(
+            "limits",
+            ok=False if policy.require_limits else None,
+            detail=f"{_describe_missing(made)}: {_advise(slurm)}",
+        )
+    for text in left:
+        found.add("limits", ok=False, detail=text)
+
+
+def _describe_missing(made: LimitedGroups) -> str:
+    reasons = "; ".join(made.refused) or "there is no such cgroup controller"
+    return f"a daemon's {', '.join(made.missing)} cannot be limited ({reasons})"
+
+
+def _advise(slurm: Mapping[str, str]) -> str:
+    first = "mount the cgroup controllers devices, memory and pids, or cgroup version 2"
+    return f"{first}, or set {_INSIDE_JOB}" if _has_flag(slurm) else first
+
+
+def _has_flag(slurm: Mapping[str, str]) -> bool:
+    match = re.match(r"(\d+)\.(\d+)", slurm.get("SLURM_VERSION", ""))
+    return match is not None and (int(match[1]), int(match[2])) >= FIRST_WITH_RUN_IN_JOB
+
+
+def check_tracing(found: Verification, path: str = YAMA) -> None:
+    """Say whether a user's processes may trace each other.
+
+    Args:
+        found: The verification.
+        path: Yama's setting.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            scope = file.read().strip()
+    except OSError:
+        scope = ""
+    if scope not in ("", "0"):
+        found.add("Yama", ok=True, detail=f"kernel.yama.ptrace_scope is {scope}")
+        return
+    why = "is 0" if scope else "is not there: this kernel has no Yama"
+    words = (
+        f"kernel.yama.ptrace_scope {why}; one user's processes can trace each other, but not the "
+        "daemons of root's prologs, which have a group id of their own"
+    )
+    advice = "; sysctl kernel.yama.ptrace_scope=1 forbids it" if scope else ""
+    found.add("Yama", ok=None, detail=words + advice)

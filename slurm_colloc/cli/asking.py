@@ -14,7 +14,7 @@ from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
-from slurm_colloc.report.explain import explain_member, explain_word
+from slurm_colloc.report.meanings import explain_member, explain_word
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.report.why import Facts, explain_why
 from slurm_colloc.store.directory import read_slurm_job_id

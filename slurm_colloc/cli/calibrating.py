@@ -85,8 +85,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
 
     Run it where the GPU is: srun --gres=gpu:1 --cpus-per-task=16 --mem=100G csub calibrate
     """
-    from slurm_colloc.calibration.place import check_packages
-    from slurm_colloc.calibration.target import check_target
+    from slurm_colloc.calibration.place import check_packages, check_target
     from slurm_colloc.store.calibration_format import check_idle_power
 
     if files and not fit:
@@ -133,7 +132,7 @@ def _find_place(wanted: str, *, shared: bool) -> Place:
 
 def _choose_target(place: Place) -> Path | None:
     """The user's own calibration of the GPU's model; None where there is no GPU."""
-    from slurm_colloc.calibration.target import check_target
+    from slurm_colloc.calibration.place import check_target
     from slurm_colloc.settings import load_settings
     from slurm_colloc.store.calibrations import calibration_path, user_folder
     from slurm_colloc.store.packs import open_own_state
@@ -180,7 +179,7 @@ def _fit(
     from slurm_colloc.calibration.evaluation import compute_noise, evaluate
     from slurm_colloc.calibration.fitting import fit as fit_all
     from slurm_colloc.calibration.packs import build_measurements, read_rows
-    from slurm_colloc.calibration.target import choose_file, make_folder
+    from slurm_colloc.calibration.place import choose_file, make_folder
     from slurm_colloc.calibration.telling import build_calibrate_json, render_fit
     from slurm_colloc.store.calibrations import calibration_path, write_calibration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from slurm_colloc.cli.history import parse_age
+from slurm_colloc.cli.looking import parse_age
 from slurm_colloc.cli.session import Session
 from slurm_colloc.report.history import collect_ended, list_changed_since
 from slurm_colloc.report.survey import PackView

@@ -18,13 +18,13 @@ from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused, StateErro
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.report.survey import MemberView, PackView
 from slurm_colloc.store.directory import is_local_alive, list_members, read_moved
+from slurm_colloc.store.files import hold_lock
 from slurm_colloc.store.holds import (
     forget_hold,
     may_have_begun,
     remove_held,
     write_held,
 )
-from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.states import read_attempt, read_state
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.choice import open_slurm
-from slurm_colloc.slurm.cluster import read_cluster_name
+from slurm_colloc.slurm.commands import read_cluster_name
 from slurm_colloc.slurm.formats import SlurmJob
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 from slurm_colloc.store.packs import State, open_state

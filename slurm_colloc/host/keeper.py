@@ -19,7 +19,6 @@ from typing import Any
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.directories import BASES
-from slurm_colloc.host.keeper_channel import Channel
 from slurm_colloc.host.keeper_messages import (
     ClientJoined,
     ClientLeft,
@@ -36,9 +35,8 @@ from slurm_colloc.host.keeper_messages import (
     Terminated,
     Trouble,
 )
-from slurm_colloc.host.keeper_process import collect_orphans, take_over
+from slurm_colloc.host.keeper_process import Channel, collect_orphans, take_over
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps_clients import describe_servers, terminate_client
 from slurm_colloc.host.mps_control import parse_pids
 from slurm_colloc.host.mps_leftovers import sweep
 from slurm_colloc.host.mps_log import (
@@ -50,7 +48,7 @@ from slurm_colloc.host.mps_log import (
 )
 from slurm_colloc.host.mps_logs import write_logs
 from slurm_colloc.host.mps_options import MpsOptions
-from slurm_colloc.host.mps_server import wait_for_active
+from slurm_colloc.host.mps_server import describe_servers, terminate_client, wait_for_active
 from slurm_colloc.host.mps_stop import stop_daemon
 from slurm_colloc.host.processes import is_alive, list_session
 from slurm_colloc.host.removal import remove_at_once, remove_directory

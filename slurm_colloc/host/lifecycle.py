@@ -46,8 +46,7 @@ from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.host.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hook_job import HookJob, read_hook_job
 from slurm_colloc.host.hook_report import HookReport, Place
-from slurm_colloc.host.permission import is_permitted
-from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, read_policy
+from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, is_permitted, read_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.host.boot import read_boot_id, read_pid_namespace
 from slurm_colloc.host.directories import (
     BASES,
     PrivateDirectory,
@@ -23,7 +22,7 @@ from slurm_colloc.host.mps_logs import LogFollower
 from slurm_colloc.host.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps_state import DaemonState, read_state
 from slurm_colloc.host.mps_stop import find_use, stop_daemon
-from slurm_colloc.host.processes import ProcessId, is_alive
+from slurm_colloc.host.processes import ProcessId, is_alive, read_boot_id, read_pid_namespace
 from slurm_colloc.host.removal import remove_directory
 
 _LOCK_POLL_S = 0.01

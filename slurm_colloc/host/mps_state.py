@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.boot import read_boot_id, read_pid_namespace
 from slurm_colloc.host.directories import Owner
 from slurm_colloc.host.mps_control import MpsPrograms
-from slurm_colloc.host.processes import ProcessId
+from slurm_colloc.host.processes import ProcessId, read_boot_id, read_pid_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,8 +19,12 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host import control_groups
 from slurm_colloc.host.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
 from slurm_colloc.host.children import Confinement
-from slurm_colloc.host.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
-from slurm_colloc.host.daemon_owner import find_owner
+from slurm_colloc.host.daemon_limits import (
+    DaemonLimits,
+    LimitedGroups,
+    find_owner,
+    make_limited_groups,
+)
 from slurm_colloc.host.directories import Owner, make_named_directory
 from slurm_colloc.host.hook_job import HookJob
 from slurm_colloc.host.mps import RunningMps, start_daemon, start_server

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import READY, Checkpoint
 from slurm_colloc.host.control_groups import find_slurm_daemon
 from slurm_colloc.host.hook_job import HookJob
@@ -22,9 +21,9 @@ from slurm_colloc.host.hook_report import (
 )
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
-from slurm_colloc.host.permission import Denied, check_permission
-from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.policy import Denied, Policy, check_permission
 from slurm_colloc.host.preparing import Preparing
+from slurm_colloc.host.processes import read_boot_id
 from slurm_colloc.host.recovering import read_or_guess, recover
 from slurm_colloc.host.run_directory import RunDirectory
 from slurm_colloc.model.token import Token, parse_token

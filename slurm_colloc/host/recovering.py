@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.processes import read_boot_id
 from slurm_colloc.host.run_directory import RunDirectory
 
 TYPE_CHECKING = False

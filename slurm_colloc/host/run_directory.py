@@ -25,14 +25,14 @@ from slurm_colloc.host.checkpoint import (
     SCHEMA,
     SETUP,
     Checkpoint,
+    Leader,
     is_job_id,
     pack_checkpoint,
     parse_checkpoint,
+    parse_leader,
 )
-from slurm_colloc.host.daemon_leader import Leader, parse_leader
 from slurm_colloc.host.removal import empty_directory, explain
-from slurm_colloc.host.root_files import open_own_directory, write_json
-from slurm_colloc.host.trusted import OPEN_DIRECTORY, open_trusted
+from slurm_colloc.host.trusted import OPEN_DIRECTORY, open_own_directory, open_trusted, write_json
 from slurm_colloc.host.user_mount import mount_limited, unmount_all
 
 TYPE_CHECKING = False

@@ -13,14 +13,13 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.control_groups import remove_groups
 from slurm_colloc.host.group_end import LOOK_S, GroupEnd, kill_group
 from slurm_colloc.host.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
 from slurm_colloc.host.process_groups import ControlGroup, Session, UnitedGroups
-from slurm_colloc.host.processes import read_process, read_uid
+from slurm_colloc.host.processes import read_boot_id, read_process, read_uid
 from slurm_colloc.host.run_directory import RunDirectory
 
 UNDOING_S = 2 * LOOK_S + 0.5

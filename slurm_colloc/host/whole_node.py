@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.boot import read_boot_id
 from slurm_colloc.host.hook_report import HookReport, Place, describe_recovered
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.policy import read_policy
+from slurm_colloc.host.processes import read_boot_id
 from slurm_colloc.host.recovering import RECOVERY_S, read_or_guess, recover
 from slurm_colloc.host.run_directory import RunDirectory
 

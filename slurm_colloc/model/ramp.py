@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from slurm_colloc.model.ramp_decision import (
     Decision,
     Outlook,
+    RampMemory,
     RampState,
     format_ordinal,
     say_no_more,
 )
-from slurm_colloc.model.ramp_memory import RampMemory
 from slurm_colloc.model.ramp_noise import (
     GAIN_LEAST,
     LONG_WINDOW_S,

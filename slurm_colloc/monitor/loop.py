@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.monitor.gaps import Gaps, describe_missed
-from slurm_colloc.monitor.gpu_watch import PATIENCE_S, GpuWatch
 from slurm_colloc.monitor.latest import Latest
 from slurm_colloc.monitor.members import Members
-from slurm_colloc.monitor.nvml_reading import NvmlSample
-from slurm_colloc.monitor.record import MonitorRecord
+from slurm_colloc.monitor.nvml_reading import PATIENCE_S, GpuWatch, NvmlSample
+from slurm_colloc.monitor.record import Gaps, MonitorRecord, describe_missed
 from slurm_colloc.store.files import write_json
 from slurm_colloc.store.samples import GPU_METRICS, latest_path
 from slurm_colloc.store.setup import read_setup

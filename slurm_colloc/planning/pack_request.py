@@ -22,7 +22,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.ramp_decision import STAGE_S
 from slurm_colloc.planning.job_needs import Need, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.mig_instances import compute_instance_mb
+from slurm_colloc.planning.priced_packs import compute_instance_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
 RUNNER_HOST_MEMORY_MB = 64

@@ -17,9 +17,7 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PlanExplanation,
 )
-from slurm_colloc.report.plan_bars import render_budget
-from slurm_colloc.report.plan_figures import compute_plan_figures
-from slurm_colloc.report.plan_pairs import tell_pairs
+from slurm_colloc.report.plan_figures import compute_plan_figures, render_budget, tell_pairs
 from slurm_colloc.report.terminal import (
     Column,
     build_table,

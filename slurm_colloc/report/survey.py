@@ -28,8 +28,12 @@ from slurm_colloc.store.directory import (
 )
 from slurm_colloc.store.files import read_json
 from slurm_colloc.store.kills import RunnerKill, find_kill
-from slurm_colloc.store.listing import MemberFiles, list_member_files
-from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
+from slurm_colloc.store.pack_reading import (
+    MemberFiles,
+    StateReader,
+    explain_unreadable,
+    list_member_files,
+)
 from slurm_colloc.store.records import MemberSpec, PackRecord, parse_spec
 from slurm_colloc.store.states import StateRecord, read_attempt, read_state
 

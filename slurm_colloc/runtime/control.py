@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.inner_steps import InnerSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
-from slurm_colloc.runtime.member_processes import kill, terminate
+from slurm_colloc.runtime.member_processes import InnerSteps, kill, terminate
 from slurm_colloc.runtime.roster import Member, Roster
 from slurm_colloc.runtime.verdict import Asked
 from slurm_colloc.store.requests import Action, Request, take_requests

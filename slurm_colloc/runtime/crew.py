@@ -11,31 +11,30 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.allocation import (
+    Allocation,
+    read_kill_wait_s,
+    requeues_jobs,
+    signals_tasks_alone,
+)
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.control import Control
 from slurm_colloc.runtime.dependents import Dependents, judge_own_dependency
 from slurm_colloc.runtime.ending import Ending
 from slurm_colloc.runtime.fate import FateWatch
-from slurm_colloc.runtime.fence import Fence
 from slurm_colloc.runtime.gate import Gate
-from slurm_colloc.runtime.inner_steps import InnerSteps
-from slurm_colloc.runtime.intake import Intake
+from slurm_colloc.runtime.guard import Fence
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.lookout import Lookout, choose_common_bound
 from slurm_colloc.runtime.mail import Postman
+from slurm_colloc.runtime.member_processes import InnerSteps
 from slurm_colloc.runtime.probing import Probing
 from slurm_colloc.runtime.ramp import Ramping
-from slurm_colloc.runtime.refill import Refill
-from slurm_colloc.runtime.restarts import find_killed_before
+from slurm_colloc.runtime.refill import Intake, Refill
+from slurm_colloc.runtime.revival import find_killed_before
 from slurm_colloc.runtime.roster import Roster
 from slurm_colloc.runtime.sharing import Sharing
-from slurm_colloc.runtime.slurm_config import (
-    read_kill_wait_s,
-    requeues_jobs,
-    signals_tasks_alone,
-)
 from slurm_colloc.runtime.starter import Starter
 from slurm_colloc.runtime.tender import Tender
 from slurm_colloc.runtime.time_left import TimeLeft

@@ -29,9 +29,9 @@ from slurm_colloc.runtime.roster import Roster
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.dependents import Dependent, forget_dependent, list_dependents
 from slurm_colloc.store.directory import read_ended, read_moved, read_slurm_job_id
+from slurm_colloc.store.files import hold_lock
 from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.states import read_attempt, read_state
 

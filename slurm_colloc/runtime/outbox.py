@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launcher import Process, start_process
+from slurm_colloc.runtime.launch import Process, start_process
 
 AT_ONCE = 4
 DEADLINE_S = 120.0

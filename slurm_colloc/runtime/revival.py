@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_colloc.errors import SlurmError, SlurmNoAnswer
+from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
 from slurm_colloc.model.member import FINAL_STATES
 from slurm_colloc.runtime.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.journal import Journal
@@ -22,8 +22,8 @@ from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store.directory import list_members
-from slurm_colloc.store.kills import RunnerKill, forget_kill, list_kills, write_kill
-from slurm_colloc.store.states import read_attempt, read_state
+from slurm_colloc.store.kills import RunnerKill, forget_kill, list_kills, read_kill, write_kill
+from slurm_colloc.store.states import StateRecord, read_attempt, read_state
 
 RESTARTS_MAX = 2
 """How often a pack starts again because of killed runners: what kills them may be in the pack."""
@@ -158,3 +158,20 @@ class Revival:
         Journal(self._pack).write(
             "runner_killed", signal=self._kill.signal, requeued=not refusal, reason=refusal
         )
+
+
+def find_killed_before(pack: Path, allocation: Allocation) -> RunnerKill | None:
+    """The killed runner for which Slurm has restarted the job; None where it was not for one."""
+    with contextlib.suppress(StateError):
+        kill = read_kill(pack, allocation.restarts - 1)
+        if kill is not None and not kill.refusal:
+            return kill
+    return None
+
+
+def tell_of_restart(record: StateRecord, kill: RunnerKill) -> StateRecord:
+    """A member's record with the reason why it starts again."""
+    evidence = (*record.evidence, f"restarted: {kill}")
+    return dataclasses.replace(
+        record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence))
+    )

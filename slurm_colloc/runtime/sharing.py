@@ -17,7 +17,7 @@ from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.preparation import Preparation
+from slurm_colloc.runtime.prepared import Preparation
 from slurm_colloc.runtime.roster import Member
 from slurm_colloc.runtime.waits import Waits
 from slurm_colloc.store.records import PackRecord

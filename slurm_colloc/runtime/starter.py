@@ -17,8 +17,12 @@ from slurm_colloc.model.output import PatternValues, choose_output_paths
 from slurm_colloc.runtime import environment as environments
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch import build_launch, build_srun_argv, build_wrapper_argv
-from slurm_colloc.runtime.launcher import start_process
+from slurm_colloc.runtime.launch import (
+    build_launch,
+    build_srun_argv,
+    build_wrapper_argv,
+    start_process,
+)
 from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.shims import write_shims
 from slurm_colloc.store.directory import parse_environment_block

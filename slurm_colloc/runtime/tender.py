@@ -12,10 +12,10 @@ from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.assessor import Assessor
 from slurm_colloc.runtime.clients import Clients
 from slurm_colloc.runtime.fate import ASK_INTERVAL_S, FateWatch
-from slurm_colloc.runtime.inner_steps import InnerSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.member_processes import (
+    InnerSteps,
     clean,
     ends_before_its_srun,
     outlives_its_srun,

@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
+from slurm_colloc.instrument.layout import VARIABLE
 from slurm_colloc.model.plan import WATCHED_FROM_MB
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launcher import Process, start_process
+from slurm_colloc.runtime.launch import Process, start_process
 from slurm_colloc.runtime.roster import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.files import make_directory, write_json
@@ -178,7 +180,6 @@ class Watching:
                 write_follow_request(directory, member.spec.job.progress_regex, member.outputs)
         if not (self._settings.instrument and member.spec.job.instrument):
             return {}
-        from slurm_colloc.store.injection import injected_environment
 
         return injected_environment(environment, directory)
 
@@ -288,3 +289,28 @@ def _wait_for(process: Process, patience_s: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+SITE_DIRECTORY = os.path.join(os.path.dirname(slurm_colloc.instrument.__file__), "site")
+"""Where the injected sitecustomize lies, in a checkout and in an installed wheel."""
+
+
+def injected_environment(
+    environment: Mapping[str, str], directory: str, site: str = SITE_DIRECTORY
+) -> dict[str, str]:
+    """The variables to set for one start of a member.
+
+    Args:
+        environment: The member's, complete but for these.
+        directory: Where its counter files go; made by the caller, 0700, empty.
+        site: The directory of the injected sitecustomize, as the member sees it.
+
+    Returns:
+        Nothing where PYTHONPATH cannot name the directory, because there is a colon in it.
+    """
+    if os.pathsep in site:
+        return {}
+    path = environment.get("PYTHONPATH", "")
+    # An empty entry is the working directory, so nothing is added to an empty variable.
+    others = [entry for entry in path.split(os.pathsep) if entry != site] if path else []
+    return {"PYTHONPATH": os.pathsep.join([site, *others]), VARIABLE: directory}

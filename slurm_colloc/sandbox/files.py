@@ -22,11 +22,11 @@ from slurm_colloc.sandbox.configuration import (
     render_gres_conf,
     render_slurm_conf,
 )
+from slurm_colloc.sandbox.gpus import remove_simulated_gpus
 from slurm_colloc.sandbox.hooks import install_hooks, remove_hooks
 from slurm_colloc.sandbox.installation import Installation
 from slurm_colloc.sandbox.processes import wait_until
 from slurm_colloc.sandbox.record import SandboxRecord, write_file, write_record
-from slurm_colloc.sandbox.simulation import remove_simulated_gpus
 from slurm_colloc.sandbox.spec import Layout
 
 _LOCK_S = 60.0

@@ -10,15 +10,14 @@ from dataclasses import replace
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.sandbox import daemons, gpus
 from slurm_colloc.sandbox.cgroups import CgroupSupport, detect_cgroups, find_node_groups
-from slurm_colloc.sandbox.client import ask_nodes, run_command
+from slurm_colloc.sandbox.daemons import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc.sandbox.files import write_files
+from slurm_colloc.sandbox.gpus import make_simulated_gpus
 from slurm_colloc.sandbox.installation import Installation
-from slurm_colloc.sandbox.ports import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc.sandbox.processes import list_processes, wait_until
 from slurm_colloc.sandbox.record import SandboxRecord, write_record
-from slurm_colloc.sandbox.simulation import make_simulated_gpus
 from slurm_colloc.sandbox.spec import Layout, SandboxSpec, choose_directory, choose_node_names
-from slurm_colloc.sandbox.status import NodeStatus
+from slurm_colloc.sandbox.status import NodeStatus, ask_nodes, run_command
 from slurm_colloc.sandbox.stopping import stop_everything
 
 _ANSWER_S = 20.0

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from slurm_colloc.errors import CollocError, SlurmError
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.cgroups import find_node_groups, remove_groups
-from slurm_colloc.sandbox.client import run_command
-from slurm_colloc.sandbox.ports import is_port_listening
+from slurm_colloc.sandbox.daemons import is_port_listening
 from slurm_colloc.sandbox.processes import (
     ProcessId,
     list_processes,
@@ -18,6 +17,7 @@ from slurm_colloc.sandbox.processes import (
 )
 from slurm_colloc.sandbox.record import SandboxRecord, read_record
 from slurm_colloc.sandbox.spec import Layout
+from slurm_colloc.sandbox.status import run_command
 
 _CANCEL_S = 4.0
 _TERM_S = 3.0

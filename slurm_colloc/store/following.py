@@ -19,7 +19,7 @@ class FollowRequest:
     """What is to be looked for, and where.
 
     Attributes:
-        regex: See model.progress_regex.
+        regex: See submission.collect.
         files: Paths, each with its size when the member started: what is behind that is its own.
     """
 

@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.files import explain_os_errors, read_bytes, write_atomic
-from slurm_colloc.store.locks import hold_lock
+from slurm_colloc.store.files import explain_os_errors, hold_lock, read_bytes, write_atomic
 
 FOLDER = "profiles"
 FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")

@@ -20,13 +20,13 @@ from slurm_colloc.model.profile import Completion, Observation, ProfileRecord, r
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.files import (
     explain_os_errors,
+    hold_lock,
     make_directory,
     read_bytes,
     write_all,
     write_atomic,
 )
 from slurm_colloc.store.foreign import parse_foreign
-from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.profile_format import build_profile_mapping, parse_profile
 from slurm_colloc.store.profile_index import (
     FOLDER,

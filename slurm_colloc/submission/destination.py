@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.cluster import read_cluster_name
+from slurm_colloc.slurm.commands import read_cluster_name
 from slurm_colloc.slurm.formats import NodeShape
+from slurm_colloc.slurm.qos import read_qos
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.profiles import slug_gpu_model
-from slurm_colloc.submission.capacity import choose_shapes, compute_capacity, list_gpu_types
+from slurm_colloc.store.qos import keep_qos, read_kept_qos
 
 _NARROWING = ("constraint", "exclude", "nodefile", "reservation")
 """Options by which a user chooses nodes, so that a GPU type on top might leave none."""
@@ -75,7 +78,6 @@ class Destinations:
             shapes, partition, job.gpu_type, min(known) if is_known else None
         )
         # It asks by Slurm's commands, which only a call with jobs that may share has to wait for.
-        from slurm_colloc.submission.qos import look_up_max_wall_s
 
         max_wall_s, unknown = look_up_max_wall_s(
             group,
@@ -171,3 +173,90 @@ def describe_asked_type(gpu_type: str) -> str:
     return (
         f"asks for {gpu_type}, on which its members were measured; --gres=gpu:TYPE:1 names another"
     )
+
+
+def choose_shapes(shapes: Sequence[NodeShape], partitions: str | None) -> list[NodeShape]:
+    """The kinds of nodes of a comma separated list of partitions, None for the default one."""
+    names = set(partitions.split(",")) if partitions else None
+    return [
+        shape
+        for shape in shapes
+        if (shape.partition in names if names is not None else shape.is_default)
+    ]
+
+
+def list_gpu_types(shapes: Iterable[NodeShape]) -> tuple[str | None, ...]:
+    """The GPU types of these nodes; None among them where Slurm gives GPUs no type."""
+    found = {kind for shape in shapes for kind, count in shape.gpus if count}
+    return tuple(sorted(found, key=lambda kind: kind or ""))
+
+
+def compute_capacity(
+    shapes: Sequence[NodeShape],
+    partitions: str | None,
+    gpu_type: str | None,
+    gpu_memory_mb: int | None,
+) -> Capacity:
+    """The smallest share per GPU over the nodes on which a pack may land.
+
+    Args:
+        shapes: The kinds of nodes of all partitions.
+        partitions: The value of `--partition` (a comma separated list), None for the default.
+        gpu_type: The GPU type asked for, None for any.
+        gpu_memory_mb: Memory of one GPU, as the settings say.
+    """
+    chosen = choose_shapes(shapes, partitions)
+    shares = []
+    for shape in chosen:
+        matching = sum(n for kind, n in shape.gpus if gpu_type is None or kind == gpu_type)
+        everything = sum(n for _, n in shape.gpus)
+        if matching and everything:
+            shares.append((shape.cpus // everything, shape.host_memory_mb // everything))
+    return Capacity(
+        cpus_per_gpu=min((cpus for cpus, _ in shares), default=None),
+        host_memory_mb_per_gpu=min((memory for _, memory in shares), default=None),
+        gpu_memory_mb=gpu_memory_mb,
+        time_limit_max_s=_least(shape.time_limit_max_s for shape in chosen),
+        time_limit_default_s=_least(shape.time_limit_default_s for shape in chosen),
+    )
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return min(known, default=None)
+
+
+_UNKNOWN_KEPT_S = 60
+
+
+def look_up_max_wall_s(
+    group: Mapping[str, str],
+    root: Path,
+    cluster: str,
+    *,
+    max_time_s: int | None = None,
+    now: float | None = None,
+) -> tuple[int | None, str]:
+    """The MaxWall that holds for a job, or MaxTime of its partition where that is shorter.
+
+    Args:
+        group: The options of sbatch that all jobs of a pack share.
+        root: The state directory, which keeps the answer.
+        cluster: The cluster's name; empty where it is not known.
+        max_time_s: MaxTime of its partition, which a QoS may lift; None for no limit.
+        now: Seconds since the epoch; None for the clock's.
+
+    Returns:
+        It in seconds, None where there is none; and why it is not known, empty where it is.
+    """
+    # No answer is kept under the minute in which it was none: the next minute asks again.
+    minute = int((time.time() if now is None else now) // _UNKNOWN_KEPT_S)
+    failed = f"{cluster} at minute {minute}"
+    table = read_kept_qos(root, cluster) or read_kept_qos(root, failed)
+    if table is None:
+        table = read_qos(cluster=cluster)
+        keep_qos(root, failed if table.unknown else cluster, table)
+    asked = (group.get("qos"), group.get("account"), group.get("partition"))
+    lifts = table.lifts_max_time(*asked)
+    limits = (table.find_max_wall_s(*asked), None if lifts else max_time_s)
+    return min((limit for limit in limits if limit is not None), default=None), table.unknown

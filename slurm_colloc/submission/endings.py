@@ -24,9 +24,9 @@ from slurm_colloc.store.directory import (
     read_spec,
     write_ended,
 )
+from slurm_colloc.store.files import hold_lock
 from slurm_colloc.store.holds import is_held
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.store.states import (

@@ -35,7 +35,7 @@ from slurm_colloc.store.directory import (
     write_record,
     write_spec,
 )
-from slurm_colloc.store.locks import Lock, hold_lock
+from slurm_colloc.store.files import Lock, hold_lock
 from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.states import read_attempt, remove_environment

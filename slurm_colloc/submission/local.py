@@ -14,9 +14,8 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import Plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.directory import is_local_alive
-from slurm_colloc.store.files import explain_os_errors, make_directory, write_atomic
+from slurm_colloc.store.files import explain_os_errors, hold_lock, make_directory, write_atomic
 from slurm_colloc.store.holds import forget_hold
-from slurm_colloc.store.locks import hold_lock
 from slurm_colloc.store.packs import State, make_submission_id
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.submission.collect import Call

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
-from slurm_colloc.model.waits import WaitTable
+from slurm_colloc.model.waits import WaitTable, build_wait_table
 from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.access import SlurmAccess
+from slurm_colloc.slurm.qos import read_history
+from slurm_colloc.store.qos import keep_waits, read_waits
 from slurm_colloc.submission.collect import Call
 from slurm_colloc.submission.destination import Destinations, describe_asked_type
 from slurm_colloc.submission.knowledge import Knowledge
@@ -128,8 +131,6 @@ def _plan_part(
     waits = None
     smaller = _choose_smaller(chosen, policy) if slurm is not None else None
     if slurm is not None and (smaller is not None or looks_at_queue):
-        from slurm_colloc.submission.waits import look_up_waits
-
         waits = look_up_waits(dict(part.jobs[0].group).get("partition"), settings.state_path)
         if smaller is not None and waits.cells:
             from slurm_colloc.planning.predict.queue_gain import choose_by_queue
@@ -237,3 +238,19 @@ def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:
         members=(member,),
         predicted_finish_s=pack.predicted_finish_s or profile.run_s,
     )
+
+
+def look_up_waits(partition: str | None, root: Path) -> WaitTable:
+    """How long requests wait in a partition, as far as Slurm's accounting tells.
+
+    Args:
+        partition: The partition; None for the default one, of which all partitions tell.
+        root: The state directory, which keeps the answer.
+    """
+    kept = read_waits(root, partition)
+    if kept is not None:
+        return kept
+    jobs, unknown = read_history(partition)
+    table = WaitTable(0, {}, unknown) if unknown else build_wait_table(jobs)
+    keep_waits(root, partition, table)
+    return table

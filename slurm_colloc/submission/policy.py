@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
+    WATCHED_FROM_MB,
     Goal,
     Policy,
     Rule,
     SharingMode,
 )
-from slurm_colloc.model.probing import BESIDE_WAITING
+from slurm_colloc.model.probing import BESIDE_WAITING, PROBE_TIME_S, find_obstacle_to_probe
+from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.sharing import ShareRequest
 from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
-from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.probing import has_unknown
+from slurm_colloc.submission.collect import Call, Candidate
 
 MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes beside an NVIDIA driver, at the most that was seen."""
@@ -151,3 +154,85 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
         )
     order = ("never", "pending", "auto")
     return min(choice, settings.caps.join, key=order.index)
+
+
+def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
+    """Whether one of the jobs would be probed: it has no usage profile.
+
+    On which GPU model it will run is not known yet, so a usage profile on any of them counts.
+    """
+    if not (settings.probe and settings.monitor and settings.state_shared):
+        return False
+    from slurm_colloc.store.profile_index import ProfileNames
+    from slurm_colloc.store.profiles import compute_family, tells_of_family
+
+    asked = [
+        candidate
+        for candidate in candidates
+        if candidate.job.gpus == 1
+        and not find_obstacle_to_probe(candidate.job, instruments=settings.instrument)
+    ]
+    if not asked:
+        return False
+    root = settings.state_path
+    names = ProfileNames(root)
+    families = {compute_family(c.script, c.job) for c in asked}
+    return not all(tells_of_family(root, family, names=names) for family in families)
+
+
+def as_probe(call: Call, settings: Settings) -> Call:
+    """The call as one that runs its job alone until its rate is known.
+
+    Raises:
+        UsageProblem: There is nothing to probe, or nothing would be measured.
+    """
+    job = call.candidates[0].job
+    if len(call.candidates) > 1:
+        raise UsageProblem(
+            "csub probe takes one job",
+            hint="--array=N probes task N, and the others are its family",
+        )
+    if job.gpus != 1:
+        asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
+        raise UsageProblem(
+            f"csub probe: {job.script_name} {asked}, and a usage profile is of a job on one",
+            hint="--gres=gpu:1",
+        )
+    obstacle = find_obstacle_to_measuring(call, settings)
+    if obstacle:
+        raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
+    time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
+    shape = {name: value for name, value in job.shape if name != "time-min"}
+    shape["time"] = format_time_limit(time_limit_s)
+    probe = dataclasses.replace(
+        job,
+        time_limit_s=time_limit_s,
+        shape=tuple(shape.items()),
+        came_together=False,
+        # What is started again has been probed already.
+        requeue=False,
+        only_probe=True,
+        alone_because="it is only probed",
+    )
+    candidate = dataclasses.replace(call.candidates[0], job=probe)
+    return dataclasses.replace(
+        call,
+        candidates=(candidate,),
+        degree=None,
+        pack_size=None,
+        shares=(("exclusive", "csub probe"),),
+    )
+
+
+def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
+    """Why nothing would be measured of a call's first job; empty where it would."""
+    job = call.candidates[0].job
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if not settings.state_shared and not call.options.flag("local"):
+        return "state_shared = false in the settings, so nothing comes back from the node"
+    if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
+        return f"--mem is {job.host_memory_mb} MB, and packs with {WATCHED_FROM_MB} MB are watched"
+    if not (settings.instrument and job.instrument) and job.progress_regex is None:
+        return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
+    return ""

@@ -7,9 +7,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
-from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy, SharingMode
+from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
@@ -30,10 +31,11 @@ from slurm_colloc.store.records import MemberSpec, PackRecord
 from slurm_colloc.store.setup import read_setup
 from slurm_colloc.store.states import read_attempt, read_state
 from slurm_colloc.submission.collect import Candidate
-from slurm_colloc.submission.destination import Destinations, describe_asked_type
+from slurm_colloc.submission.destination import Destinations, describe_asked_type, match_gpu_type
 from slurm_colloc.submission.joinable import is_own_kind
+from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
 from slurm_colloc.submission.output_files import list_output_files
-from slurm_colloc.submission.pack_gpu import PackGpu, find_pack_gpu
+from slurm_colloc.submission.parts import complete_capacity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,3 +270,62 @@ def _parse_time_left_s(text: str) -> int | None:
         return parse_time_limit_s(text) or 0
     except ValueError:
         return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PackGpu:
+    """The GPU of a pack.
+
+    Attributes:
+        gpu_type: The type that the pack asks for; None for any.
+        capacity: What it brings with it.
+        knowledge: What is known there of those present and, behind them, the joiner; None where
+            nothing is.
+    """
+
+    gpu_type: str | None
+    capacity: Capacity
+    knowledge: Knowledge | None
+
+    def ask_for(self, job: Job) -> Job:
+        """A job that asks for it, as its pack does."""
+        return dataclasses.replace(job, gpu_type=self.gpu_type)
+
+
+def find_pack_gpu(
+    record: PackRecord,
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    destinations: Destinations,
+) -> PackGpu:
+    """The GPU that a pack has, or asks for: without a type it may be any of its nodes'.
+
+    Args:
+        record: The pack.
+        candidates: Those present and, behind them, the joiner.
+        settings: The settings.
+        destinations: Tells where the pack may land.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+    """
+    gpu_type = record.gpu_type
+    if gpu_type is None and record.request is not None:
+        gpu_type = record.request.gpu_type
+    asking = [
+        dataclasses.replace(c, job=dataclasses.replace(c.job, gpu_type=gpu_type))
+        for c in candidates
+    ]
+    destination = destinations.read(asking[-1].job)
+    try:
+        knowledge = gather_knowledge(asking, settings)
+    except UsageProblem:
+        # A member's --profile-like names what has been forgotten since.
+        return PackGpu(gpu_type, destination.capacity, None)
+    if not knowledge.profiles:
+        return PackGpu(gpu_type, destination.capacity, None)
+    match = match_gpu_type(knowledge.gpu_models, destination, dict(record.group))
+    # What was submitted without a type cannot be given one any more.
+    if match.is_other or match.gpu_type is not None:
+        knowledge = knowledge.as_of_another_gpu(match.reason)
+    return PackGpu(gpu_type, complete_capacity(destination.capacity, knowledge), knowledge)

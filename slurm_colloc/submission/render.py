@@ -39,7 +39,7 @@ def render_batch_script(
         is_array: The packs are elements of a job array.
         python: Interpreter on the nodes.
         templates_dir: A site's own templates, looked at first; empty for none.
-        archive: The packs themselves (store.carry), where no path is shared; else empty.
+        archive: The packs themselves (submission.submit), where no path is shared; else empty.
 
     Raises:
         UsageProblem: The site's template is wrong.

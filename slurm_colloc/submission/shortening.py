@@ -19,7 +19,7 @@ from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.slurm.access import SlurmAccess
 from slurm_colloc.store.directory import write_record
-from slurm_colloc.store.locks import hold_lock
+from slurm_colloc.store.files import hold_lock
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.records import PackRecord
 from slurm_colloc.submission.request import Batch, merge_requests

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
+import io
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import (
@@ -13,6 +17,7 @@ from slurm_colloc.errors import (
     Interrupted,
     SlurmError,
     StateError,
+    UsageProblem,
 )
 from slurm_colloc.model.plan import Plan, Policy
 from slurm_colloc.model.quantities import format_members
@@ -185,8 +190,6 @@ def submit_batch(
         try:
             archive = ""
             if not settings.state_shared:
-                from slurm_colloc.store.carry import build_archive
-
                 archive = build_archive(state.packs, [record.pack_id for record in records])
             count = format_members(sum(len(pack.members) for pack in packs))
             title = f"{build_name(batch, jobs)}: {count}"
@@ -276,3 +279,32 @@ def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
         or name.startswith(_CLIENT_PREFIXES)
         or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
     }
+
+
+SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
+"""Slurm's default for SchedulerParameters=max_script_size; the archive must fit with room."""
+
+
+def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
+    """Pack directories as lines of base64, for a here-document.
+
+    Args:
+        packs: The directory that holds them.
+        pack_ids: Their names.
+
+    Raises:
+        UsageProblem: They are too large for a batch script.
+    """
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for pack_id in pack_ids:
+            archive.add(packs / pack_id, arcname=f"packs/{pack_id}")
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
+        raise UsageProblem(
+            f"the jobs take {len(text) // 1024} KB, which is too much to travel in a batch script",
+            hint="submit fewer at a time, or set state_dir to a path that the nodes share",
+        )
+    return "\n".join(textwrap.wrap(text, 120))

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.__main__ import run
 from slurm_colloc.administration.places import BASE_VARIABLE, Places
-from slurm_colloc.administration.status_view import (
+from slurm_colloc.cli.admin_node import (
     describe_policy_state,
     describe_recovered_job,
     render_status,

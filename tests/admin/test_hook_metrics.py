@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from slurm_colloc import __version__
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.exposition import Family, format_value, render_families
+from slurm_colloc.administration.hook_metrics import Family, format_value, render_families
 from slurm_colloc.administration.hook_totals import (
     HookTotals,
     build_value,

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.hook_text import build_constants, read_constants, render_hook
 from slurm_colloc.administration.node_files import (
     compare_files,
     install_files,
     read_record,
     remove_files,
 )
-from slurm_colloc.administration.node_plan import build_node_files
+from slurm_colloc.administration.node_plan import (
+    build_constants,
+    build_node_files,
+    read_constants,
+    render_hook,
+)
 from slurm_colloc.administration.places import BASE_VARIABLE, Places
 from slurm_colloc.administration.slurm_lines import HookPlan
 from slurm_colloc.cli.admin_install import CHANGE_NEEDED

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.calibration.bench import Bench
+from slurm_colloc.calibration.cells import COLUMNS, RowWriter
 from slurm_colloc.calibration.pool import Pool
-from slurm_colloc.calibration.rows import COLUMNS, RowWriter
 from slurm_colloc.calibration.workloads import TINY, WORKLOADS
 from slurm_colloc.errors import NodeError
 

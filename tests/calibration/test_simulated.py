@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.mps_sharing import PrivateMps
+from slurm_colloc.calibration.groups import PrivateMps
 from slurm_colloc.calibration.readings import NAMES
 from slurm_colloc.errors import NodeError
 from slurm_colloc.sandbox.simgpu.models import A100_40, H200

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.planning import split_pack
-from slurm_colloc.cli.what_if import parse_changes
+from slurm_colloc.cli.planning import parse_changes, split_pack
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.profile import Completion, Observation

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.report.summary import summary_path, write_summary
-from slurm_colloc.store.locks import hold_lock
+from slurm_colloc.store.files import hold_lock
 
 from ..report.generated import T0, UUID, Truth, make_pack
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.control_groups import read_hierarchies
-from slurm_colloc.host.daemon_owner import DAEMON_GID
+from slurm_colloc.host.daemon_limits import DAEMON_GID
 from slurm_colloc.host.mps_control import read_peer
 from slurm_colloc.host.processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.control_groups import NAME, read_hierarchies
-from slurm_colloc.host.daemon_owner import DAEMON_GID
+from slurm_colloc.host.daemon_limits import DAEMON_GID
 from slurm_colloc.host.lifecycle import UNSAFE_PROLOG
 from slurm_colloc.host.processes import identify, is_alive
 

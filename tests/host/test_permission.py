@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.hook_job import HookJob
-from slurm_colloc.host.permission import Denied, check_permission, is_permitted
-from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.policy import Denied, Policy, check_permission, is_permitted
 from slurm_colloc.model.token import parse_token
 
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -18,8 +18,13 @@ from slurm_colloc.model.ramp import (
     WATCH_WINDOWS,
     Ramp,
 )
-from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
-from slurm_colloc.model.ramp_memory import NEW_LOOK_S
+from slurm_colloc.model.ramp_decision import (
+    NEW_LOOK_S,
+    Outlook,
+    RampState,
+    format_ordinal,
+    is_ramp_reason,
+)
 from slurm_colloc.model.ramp_noise import GAIN_LEAST
 from slurm_colloc.model.ramp_sight import Measured, Sight
 from slurm_colloc.model.ramp_steps import choose_step, compute_room

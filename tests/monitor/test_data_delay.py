@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.cli.reporting import render_csv
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary import build_summary
-from slurm_colloc.report.summary_csv import render_csv
 from slurm_colloc.store.directory import NewPack, write_ended
 from slurm_colloc.store.packs import State
 from slurm_colloc.store.setup import Setup, write_setup

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.progress_regex import LONGEST, parse_progress_regex
 from slurm_colloc.monitor.following import Follower, Following, TooSlow, limited_cpu
 from slurm_colloc.store.counters import read_member_progress
 from slurm_colloc.store.following import (
@@ -16,6 +15,7 @@ from slurm_colloc.store.following import (
     read_follow_request,
     write_follow_request,
 )
+from slurm_colloc.submission.collect import LONGEST, parse_progress_regex
 
 from .bed import Bed
 

@@ -9,8 +9,7 @@ import pytest
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.ends import EndCause
 from slurm_colloc.model.member import FINAL_STATES, MemberState
-from slurm_colloc.report.explain import explain_word
-from slurm_colloc.report.meanings import CAUSES, HELD, MEANINGS
+from slurm_colloc.report.meanings import CAUSES, HELD, MEANINGS, explain_word
 from slurm_colloc.report.reasons import REASONS, describe_reason, find_reason
 from slurm_colloc.report.why import describe_request, read_start
 

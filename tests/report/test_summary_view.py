@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_colloc.cli.reporting import render_csv
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary import Summary, build_summary
-from slurm_colloc.report.summary_csv import render_csv
 from slurm_colloc.report.terminal import Column, build_table, format_span, render
 
 from .generated import Truth, make_pack

@@ -14,7 +14,7 @@ from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.ramp_decision import Decision, RampState
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.report.explain import explain_member
+from slurm_colloc.report.meanings import explain_member
 from slurm_colloc.report.show import render_pack
 from slurm_colloc.report.survey import PackView, survey_packs
 from slurm_colloc.report.why import Facts, explain_why

@@ -12,7 +12,7 @@ from typing import Any
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launcher import Process
+from slurm_colloc.runtime.launch import Process
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.lookout import Lookout
 from slurm_colloc.runtime.probing import Probing

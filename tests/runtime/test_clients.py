@@ -18,9 +18,8 @@ from slurm_colloc.host.keeper_messages import Fault, Server, Status
 from slurm_colloc.host.mps_answers import Client
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import clients as module
-from slurm_colloc.runtime.clients import Clients
+from slurm_colloc.runtime.clients import Clients, find_owner, read_parent
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.kinship import find_owner, read_parent
 from slurm_colloc.runtime.roster import Member
 from slurm_colloc.runtime.waits import Waits
 from slurm_colloc.store.states import StateRecord

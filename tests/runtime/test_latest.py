@@ -13,7 +13,7 @@ import pytest
 from slurm_colloc.model.ramp import Ramp
 from slurm_colloc.model.ramp_decision import RampState
 from slurm_colloc.runtime.latest import AHEAD_S, is_sound, read_latest
-from slurm_colloc.runtime.launcher import Process
+from slurm_colloc.runtime.launch import Process
 
 from .ramp_stage import RATE, Stage
 

@@ -16,7 +16,7 @@ from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.ramp_decision import Decision, RampState, is_time_reason
 from slurm_colloc.runtime import latest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launcher import Process
+from slurm_colloc.runtime.launch import Process
 from slurm_colloc.runtime.ledger import Ledger
 from slurm_colloc.runtime.roster import Member, Place
 from slurm_colloc.runtime.time_left import TimeLeft

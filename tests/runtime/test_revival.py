@@ -11,8 +11,14 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.restarts import find_killed_before, tell_of_restart
-from slurm_colloc.runtime.revival import Revival, Standing, find_refusal, judge_standing
+from slurm_colloc.runtime.revival import (
+    Revival,
+    Standing,
+    find_killed_before,
+    find_refusal,
+    judge_standing,
+    tell_of_restart,
+)
 from slurm_colloc.slurm.client import SlurmCommands
 from slurm_colloc.store.directory import write_pack
 from slurm_colloc.store.kills import RunnerKill, list_kills, write_kill

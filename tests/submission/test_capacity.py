@@ -4,7 +4,7 @@ import pytest
 
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.slurm.formats import parse_nodes
-from slurm_colloc.submission.capacity import compute_capacity
+from slurm_colloc.submission.destination import compute_capacity
 
 # sinfo --exact -o "%P|%c|%m|%G|%l|%L"
 SINFO = """\

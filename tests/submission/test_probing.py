@@ -14,8 +14,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.faults import compute_signature
 from slurm_colloc.store.profiles import add_observations, compute_family, is_known
 from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.policy import choose_policy
-from slurm_colloc.submission.probing import as_probe
+from slurm_colloc.submission.policy import as_probe, choose_policy
 
 from .test_collect import collect, write
 
