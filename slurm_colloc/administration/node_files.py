@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc import __version__
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.node_plan import NodeFile
-from slurm_colloc.administration.places import Places
 from slurm_colloc.administration.slurm_lines import HookPlan
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.trusted import open_trusted
+from slurm_colloc.host.system.trusted_paths import open_trusted
 
 SCHEMA = 1
 _RECORD_DETAIL = "what was installed"

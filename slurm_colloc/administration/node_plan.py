@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.administration.places import Places
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.slurm_lines import HookPlan
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.resources import DataKind, data_path

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_colloc.calibration.readings import NAMES
+from slurm_colloc.calibration.whole_gpu import NAMES
 
 TIMESLICE = "timeslice"
 MPS = "mps"

@@ -25,12 +25,24 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
-from slurm_colloc.runtime.allocation import Allocation, read_allocation
-from slurm_colloc.runtime.guard import Fenced
+from slurm_colloc.runtime.pack.guard import Fenced
+from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.store.directory import (
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.all_packs import State, write_job_index
+from slurm_colloc.store.atomic_files import hold_lock, make_directory, write_atomic
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import (
+    StateRecord,
+    begin_attempt,
+    read_attempt,
+    read_state,
+    remove_environment,
+    write_state,
+)
+from slurm_colloc.store.pack.pack_directory import (
     drop_unfinished,
     forget_ended,
     list_members,
@@ -40,19 +52,7 @@ from slurm_colloc.store.directory import (
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.files import hold_lock, make_directory, write_atomic
-from slurm_colloc.store.holds import is_held
-from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.packs import State, write_job_index
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import (
-    StateRecord,
-    begin_attempt,
-    read_attempt,
-    read_state,
-    remove_environment,
-    write_state,
-)
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 JOINER_WAIT_S = 5.0
 

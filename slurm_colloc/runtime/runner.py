@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.crew import Crew
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.roster import make_places
-from slurm_colloc.runtime.verdict import Asked
+from slurm_colloc.runtime.outcome.verdict import Asked
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import make_places
+from slurm_colloc.runtime.wiring import Crew
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.store import inbox
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import begin_attempt
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02

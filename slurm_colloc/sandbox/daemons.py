@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.sandbox.cgroups import find_node_groups, find_processes_in_groups
 from slurm_colloc.sandbox.installation import Installation
-from slurm_colloc.sandbox.processes import (
+from slurm_colloc.sandbox.sandbox_processes import (
     Process,
     ProcessId,
     find_descendants,
@@ -22,7 +22,7 @@ from slurm_colloc.sandbox.processes import (
     read_environment,
     run_program,
 )
-from slurm_colloc.sandbox.spec import Layout
+from slurm_colloc.sandbox.sandbox_spec import Layout
 
 _START_S = 30.0
 _TIME_STAMP = re.compile(r"^\[[^\]]*\]\s*|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d+\s+")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.directory import ENTRY, read_pack
-from slurm_colloc.store.files import is_locked, read_json
-from slurm_colloc.store.holds import HELD, LEFT
-from slurm_colloc.store.records import PackRecord
+from slurm_colloc.store.atomic_files import is_locked, read_json
+from slurm_colloc.store.pack.member_holds import HELD, LEFT
+from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""

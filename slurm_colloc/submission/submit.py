@@ -20,31 +20,31 @@ from slurm_colloc.errors import (
     UsageProblem,
 )
 from slurm_colloc.model.plan import Plan, Policy
-from slurm_colloc.model.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.commands import (
+from slurm_colloc.slurm.run_command import (
     HeldInterrupts,
     build_client_environment,
     hold_interrupts,
 )
-from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.packs import State, make_submission_id
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import remove_environment
-from slurm_colloc.submission.collect import Call, Candidate
-from slurm_colloc.submission.hooks import HookChoice, build_hook_request
-from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.planned import make_plan
-from slurm_colloc.submission.policy import choose_policy
-from slurm_colloc.submission.render import render_batch_script, render_kept_script
-from slurm_colloc.submission.request import (
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State, make_submission_id
+from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.pack.member_states import remove_environment
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
+from slurm_colloc.submission.packs.batch_script import render_batch_script, render_kept_script
+from slurm_colloc.submission.packs.build_packs import build_packs
+from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
+from slurm_colloc.submission.packs.sbatch_options import (
     Batch,
     build_name,
     build_options,
     group_into_batches,
 )
-from slurm_colloc.submission.shortening import shorten
+from slurm_colloc.submission.packs.shorten_limits import shorten
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.plan_call import make_plan
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
 # whole of theirs from the pack directory.

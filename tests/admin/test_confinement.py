@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.administration.node_files import install_files
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.node_plan import NodeFile
-from slurm_colloc.administration.places import Places
-from slurm_colloc.administration.verifying import Verification
-from slurm_colloc.cli import admin_verify
-from slurm_colloc.cli.admin_verify import check_limits, check_tracing
+from slurm_colloc.administration.verify_hooks import Verification
+from slurm_colloc.cli.admin import admin_verify
+from slurm_colloc.cli.admin.admin_verify import check_limits, check_tracing
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.control_groups import read_hierarchies
-from slurm_colloc.host.policy import Policy
+from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.system.control_groups import read_hierarchies
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 

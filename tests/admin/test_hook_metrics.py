@@ -22,9 +22,9 @@ from slurm_colloc.administration.hook_totals import (
     parse_time,
     parse_value,
 )
-from slurm_colloc.administration.places import BASE_VARIABLE, Places
+from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
 from slurm_colloc.administration.totals_file import CountedLog, count_log
-from slurm_colloc.host.audit import write_audit
+from slurm_colloc.host.hooks.audit_log import write_audit
 
 PROLOG = {
     "hook": "prolog", "job": "7", "uid": 0, "node": "n1", "mode": "mps", "action": "prepared",

@@ -140,7 +140,7 @@ def test_what_runs_on_the_node_needs_only_the_standard_library(package: str) -> 
 )
 @pytest.mark.parametrize(
     ("module", "may"),
-    [("slurm_colloc/planning/planted.py", False), ("slurm_colloc/slurm/commands.py", True)],
+    [("slurm_colloc/planning/planted.py", False), ("slurm_colloc/slurm/run_command.py", True)],
 )
 def test_only_owners_of_an_outside_program_may_start_one(module: str, may: bool, code: str) -> None:
     done = subprocess.run(
@@ -194,6 +194,6 @@ def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"typer", "slurm_colloc.submission.sweep"} <= loaded
+    assert {"typer", "slurm_colloc.submission.upkeep.sweep"} <= loaded
     unwanted = ("pydantic", "slurm_colloc.planning", "slurm_colloc.submission.submit", "jinja2")
     assert sorted(name for name in loaded if name.startswith(unwanted)) == []

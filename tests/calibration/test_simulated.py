@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.groups import PrivateMps
-from slurm_colloc.calibration.readings import NAMES
+from slurm_colloc.calibration.training_group import PrivateMps
+from slurm_colloc.calibration.whole_gpu import NAMES
 from slurm_colloc.errors import NodeError
-from slurm_colloc.sandbox.simgpu.models import A100_40, H200
+from slurm_colloc.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
 from .bed import PATIENCE_S, is_running, wait_until
@@ -28,7 +28,7 @@ def simulation() -> Iterator[Simulation]:
 
 _READ = """
 import json, sys, time
-from slurm_colloc.calibration.readings import Readings
+from slurm_colloc.calibration.whole_gpu import Readings
 readings = Readings(sys.argv[1])
 now = time.monotonic()
 readings.start(now + 0.1, now + 0.9)

@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc import cli
-from slurm_colloc.cli.app import app
+from slurm_colloc.cli.subcommands import app
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.summary import write_summary
-from slurm_colloc.store.directory import read_pack, read_spec, write_record, write_spec
-from slurm_colloc.store.states import read_state, write_state
+from slurm_colloc.report.summary.pack_summary import write_summary
+from slurm_colloc.store.pack.member_states import read_state, write_state
+from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
 
 from ..report.generated import Truth, make_pack
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.planning import parse_changes, split_pack
+from slurm_colloc.cli.submit.plan_command import parse_changes, split_pack
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.profile import Completion, Observation
-from slurm_colloc.report.summary import write_summary
+from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
-from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.profiles import (
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profiles import (
     add_completions,
     add_observations,
     compute_family,
     list_profiles,
 )
-from slurm_colloc.submission.collect import collect_call
+from slurm_colloc.submission.jobs.call_jobs import collect_call
 
 from ..report.generated import Truth, make_pack
 

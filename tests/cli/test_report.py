@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.report.summary import summary_path, write_summary
-from slurm_colloc.store.files import hold_lock
+from slurm_colloc.report.summary.pack_summary import summary_path, write_summary
+from slurm_colloc.store.atomic_files import hold_lock
 
 from ..report.generated import T0, UUID, Truth, make_pack
 

@@ -21,8 +21,8 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.spec import SandboxSpec
-from slurm_colloc.slurm.choice import VARIABLE
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc.slurm.choose_access import VARIABLE
 
 # Names of their own, so that two runs on one machine do not end each other's users.
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.store.directory import read_moved
+from slurm_colloc.store.pack.pack_directory import read_moved
 
 from .conftest import CsubUser, wait_until
 from .mps import explained, journal, pack_directory, write_settings

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.summary import Summary, build_summary, write_summary
+from slurm_colloc.report.summary.pack_summary import Summary, build_summary, write_summary
 
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
 from .recorded import BATCH, NAMES, RECORDED

@@ -13,8 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.summary import Summary, build_summary, summary_path, write_summary
-from slurm_colloc.store.samples import GPU_METRICS
+from slurm_colloc.report.summary.pack_summary import (
+    Summary,
+    build_summary,
+    summary_path,
+    write_summary,
+)
+from slurm_colloc.store.pack.sample_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table, count_by_program, cut_short, find_window

@@ -13,18 +13,18 @@ import pytest
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.profile import ProfileRecord
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.report.feedback import build_feedback
-from slurm_colloc.report.figures import compute_figures
+from slurm_colloc.report.pack_feedback import build_feedback
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.report.runs import PackRun, read_run
-from slurm_colloc.report.solo import Relatives
-from slurm_colloc.report.summary import write_summary
-from slurm_colloc.report.together import find_groups
+from slurm_colloc.report.solo_rates import Relatives
+from slurm_colloc.report.summary.member_figures import compute_figures
+from slurm_colloc.report.summary.pack_run import PackRun, read_run
+from slurm_colloc.report.summary.pack_summary import write_summary
+from slurm_colloc.report.summary.shared_slowdown import find_groups
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.directory import read_spec, write_spec
-from slurm_colloc.store.profiles import list_profiles
-from slurm_colloc.submission.collect import Candidate
-from slurm_colloc.submission.knowledge import gather_knowledge
+from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 
 from .generated import T0, Truth, make_gpu_rows, make_pack
 

@@ -11,19 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.model.ramp_decision import Decision, RampState
+from slurm_colloc.model.degree.ramp_decision import Decision, RampState
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.samples import read_samples
-from slurm_colloc.report.summary import (
+from slurm_colloc.report.summary.pack_samples import read_samples
+from slurm_colloc.report.summary.pack_summary import (
     build_summary,
     read_summary,
     summary_path,
     write_summary,
 )
-from slurm_colloc.store.profiles import list_profiles
-from slurm_colloc.store.ramp import RampRecord, write_ramp
-from slurm_colloc.store.samples import GPU_COLUMNS, MEMBER_COLUMNS
-from slurm_colloc.store.states import begin_attempt
+from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
+from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from .generated import T0, UUID, Truth, make_gpu_rows, make_pack, write_samples, write_table
 
@@ -318,7 +318,7 @@ def test_a_long_run_is_thinned_without_losing_totals_or_peaks(
     rows[333]["gpu_memory_mb"] = 5000.0
     write_samples(pack, rows, make_gpu_rows(900))
     exact = build_summary(pack, tmp_path)
-    monkeypatch.setattr("slurm_colloc.report.sample_tables.ROWS_PER_MEMBER", 100)
+    monkeypatch.setattr("slurm_colloc.report.summary.sample_tables.ROWS_PER_MEMBER", 100)
     samples = read_samples(pack)
     assert samples.stride_s > 8
     assert all(s.table.num_rows < 120 for starts in samples.starts.values() for s in starts)
@@ -372,7 +372,7 @@ def test_a_failure_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("slurm_colloc.store.files.os.replace", fail)
+    monkeypatch.setattr("slurm_colloc.store.atomic_files.os.replace", fail)
     with pytest.raises(StateError, match="the disk is full"):
         write_summary(pack)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.runtime.launch import Process, start_process
+from slurm_colloc.runtime.launch.step_command import Process, start_process
 
 
 @pytest.fixture

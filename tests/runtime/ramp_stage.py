@@ -12,17 +12,17 @@ from typing import Any
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch import Process
-from slurm_colloc.runtime.ledger import Ledger
-from slurm_colloc.runtime.lookout import Lookout
-from slurm_colloc.runtime.probing import Probing
-from slurm_colloc.runtime.ramp import Ramping
-from slurm_colloc.runtime.roster import Member, Place, Roster
-from slurm_colloc.runtime.time_left import TimeLeft
-from slurm_colloc.store.directory import read_spec
-from slurm_colloc.store.files import write_json
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.states import StateRecord, begin_attempt
+from slurm_colloc.runtime.launch.step_command import Process
+from slurm_colloc.runtime.outcome.write_states import Ledger
+from slurm_colloc.runtime.queue.measured_degree import Ramping
+from slurm_colloc.runtime.queue.members import Member, Place, Roster
+from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.watch.member_progress import Lookout
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
+from slurm_colloc.store.pack.pack_directory import read_spec
 
 from ..store.builders import build_pack
 

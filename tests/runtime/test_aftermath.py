@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.ends import EndCause
+from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.aftermath import (
+from slurm_colloc.runtime.outcome.blame import (
     FAULT_RESTARTS_MAX,
     Aftermath,
     Circumstances,
     judge_aftermath,
 )
-from slurm_colloc.runtime.evidence import Finding, Sign
-from slurm_colloc.runtime.verdict import Verdict
-from slurm_colloc.store.states import Retries
+from slurm_colloc.runtime.outcome.output_evidence import Finding, Sign
+from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.store.pack.member_states import Retries
 
 FAILED = Verdict(MemberState.FAILED, ExitCode(1), "exit code 1")
 KILLED = Verdict(MemberState.FAILED, ExitCode(0, 9), "ended by signal 9")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.aftermath import Circumstances
-from slurm_colloc.runtime.assessor import OUTPUT_LIMIT, add_seen, read_end_of_output
-from slurm_colloc.runtime.clients import Seen
-from slurm_colloc.runtime.evidence import Finding, Sign
-from slurm_colloc.runtime.roster import Member
-from slurm_colloc.store.states import StateRecord
+from slurm_colloc.runtime.gpu.mps_clients import Seen
+from slurm_colloc.runtime.outcome.blame import Circumstances
+from slurm_colloc.runtime.outcome.judge_end import OUTPUT_LIMIT, add_seen, read_end_of_output
+from slurm_colloc.runtime.outcome.output_evidence import Finding, Sign
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_states import StateRecord
 
 from .test_roster import SPEC
 

@@ -14,15 +14,15 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.host.keeper_messages import Fault, Server, Status
-from slurm_colloc.host.mps_answers import Client
+from slurm_colloc.host.keeper.keeper_messages import Fault, Server, Status
+from slurm_colloc.host.mps.mps_answers import Client
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime import clients as module
-from slurm_colloc.runtime.clients import Clients, find_owner, read_parent
+from slurm_colloc.runtime.gpu import mps_clients as module
+from slurm_colloc.runtime.gpu.gpu_patience import Waits
+from slurm_colloc.runtime.gpu.mps_clients import Clients, find_owner, read_parent
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.roster import Member
-from slurm_colloc.runtime.waits import Waits
-from slurm_colloc.store.states import StateRecord
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_states import StateRecord
 
 from .test_roster import SPEC
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host import keeper_messages as keepers
-from slurm_colloc.host.mps_options import StopReport
-from slurm_colloc.host.prepared import PreparedDaemon
-from slurm_colloc.runtime import daemon as module
-from slurm_colloc.runtime.clients import Clients
-from slurm_colloc.runtime.daemon import DAEMONS_MAX, Daemon
+from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon
+from slurm_colloc.host.keeper import keeper_messages as keepers
+from slurm_colloc.host.mps.mps_options import StopReport
+from slurm_colloc.runtime.gpu import pack_daemon as module
+from slurm_colloc.runtime.gpu.gpu_patience import Waits
+from slurm_colloc.runtime.gpu.mps_clients import Clients
+from slurm_colloc.runtime.gpu.pack_daemon import DAEMONS_MAX, Daemon
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.waits import Waits
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))

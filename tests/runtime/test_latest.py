@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.ramp import Ramp
-from slurm_colloc.model.ramp_decision import RampState
-from slurm_colloc.runtime.latest import AHEAD_S, is_sound, read_latest
-from slurm_colloc.runtime.launch import Process
+from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.degree.ramp_rules import Ramp
+from slurm_colloc.runtime.launch.step_command import Process
+from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
 
 from .ramp_stage import RATE, Stage
 
@@ -129,7 +129,7 @@ def test_an_error_that_nobody_thought_of_lets_all_start(
         raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr(Ramp, "look", fail)
-    monkeypatch.setattr("slurm_colloc.runtime.latest.AHEAD_S", 1e6)
+    monkeypatch.setattr("slurm_colloc.runtime.watch.latest_json.AHEAD_S", 1e6)
     stage.pass_time(4, lambda _: RATE)
     assert [stage.start() for _ in range(3)] == [2, 3, 4]
     (event,) = stage.events()
@@ -146,7 +146,7 @@ def test_a_probe_window_that_fails_is_over(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("slurm_colloc.runtime.probing.judge_window", fail)
+    monkeypatch.setattr("slurm_colloc.runtime.queue.probe_members.judge_window", fail)
     stage.probing.work()
     assert not stage.probing.is_open
     assert [stage.start() for _ in range(3)] == [2, 3, 4]

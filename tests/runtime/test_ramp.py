@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.degree.ramp_decision import Decision, RampState, is_time_reason
 from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.model.ramp_decision import Decision, RampState, is_time_reason
-from slurm_colloc.runtime import latest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch import Process
-from slurm_colloc.runtime.ledger import Ledger
-from slurm_colloc.runtime.roster import Member, Place
-from slurm_colloc.runtime.time_left import TimeLeft
-from slurm_colloc.runtime.verdict import Asked, judge_end
-from slurm_colloc.store.ramp import RampRecord, read_ramp, write_ramp
+from slurm_colloc.runtime.launch.step_command import Process
+from slurm_colloc.runtime.outcome.verdict import Asked, judge_end
+from slurm_colloc.runtime.outcome.write_states import Ledger
+from slurm_colloc.runtime.queue.members import Member, Place
+from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.watch import latest_json
+from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp, write_ramp
 
 from ..store.builders import build_pack
 from .ramp_stage import RATE, Stage
@@ -30,7 +30,7 @@ from .ramp_stage import RATE, Stage
 @pytest.fixture(autouse=True)
 def _time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor's clock runs ahead of the machine's here."""
-    monkeypatch.setattr(latest, "AHEAD_S", 1e6)
+    monkeypatch.setattr(latest_json, "AHEAD_S", 1e6)
 
 
 def test_the_next_waits_until_those_before_it_are_measured(

@@ -10,8 +10,7 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.revival import (
+from slurm_colloc.runtime.pack.requeue_after_kill import (
     Revival,
     Standing,
     find_killed_before,
@@ -19,10 +18,11 @@ from slurm_colloc.runtime.revival import (
     judge_standing,
     tell_of_restart,
 )
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.store.directory import write_pack
-from slurm_colloc.store.kills import RunnerKill, list_kills, write_kill
-from slurm_colloc.store.states import StateRecord, begin_attempt, write_state
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.pack_directory import write_pack
+from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
 
 from ..store.builders import build_pack
 

@@ -13,10 +13,10 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.profile import Completion, Observation
 from slurm_colloc.settings import Settings
-from slurm_colloc.store import profiles
-from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.profile_index import ProfileNames
-from slurm_colloc.store.profiles import (
+from slurm_colloc.store.learned import profiles
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profile_index import ProfileNames
+from slurm_colloc.store.learned.profiles import (
     add_completions,
     add_observations,
     compute_family,
@@ -24,8 +24,8 @@ from slurm_colloc.store.profiles import (
     list_profiles,
     profile_path,
 )
-from slurm_colloc.submission.collect import Call
-from slurm_colloc.submission.knowledge import Knowledge, gather_knowledge
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 
 from .test_collect import collect, write
 
