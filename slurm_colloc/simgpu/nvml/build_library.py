@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.sandbox.sandbox_processes import run_program
+from slurm_colloc.host.system.child_programs import run_program
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -95,7 +95,7 @@ def _compile(compiler: str, target: Path, environment: Mapping[str, str]) -> Non
     try:
         with _replacing(target) as temporary:
             argv = [compiler, *_FLAGS, "-o", str(temporary), *sources, *_LIBRARIES]
-            ended = run_program(argv, environment=environment, timeout_s=_COMPILE_S)
+            ended = run_program(argv, environment, timeout_s=_COMPILE_S)
             if ended.returncode != 0:
                 lines = ended.stderr.strip().splitlines() or ["it gave no reason"]
                 errors = [line for line in lines if "error" in line]
