@@ -349,14 +349,27 @@ def accounts() -> Iterator[tuple[str, ...]]:
         subprocess.run(["userdel", name], check=False, capture_output=True)
 
 
+# A sandbox takes a second or two to come up and go. Each of these is there once for a worker, as
+# soon as a test asks for it; tests leave it whole and its queue empty. They are several, because
+# slurm.conf binds tasks to CPUs on all nodes or on none, and the simulated GPUs are in the
+# environment of all commands of a sandbox.
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Sandbox]:
-    """Two nodes of 16 claimed CPUs and 2 GPUs each; tests leave it whole."""
+    """Two nodes of 16 claimed CPUs and 2 GPUs each."""
     with running_sandbox(cpus_per_node=16) as sandbox:
         yield sandbox
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def small_cluster() -> Iterator[Sandbox]:
+    """One node with one GPU, so that one job is enough to keep it busy."""
+    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=16) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
 def honest_cluster() -> Iterator[Sandbox]:
     """One node with the CPUs that the machine really has, and one GPU: members are bound."""
     with running_sandbox(
@@ -382,13 +395,20 @@ def other_user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser
 
 
 @pytest.fixture
+def small(small_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of the cluster with one GPU."""
+    with user_of(small_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+@pytest.fixture
 def honest_user(honest_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     """A user of the sandbox with real CPUs."""
     with user_of(honest_cluster, accounts[0]) as somebody:
         yield somebody
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mps_cluster() -> Iterator[Sandbox]:
     """One node with four simulated GPUs, on which MPS works."""
     if shutil.which("cc") is None:
