@@ -22,8 +22,8 @@ from slurm_colloc.runtime.outcome.member_mails import Postman
 from slurm_colloc.runtime.outcome.verdict import Asked
 from slurm_colloc.runtime.outcome.write_states import Ledger
 from slurm_colloc.runtime.pack.end_pack import Ending
-from slurm_colloc.runtime.pack.guard import Fence
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
+from slurm_colloc.runtime.pack.newer_attempt import Fence
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.slurm_decision import FateWatch
 from slurm_colloc.runtime.queue.allocation import (

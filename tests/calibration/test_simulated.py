@@ -94,7 +94,7 @@ def test_without_the_gpu_there_is_no_daemon(simulation: Simulation) -> None:
 
 _HOLD = """
 import os, sys, time
-from slurm_colloc.calibration.mps_sharing import PrivateMps
+from slurm_colloc.calibration.training_group import PrivateMps
 mps = PrivateMps(sys.argv[1], os.environ)
 print(mps.daemon_pid, flush=True)
 time.sleep(600)

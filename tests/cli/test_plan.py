@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from slurm_colloc.store.learned.profiles import (
 )
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
+from ..calls import run_csub
 from ..report.generated import Truth, make_pack
 
 CALIBRATION = Calibration(
@@ -70,10 +70,7 @@ class LoginNode:
         environment = {**self.environment, "LC_ALL": "C.UTF-8"}
         if columns is not None:
             environment["COLUMNS"] = str(columns)
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=environment, directory=self.home)
 
     def plan(self, *arguments: str) -> dict[str, Any]:
         done = self.csub("plan", "--json", *arguments)
