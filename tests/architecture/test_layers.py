@@ -23,6 +23,7 @@ PURE = "Values and planning touch nothing outside"
 LIGHT_RUNTIME = "What runs on the node stays light"
 LIGHT_SUBMISSION = "Submission loads no numerical library"
 LIGHT_MONITOR = "The monitor stays small"
+READING = "Reading writes nothing that is learned"
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def plant(checkout: Path, package: str, statement: str) -> None:
 def test_every_contract_is_kept(checkout: Path) -> None:
     status, output = lint_imports(checkout)
     assert status == 0, output
-    for contract in (LAYERS, PURE, LIGHT_RUNTIME, LIGHT_SUBMISSION, LIGHT_MONITOR):
+    for contract in (LAYERS, PURE, LIGHT_RUNTIME, LIGHT_SUBMISSION, LIGHT_MONITOR, READING):
         assert f"{contract} KEPT" in output
 
 
@@ -69,6 +70,8 @@ def test_every_contract_is_kept(checkout: Path) -> None:
         ("store", "import slurm_colloc.planning", LAYERS),
         ("submission", "import slurm_colloc.runtime", LAYERS),
         ("report", "import slurm_colloc.submission", LAYERS),
+        ("report", "import slurm_colloc.learning", LAYERS),
+        ("report", "import slurm_colloc.store.learned.profile_updates", READING),
         ("submission", "import slurm_colloc.diagnosis", LAYERS),
         ("diagnosis", "import slurm_colloc.cli", LAYERS),
         ("runtime", "import slurm_colloc.cli", LAYERS),

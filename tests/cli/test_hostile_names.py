@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc import cli
 from slurm_colloc.cli.subcommands import app
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.store.pack.member_states import read_state, write_state
 from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
 
@@ -90,7 +90,7 @@ def home(tmp_path: Path) -> Path:
         )
         poison(path)
         if not is_running:
-            write_summary(path)
+            learn_from_pack(path)
     return tmp_path
 
 
