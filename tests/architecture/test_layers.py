@@ -26,6 +26,7 @@ PURE = "Values and planning touch nothing outside"
 LIGHT_RUNTIME = "What runs on the node stays light"
 LIGHT_SUBMISSION = "Submission loads no numerical library"
 LIGHT_MONITOR = "The monitor stays small"
+READING = "Reading writes nothing that is learned"
 ONE_SIGNALLER = "One module of the node side signals"
 
 # How import-linter prints a broken contract, and in it what is forbidden and which imports do it.
@@ -66,6 +67,8 @@ PLANTED_IMPORTS = (
     ("monitor", "import slurm_colloc.runtime", LAYERS),
     ("runtime", "import slurm_colloc.monitor", LAYERS),
     ("report", "import slurm_colloc.monitor", LAYERS),
+    ("report", "import slurm_colloc.learning", LAYERS),
+    ("report", "import slurm_colloc.store.learned.profile_updates", READING),
     ("metrics", "import slurm_colloc.planning", LAYERS),
     ("metrics", "import slurm_colloc.report", LAYERS),
     ("metrics", "import os", PURE),

@@ -121,10 +121,10 @@ def test_a_daemon_ends_with_the_process_that_was_killed(simulation: Simulation) 
 
 _CALIBRATE = """
 import sys
-from slurm_colloc.calibration import place
+from slurm_colloc.calibration import calibrated_gpu
 from slurm_colloc.__main__ import run
 # Whatever machine this is, its cores are enough: none of the trainings will run.
-place.list_cores = lambda: range(16)
+calibrated_gpu.list_cores = lambda: range(16)
 sys.exit(run(["calibrate", *sys.argv[1:]]))
 """
 
