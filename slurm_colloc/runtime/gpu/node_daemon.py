@@ -81,7 +81,7 @@ def choose_daemon(setup: PreparedSetup, gpus: Sequence[str]) -> tuple[PreparedDa
     return fits[0], ""
 
 
-class Preparation:
+class SetupRecord:
     """Keeps the setup of an attempt.
 
     Args:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.runtime.launch.member_processes import kill
-from slurm_colloc.runtime.queue.members import Roster
+from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.store.pack.member_states import read_attempt
 
 # A guard stands for as long as its pack runs: nothing is loaded for its types alone.
@@ -49,7 +49,7 @@ _FILES_POLL_S = 0.005
 _ORPHANS_POLL_S = 0.05
 
 
-class Guarded:
+class GuardPipe:
     """A runner's end of the line to its guard.
 
     Args:
@@ -65,7 +65,7 @@ class Guarded:
             os.write(self._descriptor, os.fsencode(directory) + b"\n")
 
 
-def stand_guard(revive: Revive | None = None) -> Guarded:
+def stand_guard(revive: Revive | None = None) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
@@ -95,7 +95,7 @@ def stand_guard(revive: Revive | None = None) -> Guarded:
         _watch(child, read_end, revive)
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return Guarded(write_end)
+    return GuardPipe(write_end)
 
 
 def _hand_on(child: int, number: int) -> None:
@@ -158,7 +158,7 @@ class Fenced(CollocError):
     exit_code = 1
 
 
-class Fence:
+class AttemptFence:
     """Between an attempt and the ones after it.
 
     Args:
@@ -167,7 +167,7 @@ class Fence:
         roster: Its members.
     """
 
-    def __init__(self, pack: Path, attempt: int, roster: Roster) -> None:
+    def __init__(self, pack: Path, attempt: int, roster: PackMembers) -> None:
         self._pack = pack
         self._attempt = attempt
         self._roster = roster
