@@ -15,10 +15,10 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackPlace, PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.watch.member_progress import MemberProgress
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
@@ -83,7 +83,7 @@ class Stage:
             is_wanted=probes, instruments=True, find_gpu_model=lambda: "NVIDIA H200",
             why_unwatched=lambda: "", end=lambda _: None,
         )  # fmt: skip
-        lookout = MemberProgress(
+        lookout = ProgressReader(
             self.pack, self.roster, self.probing, instruments=True, has_mps=lambda: has_mps,
             find_gpu_memory_mb=lambda: 80_000, bound=1.5,
         )  # fmt: skip

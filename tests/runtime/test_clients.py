@@ -120,7 +120,9 @@ def test_the_daemon_is_asked_often_at_first_then_less_and_less_and_at_last_not_a
 def test_nobody_is_asked_about_who_is_known(
     tmp_path: Path, now: Now, owners: dict[int, int]
 ) -> None:
-    clients = build_clients(tmp_path, 1, 2, waits=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0))
+    clients = build_clients(
+        tmp_path, 1, 2, waits=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0)
+    )
     owners.update({11: 1, 21: 2})
     clients.join(11)
     clients.note_outside([21])

@@ -12,7 +12,12 @@ import pytest
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import MpsPrograms
 from slurm_colloc.host.nvml.nvml_answer import Gpu, GpuProcess, NvmlAnswer
-from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, find_gpus, judge_finding, list_outside
+from slurm_colloc.runtime.gpu.discover_gpus import (
+    BackgroundCall,
+    find_gpus,
+    judge_finding,
+    list_outside,
+)
 
 UUIDS = tuple(f"GPU-{n}a41ce45-e82a-a159-ec6f-fe593e0e1c21" for n in range(2))
 PROGRAMS = MpsPrograms("/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server")

@@ -77,7 +77,9 @@ def test_what_cannot_be_measured_holds_nobody_back(
     assert not any(member.record.reason for member in stage.roster.members.values())
 
 
-def test_nobody_is_held_back_until_its_time_is_too_short(tmp_path: Path, process: StartedProcess) -> None:
+def test_nobody_is_held_back_until_its_time_is_too_short(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s.
     stage = Stage(tmp_path / "long", process, time_limit_s=200)
     assert [stage.start(), stage.start()] == [1, None]
@@ -89,7 +91,9 @@ def test_nobody_is_held_back_until_its_time_is_too_short(tmp_path: Path, process
     assert stage.events()[0]["running"] == 4
 
 
-def test_where_time_is_short_one_starts_after_the_other(tmp_path: Path, process: StartedProcess) -> None:
+def test_where_time_is_short_one_starts_after_the_other(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s alone, and 120 beside others; the pack has 60 s more.
     stage = Stage(tmp_path, process, time_limit_s=180)
     for member in stage.roster.members.values():
@@ -171,7 +175,9 @@ def test_after_the_first_as_many_start_as_there_is_room_for(
     assert stage.events()[0]["target"] == at_once
 
 
-def test_who_differs_from_the_first_is_not_judged_by_it(tmp_path: Path, process: StartedProcess) -> None:
+def test_who_differs_from_the_first_is_not_judged_by_it(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process, has_mps=True)
     assert [stage.start(), stage.start()] == [1, None]
     other = stage.roster.members[4]
@@ -181,7 +187,9 @@ def test_who_differs_from_the_first_is_not_judged_by_it(tmp_path: Path, process:
     assert stage.events()[0]["target"] == 2
 
 
-def test_the_bound_of_the_policy_is_that_of_who_has_none(tmp_path: Path, process: StartedProcess) -> None:
+def test_the_bound_of_the_policy_is_that_of_who_has_none(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process)
     for _ in range(4):
         stage.start()
@@ -190,7 +198,9 @@ def test_the_bound_of_the_policy_is_that_of_who_has_none(tmp_path: Path, process
     assert len(stage.roster.running()) == 3
 
 
-def test_who_would_be_ended_half_way_is_not_started(tmp_path: Path, process: StartedProcess) -> None:
+def test_who_would_be_ended_half_way_is_not_started(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s, and the pack 200.
     stage = Stage(tmp_path, process, start=None, time_limit_s=200)
     first, second, third, fourth = stage.roster.members.values()
@@ -280,7 +290,9 @@ def allow_signal(member: Member, *, batch_shell: bool = True, **changes: Any) ->
     member.spec = dataclasses.replace(member.spec, job=job)
 
 
-def test_the_newest_that_can_go_on_later_is_stopped(tmp_path: Path, process: StartedProcess) -> None:
+def test_the_newest_that_can_go_on_later_is_stopped(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process, start=None)
     for _ in range(4):
         stage.start()
@@ -297,7 +309,9 @@ def test_the_newest_that_can_go_on_later_is_stopped(tmp_path: Path, process: Sta
 def test_who_is_stopped_goes_back_to_waiting_however_it_ends() -> None:
     for status in (0, 7 << 8, 15):
         record = {"wait_status": status, "foreign_signals": []}
-        verdict = judge_end(record, started=True, srun_status=0, log="", asked=StopReason.STEPPED_BACK)
+        verdict = judge_end(
+            record, started=True, srun_status=0, log="", asked=StopReason.STEPPED_BACK
+        )
         assert verdict.state is MemberState.PENDING
         assert verdict.exit_code == ExitCode.from_wait_status(status)
         assert verdict.reason == "stopped so that fewer run at once"

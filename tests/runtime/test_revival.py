@@ -11,8 +11,8 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.pack.requeue_after_kill import (
-    KilledRunner,
     JobStanding,
+    KilledRunner,
     find_killed_before,
     find_refusal,
     judge_standing,

@@ -10,7 +10,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.launch.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
-from slurm_colloc.runtime.queue.members import Member, PackPlace, PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.pack.member_states import StateRecord
 from slurm_colloc.store.pack.pack_records import MemberSpec
 
@@ -18,7 +18,9 @@ SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, No
 
 
 def build_roster(*wanted: int) -> PackMembers:
-    return PackMembers([PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)])
+    return PackMembers(
+        [PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)]
+    )
 
 
 @pytest.mark.parametrize(

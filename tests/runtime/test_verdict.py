@@ -7,8 +7,8 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.outcome.verdict import (
-    StopReason,
     PackVerdict,
+    StopReason,
     Verdict,
     judge_end,
     judge_pack,

@@ -54,7 +54,12 @@ class Dependents:
     """
 
     def __init__(
-        self, pack: Path, job_id: str, roster: PackMembers, slurm: SlurmAccess | None, journal: Journal
+        self,
+        pack: Path,
+        job_id: str,
+        roster: PackMembers,
+        slurm: SlurmAccess | None,
+        journal: Journal,
     ) -> None:
         self._pack = pack
         self._job_id = job_id

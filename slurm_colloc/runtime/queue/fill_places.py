@@ -19,7 +19,7 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackPlace, PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held

@@ -24,7 +24,7 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
-from slurm_colloc.runtime.watch.member_progress import MemberProgress
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.ramp_record import KEPT, RampRecord, write_ramp
 
@@ -60,7 +60,7 @@ class MeasuredDegree:
         probing: ProbeWindow,
         site_requeues: bool,
         why_unwatched: Callable[[], str],
-        lookout: MemberProgress,
+        lookout: ProgressReader,
         step_back: Callable[[Member], None],
     ) -> None:
         self._pack = pack
