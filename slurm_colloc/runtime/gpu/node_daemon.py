@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
 from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
-
-if TYPE_CHECKING:
-    pass
 
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it

@@ -1,4 +1,7 @@
-"""What was really prepared on the node for an attempt, as it becomes known: its setup.json."""
+"""What was prepared on the GPU for an attempt of a pack, written to its setup.json.
+
+Loads nothing of the node's side: packs without MPS have a setup, too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
 
 
-class Preparation:
+class SetupRecord:
     """Keeps the setup of an attempt.
 
     Args:

@@ -43,7 +43,7 @@ _FILES_POLL_S = 0.005
 _ORPHANS_POLL_S = 0.05
 
 
-class Guarded:
+class GuardPipe:
     """A runner's end of the line to its guard.
 
     Args:
@@ -59,7 +59,7 @@ class Guarded:
             os.write(self._descriptor, os.fsencode(directory) + b"\n")
 
 
-def stand_guard(revive: Revive | None = None) -> Guarded:
+def stand_guard(revive: Revive | None = None) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
@@ -89,7 +89,7 @@ def stand_guard(revive: Revive | None = None) -> Guarded:
         _watch(child, read_end, revive)
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return Guarded(write_end)
+    return GuardPipe(write_end)
 
 
 def _hand_on(child: int, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The end of an attempt that a newer one has overtaken, on this node or another."""
+"""An attempt of a pack ends as soon as a newer one has started elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.runtime.launch.member_processes import kill
-from slurm_colloc.runtime.queue.members import Roster
+from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.store.pack.member_states import read_attempt
 
 
@@ -16,7 +16,7 @@ class Fenced(CollocError):
     exit_code = 1
 
 
-class Fence:
+class AttemptFence:
     """Between an attempt and the ones after it.
 
     Args:
@@ -25,7 +25,7 @@ class Fence:
         roster: Its members.
     """
 
-    def __init__(self, pack: Path, attempt: int, roster: Roster) -> None:
+    def __init__(self, pack: Path, attempt: int, roster: PackMembers) -> None:
         self._pack = pack
         self._attempt = attempt
         self._roster = roster
