@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
@@ -173,8 +173,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(changes=[{"cell": ""}, {"cell": "0"}])
 @given(
-    st.lists(
+    changes=st.lists(
         st.dictionaries(
             st.sampled_from(sorted(make_row("a", 1, cell=0))),
             st.text() | st.sampled_from(["nan", "inf", "-1", "0", "1e-320", "1e308", "66", "mps"]),
@@ -186,8 +187,16 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 def test_whatever_stands_in_a_table_nothing_breaks(
     tmp_path: Path, changes: list[dict[str, str]]
 ) -> None:
-    rows = [make_row("a", 100, cell=0), make_row("b", 100, cell=1)]
-    rows += [make_row("a", 50, cell=2, size=2), make_row("b", 75, cell=2, size=2)]
+    rows = [
+        # Of a run of their own: no row that is changed below can get into their cells.
+        make_row("a", 100, cell=0, run="whole"),
+        make_row("a", 50, cell=1, size=2, run="whole"),
+        make_row("a", 75, cell=1, size=2, run="whole"),
+        make_row("a", 100, cell=0),
+        make_row("b", 100, cell=1),
+        make_row("a", 50, cell=2, size=2),
+        make_row("b", 75, cell=2, size=2),
+    ]
     for cell, one in enumerate(changes, 3):
         rows += [
             {**make_row("a", 50, cell=cell), **one},

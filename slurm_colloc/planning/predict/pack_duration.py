@@ -67,7 +67,7 @@ def compute_ends_s(
 # (contention.AT_WORK_W); what their work takes on top is the same however fast it is done. So
 # sharing saves what the GPU draws by itself in the time that it saves.
 #
-# Jobs that draw less than that by themselves count with what they draw; beside others the mean over
+# Jobs that draw less than that by themselves count with what they draw; with others the mean over
 # the members' time alone is taken, as not all of them are there all the time.
 
 TINY_S = 1e-9
