@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.measuring import build_environment, run_timed
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.spec import SandboxSpec
-from slurm_colloc.slurm.cluster import read_cluster_name
-from slurm_colloc.store.packs import State
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc.slurm.run_command import read_cluster_name
+from slurm_colloc.store.all_packs import State
 
 CPUS = 64
 POLL_S = 0.05

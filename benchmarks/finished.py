@@ -7,14 +7,19 @@ import time
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.settings import Settings
-from slurm_colloc.store import inbox
-from slurm_colloc.store.directory import write_ended
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.states import StateRecord, begin_attempt, remove_environment, write_state
-from slurm_colloc.submission.collect import Call, collect_call
-from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.planned import make_plan
-from slurm_colloc.submission.request import group_into_batches
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_states import (
+    StateRecord,
+    begin_attempt,
+    remove_environment,
+    write_state,
+)
+from slurm_colloc.store.pack.pack_directory import write_ended
+from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
+from slurm_colloc.submission.packs.build_packs import build_packs
+from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.plan.plan_call import make_plan
 
 FIRST_JOB_ID = 10_000_000
 

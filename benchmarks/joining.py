@@ -20,11 +20,11 @@ ALONE = ("--gres=gpu:1", "--degree=4", "x.sh")
 # Everything but the start of the interpreter, and nothing is changed.
 _DECIDE = (
     "import os, sys, time\n"
-    "import slurm_colloc.submission.joining\n"
-    "from slurm_colloc.cli.joining import find_room\n"
+    "import slurm_colloc.submission.join.join_pack\n"
+    "from slurm_colloc.cli.submit.join_first import find_room\n"
     "from slurm_colloc.cli.session import Session\n"
     "from slurm_colloc.settings import read_given_environment\n"
-    "from slurm_colloc.submission.collect import collect_call\n"
+    "from slurm_colloc.submission.jobs.call_jobs import collect_call\n"
     "call = collect_call(sys.argv[1:], read_given_environment(), os.getcwd(), pack=False)\n"
     "session = Session.open()\n"
     "begun = time.perf_counter()\n"

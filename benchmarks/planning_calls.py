@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Figures, Section, format_ratio, interleave
 from slurm_colloc.settings import load_settings
-from slurm_colloc.submission.collect import collect_call
+from slurm_colloc.submission.jobs.call_jobs import collect_call
 
 RUNS = 15
 PROFILES = 1000
@@ -62,8 +62,9 @@ def measure_planning_calls() -> Section:
 def _fill(folder: Path) -> None:
     """Scripts, and usage profiles of one of them and of many others."""
     from slurm_colloc.model.profile import Completion, Observation
-    from slurm_colloc.store.faults import compute_signature
-    from slurm_colloc.store.profiles import add_completions, add_observations, compute_family
+    from slurm_colloc.store.learned.faults import compute_signature
+    from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
+    from slurm_colloc.store.learned.profiles import compute_family
 
     for name in ("known.sh", "unknown.sh"):
         (folder / name).write_text(_SCRIPT.format(name))
@@ -125,7 +126,7 @@ def _plan(folder: str, words: list[str]) -> float:
     call = collect_call(words, {}, folder, pack=False)
     settings = load_settings()
     begun = time.perf_counter()
-    from slurm_colloc.submission.planned import plan_call
+    from slurm_colloc.submission.plan.plan_call import plan_call
 
     plan_call(call, settings, None)
     return (time.perf_counter() - begun) * 1000

@@ -28,11 +28,11 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     """The function that a command line means."""
     first = argv[0] if argv else ""
     if first == "sandbox":
-        from slurm_colloc.sandbox.app import main as run_sandbox
+        from slurm_colloc.sandbox.sandbox_command import main as run_sandbox
 
         return lambda: run_sandbox(argv[1:])
     if first == "admin":
-        from slurm_colloc.cli.admin import run_admin
+        from slurm_colloc.cli.admin.admin_command import run_admin
 
         return lambda: run_admin(argv[1:])
     if not argv and sys.stdin is not None and sys.stdin.isatty():
@@ -43,14 +43,14 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
         return lambda: _run_typer(argv)
     if first == "plan":
-        from slurm_colloc.cli.planning import run_plan
+        from slurm_colloc.cli.submit.plan_command import run_plan
 
         return lambda: run_plan(argv[1:])
     if first == "check":
-        from slurm_colloc.cli.checking import run_check
+        from slurm_colloc.cli.submit.check_command import run_check
 
         return lambda: run_check(argv[1:])
-    from slurm_colloc.cli.submitting import run_submit
+    from slurm_colloc.cli.submit.submit_command import run_submit
 
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv
@@ -65,7 +65,7 @@ def _tell_version() -> int:
 
 
 def _run_typer(argv: Sequence[str]) -> int:
-    from slurm_colloc.cli.app import app
+    from slurm_colloc.cli.subcommands import app
 
     status = app(args=list(argv), prog_name="csub", standalone_mode=False)
     return status if isinstance(status, int) else 0

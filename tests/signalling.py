@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from slurm_colloc.host.processes import ProcessId, is_alive
+from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 
 
 def send_signal(identity: ProcessId, number: int) -> bool:

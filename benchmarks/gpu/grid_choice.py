@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.grid_design import ALONE_SHARING, Sharing
 from benchmarks.gpu.mix import Alone, Mix, MixJob, build_policy
-from slurm_colloc.calibration.packs import build_load, read_number
+from slurm_colloc.calibration.measured_packs import build_load, read_number
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Capacity, PackPlan, Rule, SharingMode

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_colloc.calibration.cells import ALONE, MPS, SAME, TIMESLICE, Cell, Group, Member
-from slurm_colloc.calibration.room import MOST_WORKERS, Need, Room, compute_gpu_memory_mb
+from slurm_colloc.calibration.workloads import MOST_WORKERS, Need, Room, compute_gpu_memory_mb
 
 
 class Usual(NamedTuple):

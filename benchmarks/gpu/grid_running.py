@@ -20,9 +20,9 @@ from benchmarks.gpu.grid_design import (
 )
 from benchmarks.gpu.grid_table import Measured, read_cells
 from benchmarks.gpu.grid_turns import Compared, Turns, build_turns, choose_turns, estimate_turns_s
-from slurm_colloc.calibration.bench import Bench
 from slurm_colloc.calibration.cells import Group
-from slurm_colloc.calibration.packs import IDLE, read_number, read_rows
+from slurm_colloc.calibration.gpu_bench import Bench
+from slurm_colloc.calibration.measured_packs import IDLE, read_number, read_rows
 from slurm_colloc.errors import CollocError, UsageProblem
 
 _ALONE_FIRST, _ALONE_LATER = 3, 2

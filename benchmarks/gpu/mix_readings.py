@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.calibration.place import CPU
+from slurm_colloc.calibration.calibrated_gpu import CPU
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.nvml import probe_gpus
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.model.profile import PCIE_MIB_S

@@ -12,12 +12,12 @@ from typing import Self
 from benchmarks.gpu.mix import Alone
 from benchmarks.gpu.mix_readings import EnergyMeter, build_load
 from benchmarks.gpu.mix_worker import StepPool
-from slurm_colloc.calibration.mps_sharing import PrivateMps
-from slurm_colloc.calibration.pool import Worker
-from slurm_colloc.calibration.readings import Readings
+from slurm_colloc.calibration.training_group import PrivateMps
+from slurm_colloc.calibration.training_server import Worker
+from slurm_colloc.calibration.whole_gpu import Readings
 from slurm_colloc.calibration.workloads import BY_NAME, TINY
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps_support import build_member_environment
+from slurm_colloc.host.mps.mps_support import build_member_environment
 from slurm_colloc.model.plan import SharingMode
 
 Choose = Callable[[Sequence[int], Sequence[int]], int | None]

@@ -1,7 +1,8 @@
 """The calibration's fork server, whose trainings can also do a given number of steps.
 
-As a program: `python -m benchmarks.gpu.mix_worker`, which speaks as slurm_colloc.calibration.worker
-does. A run whose end lies before its begin does as many steps as `mark` says.
+As a program: `python -m benchmarks.gpu.mix_worker`, which speaks as
+slurm_colloc.calibration.training_worker does. A run whose end lies before its begin does as many
+steps as `mark` says.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.calibration import pool, worker
-from slurm_colloc.calibration.stepping import Ran, Stepper, choose_unit, pin
+from slurm_colloc.calibration import training_server, training_worker
+from slurm_colloc.calibration.training_window import Ran, Stepper, choose_unit, pin
 
 _MODULE = "benchmarks.gpu.mix_worker"
 _FIRST_STEPS = 2
@@ -92,7 +93,7 @@ class StepRunner(Stepper):
         return Done(steps, started, ended, cpu_end_s - cpu_s)
 
 
-class StepPool(pool.Pool):
+class StepPool(training_server.Pool):
     """The calibration's pool, over the server of this module.
 
     Args:
@@ -106,11 +107,11 @@ class StepPool(pool.Pool):
         super().__init__(environ, _MODULE)
 
     def run_steps(
-        self, one: pool.Worker, *, begin: float, steps: int, cores: Sequence[int]
+        self, one: training_server.Worker, *, begin: float, steps: int, cores: Sequence[int]
     ) -> None:
         """Have a worker do steps from `begin` on, in monotonic seconds; it says `ran`."""
         self.run(one, begin=begin, mark=float(steps), end=begin - 1.0, cores=cores)
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main(_MODULE, StepRunner))
+    sys.exit(training_worker.main(_MODULE, StepRunner))

@@ -33,7 +33,7 @@ from benchmarks.gpu.mix_readings import find_gpu
 from benchmarks.gpu.mix_running import MixGpu, RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
-from slurm_colloc.calibration.place import CPU
+from slurm_colloc.calibration.calibrated_gpu import CPU
 from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, Load

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.host.nvml_answer import Gpu, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
 
 COMMENT = "csub admin verify [csub/1 mps]"
 FIRST_JOB_ID = 4_000_000_000

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from slurm_colloc.administration.exposition import Family
 from slurm_colloc.administration.hook_totals import BUCKETS_S, HookTotals
 
 
@@ -66,3 +69,94 @@ def build_families(totals: HookTotals, facts: NodeFacts) -> list[Family]:
     info.add(1, version=facts.version)
     families = [runs, durations, last_run, unsafe, unreadable, jobs, valid, enabled, info]
     return [family for family in families if family.samples]
+
+
+# Prometheus' text exposition format, version 0.0.4, for node_exporter's textfile collector; pure.
+#
+# Written by hand, because nodes have Python's standard library alone.
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+Labels = Mapping[str, str]
+
+
+@dataclass
+class Family:
+    """All samples of one metric.
+
+    Args:
+        name: Its name; a counter's ends with `_total`.
+        kind: What it is.
+        description: What it means, in one sentence.
+        samples: Suffix of the name, labels and value of each.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    samples: list[tuple[str, Labels, float]] = field(default_factory=list)
+
+    def add(self, value: float, **labels: str) -> None:
+        """Add a sample of a counter or a gauge."""
+        self.samples.append(("", labels, value))
+
+    def add_histogram(
+        self, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: str
+    ) -> None:
+        """Add a histogram.
+
+        Args:
+            bounds: Upper bounds, rising, without the infinite one.
+            counts: How many were at most that and above the bound before, one more than bounds.
+            total: The sum of all that was observed.
+            labels: Labels of all of its samples.
+        """
+        so_far = 0
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            so_far += count
+            self.samples.append(("_bucket", {**labels, "le": format_value(bound)}, so_far))
+        self.samples.append(("_sum", labels, total))
+        self.samples.append(("_count", labels, so_far))
+
+
+def render_families(families: Sequence[Family]) -> str:
+    """The text of some metrics.
+
+    Raises:
+        ValueError: A name is none that the format allows.
+    """
+    lines = []
+    for family in families:
+        if not _NAME.fullmatch(family.name):
+            raise ValueError(f"no name of a metric: {family.name!r}")
+        lines.append(f"# HELP {family.name} {_escape(family.description)}")
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        for suffix, labels, value in family.samples:
+            shown = _render_labels(labels)
+            lines.append(f"{family.name}{suffix}{shown} {format_value(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def format_value(value: float) -> str:
+    """A number as the format has it."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def _render_labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    for name in labels:
+        if not _LABEL.fullmatch(name):
+            raise ValueError(f"no name of a label: {name!r}")
+    pairs = [f'{name}="{_escape(value, quote=True)}"' for name, value in labels.items()]
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escape(text: str, *, quote: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quote else text

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc import __version__
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.node_plan import NodeFile
-from slurm_colloc.administration.places import Places
 from slurm_colloc.administration.slurm_lines import HookPlan
-from slurm_colloc.administration.trusted_files import opened_directory, write_whole
 from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.host.system.trusted_paths import open_trusted
 
 SCHEMA = 1
 _RECORD_DETAIL = "what was installed"
@@ -236,3 +236,58 @@ def _explained(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise StateError(f"cannot change {path}: {os.strerror(error.errno or 0)}") from error
+
+
+# No pattern such as `*` matches it: slurmd may read a directory of hooks at any moment.
+_TEMPORARY = ".slurm_colloc."
+
+
+@contextlib.contextmanager
+def opened_directory(directory: str, *, may_be_a_groups: bool = False) -> Iterator[int]:
+    """A directory that nobody else can exchange; what leads to it may be a link.
+
+    Args:
+        directory: Its path.
+        may_be_a_groups: Its group may write in it, as in Ubuntu's /var/log.
+
+    Raises:
+        NodeError: Somebody else could.
+        OSError: It cannot be opened.
+    """
+    descriptor = open_trusted(os.path.realpath(directory), last_may_be_a_groups=may_be_a_groups)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: str, data: bytes, mode: int) -> None:
+    """Write a file that is never seen half-written.
+
+    Args:
+        path: The file, in a directory that is there.
+        data: What it is to hold.
+        mode: Its mode, whatever the umask is.
+
+    Raises:
+        NodeError: Somebody else could exchange what is written.
+        OSError: It cannot be written; the one before is still there.
+    """
+    name = os.path.basename(path)
+    temporary = f"{_TEMPORARY}{name}.{os.getpid()}"
+    with opened_directory(os.path.dirname(path)) as parent:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        try:
+            descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise

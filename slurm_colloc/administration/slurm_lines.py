@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from slurm_colloc.administration.places import Places
+from slurm_colloc.administration.node_paths import Places
 
 HookKind = Literal["prolog", "epilog"]
 KINDS: tuple[HookKind, ...] = ("prolog", "epilog")

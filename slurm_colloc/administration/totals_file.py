@@ -20,7 +20,7 @@ from slurm_colloc.administration.hook_totals import (
     parse_time,
     parse_value,
 )
-from slurm_colloc.administration.trusted_files import opened_directory, write_whole
+from slurm_colloc.administration.node_files import opened_directory, write_whole
 from slurm_colloc.errors import StateError
 
 

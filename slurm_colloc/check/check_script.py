@@ -12,7 +12,7 @@ from slurm_colloc.check.python_collisions import find_python_collisions
 from slurm_colloc.check.shell_collisions import find_shell_collisions
 from slurm_colloc.check.shell_programs import base_name, program_at
 from slurm_colloc.check.shell_reading import parse_shell
-from slurm_colloc.check.shell_steps import Command, ShellScript
+from slurm_colloc.check.shell_words import Command, ShellScript
 from slurm_colloc.model.job import Job
 
 _SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from slurm_colloc.check.collisions import Finding, requeue_finding, shorten
 from slurm_colloc.check.shell_programs import arguments_of, base_name, program_at
-from slurm_colloc.check.shell_steps import Command
-from slurm_colloc.check.shell_words import JOB_IDS, Word, find_job_id
+from slurm_colloc.check.shell_words import JOB_IDS, Command, Word, find_job_id
 
 _GPU_SETTINGS = re.compile(
     r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.check.shell_steps import Command
-from slurm_colloc.check.shell_words import Kind, Part, Word
+from slurm_colloc.check.shell_words import Command, Kind, Part, Word
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.options import parse_srun_line
 

@@ -11,8 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.check.shell_expansion import WordReader, text_of
-from slurm_colloc.check.shell_steps import Assignment, Command, Document, Redirect, ShellScript
-from slurm_colloc.check.shell_words import Kind, Part, Word
+from slurm_colloc.check.shell_words import (
+    Assignment,
+    Command,
+    Document,
+    Kind,
+    Part,
+    Redirect,
+    ShellScript,
+    Word,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.ownership import find_owner, find_user, name_user
 from slurm_colloc.settings import Settings, find_files, read_settings_file
-from slurm_colloc.store.packs import State, open_state
+from slurm_colloc.store.all_packs import State, open_state
 
 if TYPE_CHECKING:
     import pwd

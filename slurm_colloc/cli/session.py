@@ -15,16 +15,16 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.choice import open_slurm
-from slurm_colloc.slurm.cluster import read_cluster_name
-from slurm_colloc.slurm.formats import SlurmJob
+from slurm_colloc.slurm.choose_access import open_slurm
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.run_command import read_cluster_name
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State, open_state
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
-from slurm_colloc.store.packs import State, open_state
 
 if TYPE_CHECKING:
-    from slurm_colloc.report.survey import MemberView, PackView
-    from slurm_colloc.submission.sweep import OpenPack
+    from slurm_colloc.report.member_survey import MemberView, PackView
+    from slurm_colloc.submission.upkeep.sweep import OpenPack
 
 
 def say(text: str, *, styled: bool = False) -> None:
@@ -121,7 +121,7 @@ class Session:
             What squeue shows; None where Slurm was not asked or did not answer.
         """
         # Imported here, as in the methods below: a first submission needs none of it.
-        from slurm_colloc.submission.sweep import foresee, look_at_open_packs, sweep
+        from slurm_colloc.submission.upkeep.sweep import foresee, look_at_open_packs, sweep
 
         jobs: Mapping[str, SlurmJob] | None = None
         packs = self.open_packs = look_at_open_packs(self.state, self.damaged)
@@ -185,7 +185,7 @@ class Session:
 
     def survey_changed_since(self, since: float) -> list[PackView]:
         """Packs that are open, or in which a member can have ended since then."""
-        from slurm_colloc.report.history import list_changed_since
+        from slurm_colloc.report.ended_members import list_changed_since
 
         jobs = self.refresh()
         return self._survey_packs(list_changed_since(self.state, since), jobs, self.damaged)
@@ -202,7 +202,7 @@ class Session:
         jobs: Mapping[str, SlurmJob] | None,
         damaged: list[StateError] | None = None,
     ) -> list[PackView]:
-        from slurm_colloc.report.survey import survey_packs
+        from slurm_colloc.report.member_survey import survey_packs
 
         known = {pack.pack_id: pack.record for pack in self.open_packs}
         return survey_packs(self.state, pack_ids, jobs, damaged, known)
@@ -250,7 +250,7 @@ class Session:
                 for view in views
             ]
         if selection.job == LAST:
-            from slurm_colloc.report.last import find_last
+            from slurm_colloc.report.last_submission import find_last
 
             last = find_last(self.state)
             selection = Selection(last.job, selection.ranges or last.ranges)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 
-from slurm_colloc.host.nvml_fork import fork_quietly
+from slurm_colloc.host.nvml.nvml_fork import fork_quietly
 
 
 def _read_minors(text: str) -> tuple[int, ...]:
@@ -43,11 +43,10 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
-from slurm_colloc.host.checkpoint import DEFAULT_RUN
-from slurm_colloc.host.hook_job import HookJob, read_hook_job
-from slurm_colloc.host.hook_report import HookReport, Place
-from slurm_colloc.host.permission import is_permitted
-from slurm_colloc.host.policy import DEFAULT_POLICY, Policy, read_policy
+from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
+from slurm_colloc.host.hooks.hook_job import HookJob, read_hook_job
+from slurm_colloc.host.hooks.hook_report import HookReport, Place
+from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, Policy, is_permitted, read_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")
         if command == "status":
-            from slurm_colloc.host.whole_node import build_status
+            from slurm_colloc.host.hooks.whole_node import build_status
 
             sys.stdout.write(json.dumps(build_status(place), indent=2) + "\n")
             return 0
@@ -108,8 +107,8 @@ def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _recover_and_tell(place: Place) -> int:
-    from slurm_colloc.host.signals import act_as_hook
-    from slurm_colloc.host.whole_node import run_recover
+    from slurm_colloc.host.hooks.whole_node import run_recover
+    from slurm_colloc.host.system.signals import act_as_hook
 
     act_as_hook()
     started = time.monotonic()
@@ -134,10 +133,10 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
         _QUESTION.prepare()
     # Neither loads what only the other needs. A broken installation ends with a status of its own.
     if command == "epilog":
-        from slurm_colloc.host.epilog import run_epilog
+        from slurm_colloc.host.hooks.epilog import run_epilog
     else:
-        from slurm_colloc.host.prolog import run_prolog
-    from slurm_colloc.host.signals import act_as_hook
+        from slurm_colloc.host.hooks.prolog import run_prolog
+    from slurm_colloc.host.system.signals import act_as_hook
 
     act_as_hook()
     try:
@@ -169,7 +168,7 @@ def _read_policy(place: Place) -> tuple[Policy, str]:
 def _audit(
     policy: Policy, command: str, job: HookJob | None, report: HookReport, started: float
 ) -> None:
-    from slurm_colloc.host.signals import RECORD
+    from slurm_colloc.host.system.signals import RECORD
 
     entry: dict[str, Any] = {"hook": command}
     if job is not None:
@@ -183,7 +182,7 @@ def _audit(
         **report.details,
         **RECORD.describe(),
     }
-    from slurm_colloc.host.audit import write_audit
+    from slurm_colloc.host.hooks.audit_log import write_audit
 
     write_audit(policy.audit_log, entry)
 

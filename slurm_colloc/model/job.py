@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_colloc.model.mail import MailRequest
+from slurm_colloc.model.sbatch.mail_types import MailRequest
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Job:
         depends_on_any: One of `depends` is enough; plain job ids stand among them then.
         slurm_dependency: What Slurm is told instead of such a `--dependency`.
         instrument: Its Python counts training steps; False with `--no-instrument`.
-        progress_regex: What is looked for in its output; see model.progress_regex. None for
+        progress_regex: What is looked for in its output; see submission.jobs.call_jobs. None for
             nothing.
         probe: It may run alone first, so that its rate alone is known; False with `--no-probe`.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).

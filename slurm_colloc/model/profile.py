@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.shrunken import ShrunkenMean
+from slurm_colloc.model.shrunken_mean import ShrunkenMean
 
 _SEEN_MOST = 64
 
@@ -69,7 +69,7 @@ class Observation:
     """What one start of a member used while it was alone; None where unknown.
 
     Attributes:
-        signature: Of its job (store.faults.compute_signature).
+        signature: Of its job (store.learned.faults.compute_signature).
         family: The same without numbers among the arguments.
         name: Its job name.
         gpu_model: The GPU's model.

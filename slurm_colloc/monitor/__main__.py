@@ -17,17 +17,15 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.following import Following
-from slurm_colloc.monitor.gaps import Gaps
-from slurm_colloc.monitor.gpu_watch import GpuWatch
-from slurm_colloc.monitor.loop import SIGNALS, Loop, Periods
-from slurm_colloc.monitor.members import Members
-from slurm_colloc.monitor.nvml_reading import NvmlReader, choose_by_environment
-from slurm_colloc.monitor.pieces import SampleFiles, load_parquet
-from slurm_colloc.monitor.record import MonitorRecord
-from slurm_colloc.store.counters import read_member_progress
-from slurm_colloc.store.files import make_directory
-from slurm_colloc.store.samples import report_directory
+from slurm_colloc.monitor.member_starts import Members
+from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord
+from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment
+from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
+from slurm_colloc.monitor.progress_lines import Following
+from slurm_colloc.monitor.sampling_loop import SIGNALS, Loop, Periods
+from slurm_colloc.store.atomic_files import make_directory
+from slurm_colloc.store.pack.progress_counters import read_member_progress
+from slurm_colloc.store.pack.sample_files import report_directory
 
 SHORTEST_S = 0.2
 LONGEST_S = 60.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_colloc.monitor.process_table import Key, ProcessTable, read_small, read_stat
 from slurm_colloc.monitor.step_group import find_step_group
-from slurm_colloc.store.counters import MemberProgress
+from slurm_colloc.store.pack.progress_counters import MemberProgress
 
 Row = dict[str, float | int | str | None]
 

@@ -199,7 +199,7 @@ class ProcessTable:
         words = dict(pair.partition(b"=")[::2] for pair in block.split(b"\0"))
         if words.get(b"SLURM_COLLOC_PACK") != self._pack:
             return None
-        # PACK/members/NNNN/run.A.M: see runtime.environment.
+        # PACK/members/NNNN/run.A.M: see runtime.launch.member_environment.
         folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_RUN", b"")).rpartition("/")
         number, start = folder.rpartition("/")[2], run.rpartition(".")[2]
         if not (number.isdigit() and start.isdigit()):

@@ -6,6 +6,7 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
+from slurm_colloc.model.degree.ramp_decision import STAGE_S
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
@@ -19,10 +20,9 @@ from slurm_colloc.model.plan import (
     Rule,
     SharingMode,
 )
-from slurm_colloc.model.ramp_decision import STAGE_S
 from slurm_colloc.planning.job_needs import Need, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.mig_instances import compute_instance_mb
+from slurm_colloc.planning.priced_packs import compute_instance_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
 RUNNER_HOST_MEMORY_MB = 64

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.model.profile import ProfileRecord, RunningStatistics
-from slurm_colloc.model.shrunken import ShrunkenMean
-from slurm_colloc.report.terminal import (
+from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
     build_lines,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_colloc.report.summary import Summary
-from slurm_colloc.report.terminal import (
+from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
     format_mb_figure,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
-from slurm_colloc.report.summary import Summary
-from slurm_colloc.report.terminal import (
+from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
     build_lines,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slurm_colloc.runtime.guard import stand_guard
+from slurm_colloc.runtime.pack.guard import stand_guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def put_under_guard(pack: str) -> Callable[[str], None] | None:
 
 def revive_pack(pack: str, number: int) -> bool:
     """Have a pack started again whose runner was killed; called in the guard."""
-    from slurm_colloc.runtime.revival import revive
+    from slurm_colloc.runtime.pack.requeue_after_kill import revive
 
     return revive(pack, number)
 

@@ -12,31 +12,47 @@ import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.model.member import ExitCode
-from slurm_colloc.runtime.allocation import read_allocation
-from slurm_colloc.runtime.fence import Fenced
-from slurm_colloc.runtime.local import wait_for_local_gpu
-from slurm_colloc.runtime.reopening import reopen
+from slurm_colloc.model.member import (
+    FINAL_STATES,
+    ExitCode,
+    MemberState,
+    SlurmJobState,
+    effective_state,
+)
+from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.store.directory import (
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.all_packs import State, write_job_index
+from slurm_colloc.store.atomic_files import hold_lock, make_directory, write_atomic
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import (
+    StateRecord,
+    begin_attempt,
+    read_attempt,
+    read_state,
+    remove_environment,
+    write_state,
+)
+from slurm_colloc.store.pack.pack_directory import (
     drop_unfinished,
+    forget_ended,
     list_members,
+    read_ended,
+    read_moved,
     read_pack,
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.locks import hold_lock
-from slurm_colloc.store.packs import State, write_job_index
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import remove_environment
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 JOINER_WAIT_S = 5.0
 
@@ -172,3 +188,98 @@ def end_like_the_member(code: ExitCode) -> None:
     if code.signal and code.signal not in (signal.SIGSTOP, signal.SIGTSTP):
         signal.signal(code.signal, signal.SIG_DFL) if code.signal != signal.SIGKILL else None
         os.kill(os.getpid(), code.signal)  # noqa: TID251 - its own
+
+
+def reopen(pack: Path, state: State) -> bool:
+    """Take back Slurm's last word on a pack; called under its lock, before the attempt begins.
+
+    A member that csub has settled (its environment is gone) stays what it was shown as and does
+    not start again. The others are as open as before the end.
+
+    Args:
+        pack: The pack's directory.
+        state: The state directory that it lies in.
+
+    Returns:
+        True where there was a last word.
+    """
+    ended = read_ended(pack)
+    if ended is None:
+        return False
+    attempt = read_attempt(pack) or begin_attempt(pack, 1)
+    is_open = False
+    for number in list_members(pack):
+        folder = pack / "members" / format_number(number)
+        record = read_state(pack, number, attempt)
+        if record is None:
+            record = StateRecord(MemberState.PENDING, attempt)
+        moved = read_moved(pack, number) is not None
+        if record.state in FINAL_STATES or moved:
+            continue
+        if os.path.exists(folder / "env"):
+            is_open = True
+        else:
+            _settle(pack, number, record, attempt, ended)
+    if is_open:
+        write_atomic(state.open / pack.name, b"")
+    # Last: until then every reader sees the end as it was.
+    forget_ended(pack)
+    return True
+
+
+def _settle(
+    pack: Path, number: int, record: StateRecord, attempt: int, ended: SlurmJobState
+) -> None:
+    """Write down what the end of its pack made of a member."""
+    cancelled = os.path.lexists(pack / "members" / format_number(number) / "cancelled")
+    shown = effective_state(record.state, ended, cancelled=cancelled, held=is_held(pack, number))
+    if shown in FINAL_STATES:
+        reason = f"its pack had ended ({ended.value}) before it was requeued"
+        write_state(
+            pack, number, dataclasses.replace(record, state=shown, attempt=attempt, reason=reason)
+        )
+
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+POLL_S = 0.2
+
+
+def list_gpu_uuids() -> list[str]:
+    """UUIDs of this machine's NVIDIA GPUs, from the driver's own files; empty without one."""
+    uuids = []
+    try:
+        for information in sorted(_GPUS.glob("*/information")):
+            for line in information.read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "GPU UUID":
+                    uuids.append(value.strip())
+    except OSError:
+        return []
+    return uuids
+
+
+def wait_for_local_gpu(directory: Path, local_id: str) -> Allocation:
+    """Wait until a GPU of this machine (or the machine, if it has none) is free for a pack.
+
+    Args:
+        directory: Where the locks lie; one lock each, held until this process ends.
+        local_id: The pack's id.
+    """
+    make_directory(directory)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [word for word in visible.split(",") if word] if visible is not None else []
+    gpus = gpus or list_gpu_uuids()
+    slots = gpus or ["machine"]
+    while True:
+        for slot in slots:
+            name = "".join(c if c.isalnum() or c == "-" else "_" for c in slot)
+            lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                continue
+            if gpus:
+                os.environ["CUDA_VISIBLE_DEVICES"] = slot
+            return read_allocation(os.environ, local_id)
+        time.sleep(POLL_S)

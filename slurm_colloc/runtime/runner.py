@@ -8,22 +8,24 @@ free, keeps time limits, and writes every member's state. It waits on signals: a
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.crew import Crew
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.places import make_places
-from slurm_colloc.runtime.verdict import Asked
-from slurm_colloc.runtime.waker import Waker
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import make_places
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.store import inbox
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import begin_attempt
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02
@@ -59,7 +61,7 @@ class Runner:
         self.slurm = slurm
         self.journal = Journal(pack)
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
-        self._crew = Crew(
+        self._crew = RunnerParts(
             pack=pack,
             record=record,
             allocation=allocation,
@@ -141,7 +143,7 @@ class Runner:
             crew.tender.resume()
         if crew.fate.ending is not None and self.slurm is None:
             for member in self.roster.running():
-                crew.control.end(member, Asked.CANCEL)
+                crew.control.end(member, StopReason.CANCEL)
         while crew.fate.may_start:
             if not crew.sharing.is_settled:
                 return False
@@ -194,3 +196,48 @@ class Runner:
         starting = any(member.is_starting for member in running)
         wait_s = STARTING_WAIT_S if starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._crew.sharing.filenos())
+
+
+WOKEN_BY = (signal.SIGCHLD, signal.SIGURG)
+"""A child's end; a request that csub, or a member, has left."""
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+"""What a batch script may be sent; a lone member is to get it."""
+
+
+class Waker:
+    """Turns signals into wake-ups.
+
+    Args:
+        on_terminate: Called for SIGTERM.
+        on_signal: Called with the number of any signal of PASSED_ON.
+    """
+
+    def __init__(self, on_terminate: Callable[[], None], on_signal: Callable[[int], None]) -> None:
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._on_terminate = on_terminate
+        self._on_signal = on_signal
+
+    def install(self) -> None:
+        """Take the signals over."""
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for number in WOKEN_BY:
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._on_terminate())
+        for number in PASSED_ON:
+            signal.signal(number, lambda received, _: self._on_signal(received))
+
+    def wait(self, timeout_s: float, due: list[float], readable: Sequence[int] = ()) -> None:
+        """Wait for a signal, at most `timeout_s`, and not beyond anything that is due.
+
+        Args:
+            timeout_s: The longest wait.
+            due: When something is to be done, on the monotonic clock.
+            readable: Descriptors that end the wait when there is something to read.
+        """
+        if due:
+            timeout_s = min(timeout_s, max(0.0, min(due) - time.monotonic()))
+        select.select([self._read_end, *readable], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read_end, 4096):
+                pass

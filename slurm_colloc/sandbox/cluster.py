@@ -10,21 +10,20 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.sandbox import daemons
-from slurm_colloc.sandbox.client import ask_nodes
-from slurm_colloc.sandbox.files import locked, make_directory, remove_files
-from slurm_colloc.sandbox.hooks import build_hook_environment, undo_prepared
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.processes import find_socket_owners, list_processes
-from slurm_colloc.sandbox.record import SandboxRecord, read_record, write_record
-from slurm_colloc.sandbox.simulation import (
+from slurm_colloc.sandbox.sandbox_files import locked, make_directory, remove_files
+from slurm_colloc.sandbox.sandbox_gpus import (
     build_simulation_environment,
     describe_simulation,
     remove_simulated_gpus,
 )
-from slurm_colloc.sandbox.spec import Layout, SandboxSpec, choose_directory
-from slurm_colloc.sandbox.starting import plan_sandbox, start_missing, start_with_fallback
-from slurm_colloc.sandbox.status import DaemonStatus, SandboxStatus
-from slurm_colloc.sandbox.stopping import (
+from slurm_colloc.sandbox.sandbox_hooks import build_hook_environment, undo_prepared
+from slurm_colloc.sandbox.sandbox_processes import find_socket_owners, list_processes
+from slurm_colloc.sandbox.sandbox_record import SandboxRecord, read_record, write_record
+from slurm_colloc.sandbox.sandbox_spec import Layout, SandboxSpec, choose_directory
+from slurm_colloc.sandbox.sandbox_status import DaemonStatus, SandboxStatus, ask_nodes
+from slurm_colloc.sandbox.start_sandbox import plan_sandbox, start_missing, start_with_fallback
+from slurm_colloc.sandbox.stop_sandbox import (
     cancel_all_jobs,
     stop_everything,
     stop_job_processes,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.processes import run_program
+from slurm_colloc.sandbox.sandbox_processes import run_program
 
 _DAEMON_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin", "/sbin")
 _OLDEST = (22, 5)

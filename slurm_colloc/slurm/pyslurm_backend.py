@@ -16,9 +16,9 @@ from typing import Any
 
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.commands import build_slurm_error
-from slurm_colloc.slurm.formats import SlurmJob, compute_element_states
+from slurm_colloc.slurm.output_formats import SlurmJob, compute_element_states
+from slurm_colloc.slurm.run_command import build_slurm_error
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 FOREIGN_JOBS_MAX = 400
 """pyslurm can only ask for the jobs of all users, and each costs about 14 microseconds. With more
@@ -37,7 +37,8 @@ class PyslurmAccess(SlurmCommands):
     """Slurm over pyslurm and its commands.
 
     Args:
-        library: The module `pyslurm`. Import it only after slurm.probe has found that it can be:
+        library: The module `pyslurm`. Import it only after slurm.probe_pyslurm has found that it
+            can be:
             libslurm ends the whole process where there is no configuration.
         environment: Environment of the commands; None for the user's, filtered.
         uid: Whose jobs are listed; None for the caller's.

@@ -15,10 +15,13 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.store.calibration_format import build_calibration_mapping, parse_calibration
-from slurm_colloc.store.files import make_directory, read_bytes, write_atomic
-from slurm_colloc.store.foreign import parse_foreign, show_foreign
-from slurm_colloc.store.profiles import slug_gpu_model
+from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_atomic
+from slurm_colloc.store.foreign_json import parse_foreign, show_foreign
+from slurm_colloc.store.learned.calibration_format import (
+    build_calibration_mapping,
+    parse_calibration,
+)
+from slurm_colloc.store.learned.profiles import slug_gpu_model
 
 SHIPPED = "NVIDIA H200"
 """The GPU model whose calibration comes with csub, and is lent to those that have none."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.directory import read_pack
-from slurm_colloc.store.files import is_locked, read_json
-from slurm_colloc.store.records import PackRecord
+from slurm_colloc.store.atomic_files import is_locked, read_json
+from slurm_colloc.store.pack.member_holds import HELD, LEFT
+from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
@@ -133,3 +136,61 @@ def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
     """The file that says which packs a job id of a cluster stands for."""
     is_of_a_cluster = cluster and not job_id.startswith("L")
     return root / "jobs" / (f"{cluster}.{job_id}.json" if is_of_a_cluster else f"{job_id}.json")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFiles:
+    """A member's directory as it was at one moment.
+
+    Attributes:
+        number: The member's number.
+        path: Its directory.
+        names: The files in it.
+    """
+
+    number: int
+    path: str
+    names: AbstractSet[str]
+
+    @property
+    def is_cancelled(self) -> bool:
+        """It was taken out of the queue before it started."""
+        return "cancelled" in self.names
+
+    @property
+    def is_held(self) -> bool:
+        """Its runner must not start it."""
+        return HELD in self.names or LEFT in self.names
+
+    @property
+    def is_moved(self) -> bool:
+        """It was submitted again in another pack, see `read_moved`."""
+        return "moved.json" in self.names
+
+
+def list_member_files(pack: Path | str) -> list[MemberFiles]:
+    """All members of a pack by number; a joiner that has not entered is none.
+
+    A directory this small is listed in one go, so that the files of a joiner that has just
+    entered are seen together (see `directory.has_entered`).
+
+    Raises:
+        StateError: The pack cannot be read.
+    """
+    root = f"{pack}/members"
+    found = []
+    try:
+        for name in os.listdir(root):
+            if name.isdigit():
+                path = f"{root}/{name}"
+                try:
+                    names = frozenset(os.listdir(path))
+                except FileNotFoundError:
+                    # A joiner that has not entered was dropped just now.
+                    continue
+                if "spec.json" in names and ENTRY not in names:
+                    found.append(MemberFiles(int(name), path, names))
+    except OSError as error:
+        raise StateError(f"cannot read {pack}: {os.strerror(error.errno or 0)}") from error
+    found.sort(key=lambda files: files.number)
+    return found

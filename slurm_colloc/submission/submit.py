@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
+import io
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import (
@@ -13,33 +17,34 @@ from slurm_colloc.errors import (
     Interrupted,
     SlurmError,
     StateError,
+    UsageProblem,
 )
 from slurm_colloc.model.plan import Plan, Policy
-from slurm_colloc.model.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.commands import (
+from slurm_colloc.slurm.run_command import (
     HeldInterrupts,
     build_client_environment,
     hold_interrupts,
 )
-from slurm_colloc.store.files import write_atomic
-from slurm_colloc.store.packs import State, make_submission_id
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.store.states import remove_environment
-from slurm_colloc.submission.collect import Call, Candidate
-from slurm_colloc.submission.hooks import HookChoice, build_hook_request
-from slurm_colloc.submission.new_packs import build_packs
-from slurm_colloc.submission.planned import make_plan
-from slurm_colloc.submission.policy import choose_policy
-from slurm_colloc.submission.render import render_batch_script, render_kept_script
-from slurm_colloc.submission.request import (
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State, make_submission_id
+from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.pack.member_states import remove_environment
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
+from slurm_colloc.submission.packs.batch_script import render_batch_script, render_kept_script
+from slurm_colloc.submission.packs.build_packs import build_packs
+from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
+from slurm_colloc.submission.packs.sbatch_options import (
     Batch,
     build_name,
     build_options,
     group_into_batches,
 )
-from slurm_colloc.submission.shortening import shorten
+from slurm_colloc.submission.packs.shorten_limits import shorten
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.plan_call import make_plan
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
 # whole of theirs from the pack directory.
@@ -185,8 +190,6 @@ def submit_batch(
         try:
             archive = ""
             if not settings.state_shared:
-                from slurm_colloc.store.carry import build_archive
-
                 archive = build_archive(state.packs, [record.pack_id for record in records])
             count = format_members(sum(len(pack.members) for pack in packs))
             title = f"{build_name(batch, jobs)}: {count}"
@@ -276,3 +279,32 @@ def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
         or name.startswith(_CLIENT_PREFIXES)
         or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
     }
+
+
+SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
+"""Slurm's default for SchedulerParameters=max_script_size; the archive must fit with room."""
+
+
+def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
+    """Pack directories as lines of base64, for a here-document.
+
+    Args:
+        packs: The directory that holds them.
+        pack_ids: Their names.
+
+    Raises:
+        UsageProblem: They are too large for a batch script.
+    """
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for pack_id in pack_ids:
+            archive.add(packs / pack_id, arcname=f"packs/{pack_id}")
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
+        raise UsageProblem(
+            f"the jobs take {len(text) // 1024} KB, which is too much to travel in a batch script",
+            hint="submit fewer at a time, or set state_dir to a path that the nodes share",
+        )
+    return "\n".join(textwrap.wrap(text, 120))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.waits import LEAST_JOBS
+from slurm_colloc.model.queue_waits import LEAST_JOBS
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of, wait_until

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.places import BASE_VARIABLE, Places
-from slurm_colloc.administration.status_view import (
+from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
+from slurm_colloc.cli.admin.admin_node import (
     describe_policy_state,
     describe_recovered_job,
     render_status,
 )
-from slurm_colloc.host import whole_node
-from slurm_colloc.host.checkpoint import READY, Checkpoint
-from slurm_colloc.host.hook_report import HookReport, Place
-from slurm_colloc.host.run_directory import RunDirectory
+from slurm_colloc.host.hooks import whole_node
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_report import HookReport, Place
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 MADE_AT = 1_790_000_000.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "admin.md"

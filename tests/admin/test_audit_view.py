@@ -9,7 +9,7 @@ import pytest
 from slurm_colloc.__main__ import run
 from slurm_colloc.administration.audit_view import AuditFilter, is_ok, read_entries
 from slurm_colloc.errors import NotFound
-from slurm_colloc.host.audit import write_audit
+from slurm_colloc.host.hooks.audit_log import write_audit
 
 PROLOG = {
     "hook": "prolog", "job": "7", "uid": 0, "node": "n1", "mode": "mps", "action": "prepared",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.places import Places
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
 CSUB = Path(sys.executable).with_name("csub")
 USER = "nobody"

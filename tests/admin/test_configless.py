@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.places import Places
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.record import read_record
-from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.sandbox.sandbox_record import read_record
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 

@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from slurm_colloc import __version__
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.exposition import Family, format_value, render_families
+from slurm_colloc.administration.hook_metrics import Family, format_value, render_families
 from slurm_colloc.administration.hook_totals import (
     HookTotals,
     build_value,
@@ -22,9 +22,9 @@ from slurm_colloc.administration.hook_totals import (
     parse_time,
     parse_value,
 )
-from slurm_colloc.administration.places import BASE_VARIABLE, Places
+from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
 from slurm_colloc.administration.totals_file import CountedLog, count_log
-from slurm_colloc.host.audit import write_audit
+from slurm_colloc.host.hooks.audit_log import write_audit
 
 PROLOG = {
     "hook": "prolog", "job": "7", "uid": 0, "node": "n1", "mode": "mps", "action": "prepared",

@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.hook_text import build_constants, read_constants, render_hook
 from slurm_colloc.administration.node_files import (
     compare_files,
     install_files,
     read_record,
     remove_files,
 )
-from slurm_colloc.administration.node_plan import build_node_files
-from slurm_colloc.administration.places import BASE_VARIABLE, Places
+from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
+from slurm_colloc.administration.node_plan import (
+    build_constants,
+    build_node_files,
+    read_constants,
+    render_hook,
+)
 from slurm_colloc.administration.slurm_lines import HookPlan
-from slurm_colloc.cli.admin_install import CHANGE_NEEDED
+from slurm_colloc.cli.admin.admin_install import CHANGE_NEEDED
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.policy import Policy, read_policy
+from slurm_colloc.host.hooks.node_policy import Policy, read_policy
 from slurm_colloc.resources import data_path
 
 CONFIG = """\

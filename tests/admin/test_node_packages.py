@@ -80,7 +80,7 @@ def test_the_tree_runs_on_a_machine_that_has_the_c_library_and_nothing_else(
     assert "usage: csub admin" in run(*chroot, "-m", "slurm_colloc", "admin", "--help")
     answer = run(
         *chroot,
-        f"/{PREFIX}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/slurm_colloc/host/nvml_child.py",
+        f"/{PREFIX}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/slurm_colloc/host/nvml/nvml_child.py",
     )
     # The binding is there; the driver is not.
     assert "NVML cannot be used" in answer

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.administration.node_files import install_files
+from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.node_plan import build_node_files
-from slurm_colloc.administration.places import Places
-from slurm_colloc.host.checkpoint import READY, Checkpoint
-from slurm_colloc.host.run_directory import RunDirectory
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 
 pytestmark = pytest.mark.root
 

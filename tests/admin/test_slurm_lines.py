@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.administration.places import Places, find_places
-from slurm_colloc.administration.removal import find_obstacles, read_conf_values
+from slurm_colloc.administration.hooks_in_use import find_obstacles, read_conf_values
+from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.administration.slurm_lines import (
     Change,
     ControllerPlan,

@@ -26,6 +26,7 @@ PURE = "Values and planning touch nothing outside"
 LIGHT_RUNTIME = "What runs on the node stays light"
 LIGHT_SUBMISSION = "Submission loads no numerical library"
 LIGHT_MONITOR = "The monitor stays small"
+READING = "Reading writes nothing that is learned"
 ONE_SIGNALLER = "One module of the node side signals"
 
 # How import-linter prints a broken contract, and in it what is forbidden and which imports do it.
@@ -66,6 +67,8 @@ PLANTED_IMPORTS = (
     ("monitor", "import slurm_colloc.runtime", LAYERS),
     ("runtime", "import slurm_colloc.monitor", LAYERS),
     ("report", "import slurm_colloc.monitor", LAYERS),
+    ("report", "import slurm_colloc.learning", LAYERS),
+    ("report", "import slurm_colloc.store.learned.profile_updates", READING),
     ("metrics", "import slurm_colloc.planning", LAYERS),
     ("metrics", "import slurm_colloc.report", LAYERS),
     ("metrics", "import os", PURE),
@@ -83,7 +86,7 @@ PLANTED_STARTS = (
     "import os\n\nos.popen('true')\n",
     "import pynvml\n",
 )
-OWNER = "slurm_colloc/slurm/commands.py"
+OWNER = "slurm_colloc/slurm/run_command.py"
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,6 @@ def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"typer", "slurm_colloc.submission.sweep"} <= loaded
+    assert {"typer", "slurm_colloc.submission.upkeep.sweep"} <= loaded
     unwanted = ("pydantic", "slurm_colloc.planning", "slurm_colloc.submission.submit", "jinja2")
     assert sorted(name for name in loaded if name.startswith(unwanted)) == []

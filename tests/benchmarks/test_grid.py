@@ -39,8 +39,8 @@ from benchmarks.gpu.grid_turns import (
 )
 from benchmarks.gpu.mix import Alone
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
-from slurm_colloc.calibration.packs import build_measurements, read_rows
-from slurm_colloc.calibration.room import MOST_WORKERS, Need, Room
+from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
+from slurm_colloc.calibration.workloads import MOST_WORKERS, Need, Room
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.store.calibrations import (

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.bench import Bench
-from slurm_colloc.calibration.pool import Pool
-from slurm_colloc.calibration.rows import COLUMNS, RowWriter
+from slurm_colloc.calibration.cells import COLUMNS, RowWriter
+from slurm_colloc.calibration.gpu_bench import Bench
+from slurm_colloc.calibration.training_server import Pool
 from slurm_colloc.calibration.workloads import TINY, WORKLOADS
 from slurm_colloc.errors import NodeError
 
@@ -158,7 +158,7 @@ def test_nothing_outlives_a_bench(tmp_path: Path) -> None:
 _PROGRAM = """
 import sys, time
 from pathlib import Path
-from slurm_colloc.calibration.bench import Bench
+from slurm_colloc.calibration.gpu_bench import Bench
 from slurm_colloc.calibration.cells import Group, make_cell
 cells = (make_cell("pair", ("loader", "mlp")),)
 bench = Bench(None, (), Path(sys.argv[1]), scale="tiny", say=print)

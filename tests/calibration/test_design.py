@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_colloc.calibration.calibrated_gpu import list_needs
 from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, Group, Member, shorten
-from slurm_colloc.calibration.design import choose_design, estimate_minutes
-from slurm_colloc.calibration.place import list_needs
-from slurm_colloc.calibration.room import (
+from slurm_colloc.calibration.choose_cells import choose_design, estimate_minutes
+from slurm_colloc.calibration.workloads import (
     MOST_WORKERS,
     Room,
     choose_names,

@@ -9,29 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.evaluation import (
-    compute_errors,
-    compute_noise,
-    evaluate,
-    judge,
-    split,
-)
-from slurm_colloc.calibration.fitting import (
+from slurm_colloc.calibration.calibrated_gpu import check_packages
+from slurm_colloc.calibration.calibration_words import render_fit
+from slurm_colloc.calibration.fit_model import (
     Fit,
     build_columns,
     fit,
     fit_mode,
     predict_columns,
 )
-from slurm_colloc.calibration.packs import (
+from slurm_colloc.calibration.measured_packs import (
     Alone,
     MeasuredPack,
     Measurements,
     build_measurements,
     read_rows,
 )
-from slurm_colloc.calibration.place import check_packages
-from slurm_colloc.calibration.telling import render_fit
+from slurm_colloc.calibration.model_error import (
+    compute_errors,
+    compute_noise,
+    evaluate,
+    judge,
+    split,
+)
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.calibration import Load, ModeModel
 from slurm_colloc.planning.predict.contention import predict_slowdowns

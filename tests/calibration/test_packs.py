@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.calibration.packs import build_measurements, read_rows
+from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
 from slurm_colloc.errors import UsageProblem
 
 from .tables import TABLES

@@ -8,9 +8,9 @@ import pytest
 
 from slurm_colloc.check.collisions import Finding, merge_findings
 from slurm_colloc.check.sharing_fit import Sharing, compute_sharing, find_request_findings
-from slurm_colloc.cli.checking import build_json, render
+from slurm_colloc.cli.submit.check_command import build_json, render
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.submission.collect import collect_call
+from slurm_colloc.submission.jobs.call_jobs import collect_call
 
 # A quarter of a node with 128 CPUs, 512 GB and four GPUs of 80 GB.
 CAPACITY = Capacity(

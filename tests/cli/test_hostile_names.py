@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc import cli
-from slurm_colloc.cli.app import app
+from slurm_colloc.cli.subcommands import app
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.summary import write_summary
-from slurm_colloc.store.directory import read_pack, read_spec, write_record, write_spec
-from slurm_colloc.store.states import read_state, write_state
+from slurm_colloc.store.pack.member_states import read_state, write_state
+from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
 
 from ..calls import run_csub
 from ..report.generated import Truth, make_pack
@@ -91,7 +91,7 @@ def home(tmp_path: Path) -> Path:
         )
         poison(path)
         if not is_running:
-            write_summary(path)
+            learn_from_pack(path)
     return tmp_path
 
 
@@ -243,15 +243,15 @@ def find_writers(path: Path) -> set[tuple[str, str]]:
 def test_only_one_place_writes_for_people() -> None:
     folder = Path(cli.__file__).parent
     # Administrators' commands have their own, and their own tests.
-    modules = [path for path in folder.glob("*.py") if not path.stem.startswith("admin")]
+    modules = [path for path in folder.rglob("*.py") if not path.stem.startswith("admin")]
     found = set().union(*map(find_writers, modules))
     assert found == {
         ("session", "say"),
         ("session", "note"),
         # The question, after a table that `say` has written.
-        ("confirming", "ask"),
+        ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("following", "print_logs"),
+        ("queue_and_history", "print_logs"),
     }
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.what_if import parse_changes
+from slurm_colloc.cli.submit.plan_command import parse_changes
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
-from slurm_colloc.submission.job_options import parse_slowdown
+from slurm_colloc.submission.jobs.job_options import parse_slowdown
 
 from .test_plan import BIG, CALIBRATION, SMALL, LoginNode
 

@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatistics
-from slurm_colloc.model.shrunken import ShrunkenMean
-from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.profile_format import build_profile_mapping, parse_profile
-from slurm_colloc.store.profiles import (
-    add_observations,
+from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
+from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
+from slurm_colloc.store.learned.profiles import (
     compute_family,
-    import_profiles,
     list_profiles,
     profile_path,
     read_profile,
@@ -269,7 +268,7 @@ def test_a_disk_that_fills_up_keeps_what_was_there(
             raise OSError(errno.ENOSPC, "No space left on device")
         return os.pwrite(descriptor, data, 0)
 
-    monkeypatch.setattr("slurm_colloc.store.files.os.write", write)
+    monkeypatch.setattr("slurm_colloc.store.atomic_files.os.write", write)
     with pytest.raises(StateError, match="No space left on device"):
         import_profiles(tmp_path, [newer, *records])
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.control_groups import NAME, read_hierarchies
+from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from .conftest import can_reach_checkout, running_sandbox, wait_until

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.directories import BASES, PREFIX
-from slurm_colloc.host.processes import ProcessId, identify
+from slurm_colloc.host.system.node_processes import ProcessId, identify
+from slurm_colloc.host.system.own_directory import BASES, PREFIX
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.simgpu.install import list_nodes, snapshot
-from slurm_colloc.sandbox.simgpu.state import Node
+from slurm_colloc.simgpu.install import list_nodes, snapshot
+from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
 from .conftest import CsubUser, wait_until
@@ -35,9 +35,9 @@ _LAUNCHER = """\
 #!{python}
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
-from slurm_colloc.runtime import __main__ as entry, crew
-from slurm_colloc.runtime.waits import Waits
-crew.Sharing = functools.partial(crew.Sharing, waits=Waits(**{waits!r}))
+from slurm_colloc.runtime import __main__ as entry, wiring
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+wiring.GpuMode = functools.partial(wiring.GpuMode, waits=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """
 
@@ -54,7 +54,7 @@ def submit_each(user: CsubUser, *shares: str, degree: int = 2) -> dict[str, str]
 
 
 def shorten_waits(user: CsubUser, **waits: object) -> None:
-    """Let this user's runners be less patient, see runtime.waits."""
+    """Let this user's runners be less patient, see runtime.gpu.gpu_patience."""
     launcher = user.home / "runner.py"
     launcher.write_text(_LAUNCHER.format(python=sys.executable, waits=waits))
     launcher.chmod(0o755)

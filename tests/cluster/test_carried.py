@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.processes import list_processes, read_uid
+from slurm_colloc.host.system.node_processes import list_processes, read_uid
 
 from .conftest import CsubUser, wait_until
 from .mps import kill, read_parent

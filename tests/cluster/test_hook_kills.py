@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.processes import ProcessId, identify
-from slurm_colloc.host.recovering import UNSEEN_S
+from slurm_colloc.host.hooks.recover_jobs import UNSEEN_S
+from slurm_colloc.host.mps.mps_control import read_peer
+from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from ..signalling import send_signal

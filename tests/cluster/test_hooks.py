@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.control_groups import read_hierarchies
-from slurm_colloc.host.daemon_owner import DAEMON_GID
-from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.processes import identify
+from slurm_colloc.host.mps.daemon_limits import DAEMON_GID
+from slurm_colloc.host.mps.mps_control import read_peer
+from slurm_colloc.host.system.control_groups import read_hierarchies
+from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
 
@@ -218,7 +218,7 @@ def test_a_killed_keeper_costs_the_members_nothing(user: CsubUser, cluster: Sand
             int(entry.name)
             for entry in Path("/proc").iterdir()
             if entry.name.isdigit()
-            and b"host.keeper" in _read(entry / "cmdline")
+            and b"host.keeper.keeper" in _read(entry / "cmdline")
             and read_parent(int(entry.name)) == runner
         ]
         kill(keeper)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.simgpu.records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_records import Gpu
 
 from .conftest import CsubUser, wait_until
 from .mps import (

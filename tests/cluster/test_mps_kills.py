@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.host.processes import ProcessId, identify, is_alive
+from slurm_colloc.host.system.node_processes import ProcessId, identify, is_alive
 
 from .conftest import CsubUser, wait_until
 from .mps import (

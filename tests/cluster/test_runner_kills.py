@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.processes import ProcessId, identify, is_alive, list_processes, read_uid
+from slurm_colloc.host.system.node_processes import (
+    ProcessId,
+    identify,
+    is_alive,
+    list_processes,
+    read_uid,
+)
 
 from .conftest import CsubUser, administrate, wait_until
 from .mps import (

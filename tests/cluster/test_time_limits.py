@@ -9,9 +9,9 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Observation, ProfileRecord
-from slurm_colloc.store.faults import compute_signature
-from slurm_colloc.store.profile_format import build_profile_mapping
-from slurm_colloc.store.profiles import compute_family
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profile_format import build_profile_mapping
+from slurm_colloc.store.learned.profiles import compute_family
 
 from .conftest import CsubUser
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.processes import list_processes, read_uid
+from slurm_colloc.host.system.node_processes import list_processes, read_uid
 
 from .conftest import CsubUser, wait_until
 from .mps import explained, journal, kill, pack_directory, runner_pid, write_settings

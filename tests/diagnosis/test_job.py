@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.diagnosis.job import add_feature, build_options, make_place, render_script
-from slurm_colloc.diagnosis.outcome import NO_PYTHON, NO_STATE, NO_WRITING
+from slurm_colloc.diagnosis.doctor_job import add_feature, build_options, make_place, render_script
+from slurm_colloc.diagnosis.job_findings import NO_PYTHON, NO_STATE, NO_WRITING
 from slurm_colloc.settings import Settings
 
 
@@ -65,7 +65,9 @@ def test_the_script_runs_the_python_of_the_nodes(tmp_path: Path) -> None:
     python.chmod(0o755)
     assert run_script(place, str(python)) == 3
     assert (place / "python").read_text() == "Python 3.12.1\n"
-    assert (place / "errors").read_text() == f"-IB -m slurm_colloc.runtime.examine {place}\n"
+    assert (
+        place / "errors"
+    ).read_text() == f"-IB -m slurm_colloc.runtime.programs.examine_node {place}\n"
 
 
 @pytest.mark.parametrize("shared", [True, False])

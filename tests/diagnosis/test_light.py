@@ -32,4 +32,6 @@ def test_other_commands_do_not_load_it(tmp_path: Path, argv: list[str]) -> None:
 
 
 def test_the_doctor_does_and_would_be_seen(tmp_path: Path) -> None:
-    assert "slurm_colloc.diagnosis.login" in imported_by(tmp_path, "doctor", "--no-job", "--json")
+    assert "slurm_colloc.diagnosis.login_findings" in imported_by(
+        tmp_path, "doctor", "--no-job", "--json"
+    )

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.diagnosis.cluster import (
-    choose_partition,
-    judge_cgroup,
-    judge_gres,
-    judge_nodes,
-)
 from slurm_colloc.diagnosis.findings import Finding, Level, compute_exit_status
-from slurm_colloc.diagnosis.login import (
+from slurm_colloc.diagnosis.login_findings import (
     LoginFacts,
     Trouble,
     judge_access,
@@ -26,7 +20,13 @@ from slurm_colloc.diagnosis.login import (
     name_files,
     parse_release,
 )
-from slurm_colloc.slurm.inspection import NodeState
+from slurm_colloc.diagnosis.slurm_findings import (
+    choose_partition,
+    judge_cgroup,
+    judge_gres,
+    judge_nodes,
+)
+from slurm_colloc.slurm.slurm_nodes import NodeState
 
 CONFIG = {
     "ClusterName": "sandbox",

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.diagnosis.findings import Finding, Level, green, red
-from slurm_colloc.diagnosis.login import Trouble
-from slurm_colloc.diagnosis.node import CHECKS, find_obstacle, judge_no_job, judge_outcome
-from slurm_colloc.diagnosis.outcome import (
+from slurm_colloc.diagnosis.job_findings import (
     NO_PYTHON,
     NO_STATE,
     NO_WRITING,
@@ -18,6 +16,8 @@ from slurm_colloc.diagnosis.outcome import (
     JobOutcome,
     is_hopeless,
 )
+from slurm_colloc.diagnosis.login_findings import Trouble
+from slurm_colloc.diagnosis.node_findings import CHECKS, find_obstacle, judge_no_job, judge_outcome
 from slurm_colloc.model.examination import (
     Examination,
     GpuLook,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.diagnosis.job import run_job
-from slurm_colloc.diagnosis.outcome import Asked, JobOutcome
-from slurm_colloc.diagnosis.patience import Patience
+from slurm_colloc.diagnosis.doctor_job import run_job
+from slurm_colloc.diagnosis.doctor_job_wait import Patience
+from slurm_colloc.diagnosis.job_findings import Asked, JobOutcome
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.commands import HeldInterrupts
+from slurm_colloc.slurm.run_command import HeldInterrupts
 
 DEAD = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 SHOWN = "echo 'JobId=4711 JobState={} Reason=None ExitCode={} BatchHost=n1'"
@@ -94,7 +94,7 @@ def test_the_exit_status_of_the_script_is_read(
 def test_a_job_that_will_never_start_is_not_waited_for_until_the_end(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_colloc.diagnosis.patience._HOPELESS_S", 0.0)
+    monkeypatch.setattr("slurm_colloc.diagnosis.doctor_job_wait._HOPELESS_S", 0.0)
     held = "echo 'JobId=4711 JobState=PENDING Reason=JobHeldAdmin ExitCode=0:0'"
     gone = "echo 'JobId=4711 JobState=CANCELLED Reason=None ExitCode=0:0'"
     install(scontrol=f"if [ -e {tmp_path}/over ]; then {gone}; else {held}; fi",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from slurm_colloc.cli.doctor import build_json, render, render_summary
+from slurm_colloc.cli.look.doctor_command import build_json, render, render_summary
 from slurm_colloc.diagnosis.findings import green, red, unknown, yellow
-from slurm_colloc.diagnosis.outcome import JobOutcome
+from slurm_colloc.diagnosis.job_findings import JobOutcome
 
 FINDINGS = [
     green("csub", "0.1.0", version="0.1.0"),

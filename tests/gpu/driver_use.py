@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.host import nvml_child
+from slurm_colloc.host.nvml import nvml_child
 
 if TYPE_CHECKING:
     from .bed import Bed

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.host.processes import (
+from slurm_colloc.host.mps.mps_control import read_peer
+from slurm_colloc.host.system.node_processes import (
     list_processes,
     list_session,
 )

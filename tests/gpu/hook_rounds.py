@@ -21,16 +21,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.directories import Owner
-from slurm_colloc.host.mps_control import (
+from slurm_colloc.host.mps.mps_control import (
     ACTIVE,
     ControlProgram,
     build_daemon_environment,
     find_programs,
 )
-from slurm_colloc.host.mps_options import build_node_environment
+from slurm_colloc.host.mps.mps_options import build_node_environment
+from slurm_colloc.host.system.own_directory import Owner
 from slurm_colloc.resources import data_path
-from slurm_colloc.sandbox.hooks import set_constants
+from slurm_colloc.sandbox.sandbox_hooks import set_constants
 
 from .bed import HERE, Bed
 from .driver_use import measure_nvml, to_ms

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.control_groups import enter_groups, read_hierarchies, remove_groups
-from slurm_colloc.host.daemon_limits import DaemonLimits, make_limited_groups
-from slurm_colloc.host.processes import identify, is_alive
+from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups
+from slurm_colloc.host.system.control_groups import enter_groups, read_hierarchies, remove_groups
+from slurm_colloc.host.system.node_processes import identify, is_alive
 
 from ..cluster.hooks import read_audit
 from ..cluster.mps import write_settings

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.processes import (
+from slurm_colloc.host.system.node_processes import (
     identify,
     is_alive,
     list_processes,

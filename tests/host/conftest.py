@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.mps_control import find_library_path
-from slurm_colloc.host.mps_options import MpsOptions
-from slurm_colloc.host.nvml import probe_gpus
-from slurm_colloc.host.processes import (
+from slurm_colloc.host.hooks.user_mount import is_mounted, unmount_all
+from slurm_colloc.host.mps.mps_control import find_library_path
+from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
+from slurm_colloc.host.system.node_processes import (
     ProcessId,
     list_processes,
     read_environment_value,
 )
-from slurm_colloc.host.user_mount import is_mounted, unmount_all
-from slurm_colloc.sandbox.simgpu.build import NoCompiler
-from slurm_colloc.sandbox.simgpu.install import make_simulation
-from slurm_colloc.sandbox.simgpu.models import H200
+from slurm_colloc.simgpu.gpu_models import H200
+from slurm_colloc.simgpu.install import make_simulation
+from slurm_colloc.simgpu.nvml.build_library import NoCompiler
 
 from ..mps.nvidia import find_control
 from ..signalling import send_signal

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.control_groups import NAME, read_hierarchies
-from slurm_colloc.host.mps_control import Peer, read_peer
-from slurm_colloc.host.processes import list_processes, read_environment_value
-from slurm_colloc.sandbox.simgpu.install import snapshot
-from slurm_colloc.sandbox.simgpu.state import Node
+from slurm_colloc.host.mps.mps_control import Peer, read_peer
+from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
+from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.simgpu.install import snapshot
+from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 NOBODY = 65534
 OTHER = 61234

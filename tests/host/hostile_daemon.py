@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_colloc.sandbox.simgpu import mps_wire
+from slurm_colloc.simgpu.mps import wire_format
 
 _PROOF = b"get_default_active_thread_percentage"
 
@@ -33,7 +33,7 @@ def main(directory: str, text: str) -> None:
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
-            with contextlib.suppress(mps_wire.Closed, OSError):
+            with contextlib.suppress(wire_format.Closed, OSError):
                 serve(connection, wanted)
             os._exit(0)
         connection.close()
@@ -43,21 +43,21 @@ def serve(connection: socket.socket, wanted: dict[str, object]) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     if not wanted.get("greets", True):
         time.sleep(600)
-    mps_wire.send(connection, mps_wire.HELLO)
-    mps_wire.receive(connection)
-    mps_wire.receive_number(connection)
+    wire_format.send(connection, wire_format.HELLO)
+    wire_format.receive(connection)
+    wire_format.receive_number(connection)
     while True:
-        length = int(mps_wire.receive_value(connection, "q"))
-        line = mps_wire.receive(connection).data if length else b""
+        length = int(wire_format.receive_value(connection, "q"))
+        line = wire_format.receive(connection).data if length else b""
         time.sleep(float(str(wanted.get("delay_s", 0))))
         if wanted.get("ends"):
             return
         if not length:
-            mps_wire.send(connection, struct.pack("ii", mps_wire.END, 0))
+            wire_format.send(connection, struct.pack("ii", wire_format.END, 0))
             return
         answer = "100.0" if line.startswith(_PROOF) else str(wanted.get("text", ""))
         for piece in answer.splitlines() * int(str(wanted.get("repeat", 1))):
-            mps_wire.send(connection, struct.pack("i", mps_wire.TEXT) + piece.encode()[:4000])
+            wire_format.send(connection, struct.pack("i", wire_format.TEXT) + piece.encode()[:4000])
 
 
 if __name__ == "__main__":

@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
-from slurm_colloc.host.checkpoint import (
+from slurm_colloc.host.hooks.checkpoint import (
     PREPARING,
     READY,
     UNDOING,
     Checkpoint,
     is_job_id,
 )
-from slurm_colloc.host.control_groups import Hierarchy, find_hierarchies, runs_inside_job
-from slurm_colloc.host.hook_job import read_hook_job
-from slurm_colloc.host.liveness import find_jobs_of_cgroups
-from slurm_colloc.host.recovering import STARTING_S, UNSEEN_S, find_death, read_or_guess
-from slurm_colloc.host.run_directory import RunDirectory
+from slurm_colloc.host.hooks.hook_job import read_hook_job
+from slurm_colloc.host.hooks.job_presence import find_jobs_of_cgroups
+from slurm_colloc.host.hooks.recover_jobs import STARTING_S, UNSEEN_S, find_death, read_or_guess
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.system.control_groups import Hierarchy, find_hierarchies, runs_inside_job
 
 GPU = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 
@@ -289,7 +289,9 @@ nonsense
 
 @pytest.mark.parametrize("name", ["slurmd", "slurmstepd"])
 def test_slurms_daemon_is_found_above_the_shell_of_a_hooks_script(name: str) -> None:
-    look = "import os; from slurm_colloc.host.control_groups import find_slurm_daemon as find; "
+    look = (
+        "import os; from slurm_colloc.host.system.control_groups import find_slurm_daemon as find; "
+    )
     look += "print(find(os.getppid()))"
     daemon = (
         "import subprocess, sys; open('/proc/self/comm', 'w').write(sys.argv[1]); "

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.children import run_program
-from slurm_colloc.host.directories import Owner
-from slurm_colloc.host.dropping import run_as
+from slurm_colloc.host.system.child_programs import run_program
+from slurm_colloc.host.system.own_directory import Owner
+from slurm_colloc.host.system.run_as_user import run_as
 
 from .hook_bed import NOBODY
 

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host import signals
-from slurm_colloc.host.control_groups import (
+from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups
+from slurm_colloc.host.system import signals
+from slurm_colloc.host.system.control_groups import (
     NAME,
     Hierarchy,
     make_group,
     read_hierarchies,
     remove_groups,
 )
-from slurm_colloc.host.daemon_limits import DaemonLimits, make_limited_groups
-from slurm_colloc.host.group_end import LOOK_S, end_members, kill_group
-from slurm_colloc.host.process_groups import ControlGroup, Session
-from slurm_colloc.host.processes import identify, list_processes, list_session
-from slurm_colloc.host.signals import SignalRecord
+from slurm_colloc.host.system.group_end import LOOK_S, end_members, kill_group
+from slurm_colloc.host.system.node_processes import identify, list_processes, list_session
+from slurm_colloc.host.system.process_groups import ControlGroup, Session
+from slurm_colloc.host.system.signals import SignalRecord
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start

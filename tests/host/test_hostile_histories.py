@@ -25,15 +25,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.host import signals
-from slurm_colloc.host.checkpoint import READY, Checkpoint
-from slurm_colloc.host.control_groups import read_hierarchies, remove_groups
-from slurm_colloc.host.daemon_limits import DaemonLimits, make_limited_groups
-from slurm_colloc.host.hook_report import deadline
-from slurm_colloc.host.processes import ProcessId, identify
-from slurm_colloc.host.run_directory import RunDirectory
-from slurm_colloc.host.signals import SignalRecord
-from slurm_colloc.host.undoing import UNDOING_S, Undoing
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_report import deadline
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
+from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups
+from slurm_colloc.host.system import signals
+from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
+from slurm_colloc.host.system.node_processes import ProcessId, identify
+from slurm_colloc.host.system.signals import SignalRecord
 
 from .hook_bed import NOBODY, OTHER
 

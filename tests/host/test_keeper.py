@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.directories import DAEMON_LOG
-from slurm_colloc.host.keeper_client import Keeper
-from slurm_colloc.host.keeper_messages import (
+from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ClientLeft,
     ControlProved,
@@ -39,10 +38,11 @@ from slurm_colloc.host.keeper_messages import (
     decode,
     encode,
 )
-from slurm_colloc.host.mps import start_daemon
-from slurm_colloc.host.mps_answers import Client
-from slurm_colloc.host.mps_options import MpsOptions, StopReport
-from slurm_colloc.host.processes import identify, list_processes
+from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.mps.start_daemon import start_daemon
+from slurm_colloc.host.system.node_processes import identify, list_processes
+from slurm_colloc.host.system.own_directory import DAEMON_LOG
 
 from .conftest import GPU, PATIENCE_S, list_programs_below, write_program
 from .test_mps_log import FAULT
@@ -56,8 +56,8 @@ E = TypeVar("E")
 RUNNER = """
 import sys, time, select
 sys.path.append({root!r})
-from slurm_colloc.host.keeper_client import Keeper
-from slurm_colloc.host.keeper_messages import decode
+from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_messages import decode
 keeper = Keeper.start(decode(sys.stdin.readline()))
 while keeper.ready is None and keeper.is_alive:
     select.select([keeper], [], [])
@@ -275,8 +275,8 @@ def test_a_keeper_writes_no_bytecode_into_the_installation(tmp_path: Path, base:
     )
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "from slurm_colloc.host.keeper_client import Keeper\n"
-        "from slurm_colloc.host.keeper_messages import decode\n"
+        "from slurm_colloc.host.keeper.keeper_client import Keeper\n"
+        "from slurm_colloc.host.keeper.keeper_messages import decode\n"
         "keeper = Keeper.start(decode(sys.stdin.readline()), log=2)\n"
         "print(keeper.wait(float('inf')))\n"
     )

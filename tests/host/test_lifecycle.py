@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.control_groups import NAME, read_hierarchies
-from slurm_colloc.host.daemon_owner import DAEMON_GID
 from slurm_colloc.host.lifecycle import UNSAFE_PROLOG
-from slurm_colloc.host.processes import identify, is_alive
+from slurm_colloc.host.mps.daemon_limits import DAEMON_GID
+from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
+from slurm_colloc.host.system.node_processes import identify, is_alive
 
 from .hook_bed import (
     EXCLUSIVE_PROCESS,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.mps_control import read_peer
-from slurm_colloc.sandbox.simgpu.install import simulation_environment
+from slurm_colloc.host.mps.mps_control import read_peer
+from slurm_colloc.simgpu.install import simulation_environment
 
 from .hook_bed import (
     COMMENT,

@@ -16,20 +16,20 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.directories import DAEMON_LOG, Owner
-from slurm_colloc.host.mps import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps_control import (
+from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     MpsPrograms,
     build_daemon_environment,
     find_library_path,
     read_peer,
 )
-from slurm_colloc.host.mps_leftovers import recover, sweep
-from slurm_colloc.host.mps_options import MpsOptions
-from slurm_colloc.host.mps_server import wait_for_active
-from slurm_colloc.host.mps_stop import stop_daemon
-from slurm_colloc.host.processes import identify, list_session, read_uid
+from slurm_colloc.host.mps.mps_leftovers import recover, sweep
+from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
+from slurm_colloc.host.mps.stop_daemon import stop_daemon
+from slurm_colloc.host.mps.wait_for_server import wait_for_active
+from slurm_colloc.host.system.node_processes import identify, list_session, read_uid
+from slurm_colloc.host.system.own_directory import DAEMON_LOG, Owner
 
 from .conftest import GPU, PATIENCE_S, list_programs_below, write_program
 
@@ -263,7 +263,7 @@ def test_a_missing_program_is_a_reason(
     options: Options, programs: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This machine may have the programs where they are usually installed.
-    monkeypatch.setattr("slurm_colloc.host.mps_control.PROGRAM_DIRECTORIES", ())
+    monkeypatch.setattr("slurm_colloc.host.mps.mps_control.PROGRAM_DIRECTORIES", ())
     (programs / "nvidia-cuda-mps-server").unlink()
     with pytest.raises(NodeError, match="nvidia-cuda-mps-server is not installed"):
         start_daemon(options())

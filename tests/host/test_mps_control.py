@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.children import Outcome, run_program
-from slurm_colloc.host.mps_answers import (
+from slurm_colloc.host.mps.mps_answers import (
     Client,
     find_complaints,
     is_limit_shown,
@@ -20,7 +19,7 @@ from slurm_colloc.host.mps_answers import (
     parse_percentage,
     parse_ps,
 )
-from slurm_colloc.host.mps_control import (
+from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     MpsPrograms,
     build_daemon_environment,
@@ -29,7 +28,8 @@ from slurm_colloc.host.mps_control import (
     parse_pids,
     parse_server_status,
 )
-from slurm_colloc.host.processes import list_processes, read_environment_value
+from slurm_colloc.host.system.child_programs import Outcome, run_program
+from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
 
 from .conftest import write_program
 
@@ -135,7 +135,7 @@ def test_only_the_drivers_own_library_directory_is_passed_on(tmp_path: Path) -> 
 def test_a_missing_program_is_named_with_where_it_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_colloc.host.mps_control.PROGRAM_DIRECTORIES", ("/nowhere",))
+    monkeypatch.setattr("slurm_colloc.host.mps.mps_control.PROGRAM_DIRECTORIES", ("/nowhere",))
     with pytest.raises(NodeError, match=r"nvidia-cuda-mps-control is not installed.*nowhere"):
         find_programs(str(tmp_path))
     control = write_program(tmp_path / "nvidia-cuda-mps-control", "#!/bin/sh\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_colloc.host.mps_log import (
+from slurm_colloc.host.mps.mps_events import (
     ClientConnected,
     ClientDisconnected,
     FaultSeen,

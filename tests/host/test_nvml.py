@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.nvml import (
+from slurm_colloc.host.nvml.nvml_answer import find_doubt, parse_answer
+from slurm_colloc.host.nvml.nvml_query import (
     Gpu,
     GpuProcess,
     NvmlAnswer,
@@ -18,8 +19,7 @@ from slurm_colloc.host.nvml import (
     choose_job_gpus,
     probe_gpus,
 )
-from slurm_colloc.host.nvml_answer import find_doubt, parse_answer
-from slurm_colloc.host.processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
 
 UUIDS = tuple(f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd")
 

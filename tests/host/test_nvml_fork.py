@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.nvml_fork import ForkedQuestion
-from slurm_colloc.host.processes import identify
+from slurm_colloc.host.nvml.nvml_fork import ForkedQuestion
+from slurm_colloc.host.system.node_processes import identify
 
 from .conftest import PATIENCE_S
 from .test_nvml import BINDINGS, UUIDS, WHOLE

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.hook_job import HookJob
-from slurm_colloc.host.permission import Denied, check_permission, is_permitted
-from slurm_colloc.host.policy import Policy
-from slurm_colloc.model.token import parse_token
+from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission, is_permitted
+from slurm_colloc.model.comment_token import parse_token
 
 ROOT = str(Path(__file__).resolve().parents[2])
 JOB = HookJob("11", 1000, 1000, comment="my run [csub/1 mps]", partition="gpu", gpus=(0,))
@@ -68,9 +67,12 @@ def test_what_is_denied_has_a_reason_and_is_not_permitted(
     [
         # Loaded before the fork that gets NVML ready; before NVML is told to; before the daemon
         # is started.
-        ("host.nvml_fork", ("contextlib", "select", "signal", "dataclasses")),
-        ("host.lifecycle", ("subprocess", "socket", "ctypes", "slurm_colloc.host.mps_control")),
-        ("host.prolog", ("slurm_colloc.host.mps_log", "slurm_colloc.host.undoing")),
+        ("host.nvml.nvml_fork", ("contextlib", "select", "signal", "dataclasses")),
+        ("host.lifecycle", ("subprocess", "socket", "ctypes", "slurm_colloc.host.mps.mps_control")),
+        (
+            "host.hooks.prolog",
+            ("slurm_colloc.host.mps.mps_events", "slurm_colloc.host.hooks.undo_checkpoint"),
+        ),
     ],
 )
 def test_what_can_wait_is_loaded_later(loaded: str, late: tuple[str, ...]) -> None:

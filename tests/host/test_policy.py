@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.policy import LIMIT_BYTES, Policy, parse_plain_lines, read_policy
+from slurm_colloc.host.hooks.node_policy import LIMIT_BYTES, Policy, parse_plain_lines, read_policy
 from slurm_colloc.resources import data_path
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps_options import MpsOptions
-from slurm_colloc.host.prepared import (
+from slurm_colloc.host.hooks.prepared_daemon import (
     PreparedDaemon,
     PreparedSetup,
     adopt_daemon,
     read_prepared,
 )
-from slurm_colloc.runtime.prepared import choose_daemon, find_prepared
+from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.runtime.gpu.node_daemon import choose_daemon, find_prepared
 
 from .conftest import GPU, write_program
 
@@ -61,7 +61,7 @@ def read_as_user(run: Path) -> str:
     program = (
         "import sys\n"
         "from slurm_colloc.errors import NodeError\n"
-        "from slurm_colloc.host.prepared import read_prepared\n"
+        "from slurm_colloc.host.hooks.prepared_daemon import read_prepared\n"
         "try:\n"
         "    found = read_prepared(sys.argv[1], '11')\n"
         "    print('none' if found is None else found.mode)\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host import processes
-from slurm_colloc.host.processes import (
+from slurm_colloc.host.system import node_processes
+from slurm_colloc.host.system.node_processes import (
     ProcessId,
     identify,
     is_alive,
@@ -43,7 +43,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         def refuse(_pid: int) -> int:
             raise OSError(errno.ENOSYS, "pidfd_open")
 
-        monkeypatch.setattr(processes, "_pidfd_open", refuse)
+        monkeypatch.setattr(node_processes, "_pidfd_open", refuse)
 
 
 @pytest.mark.usefixtures("kernel")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host import processes, signals
-from slurm_colloc.host.process_groups import ControlGroup, Session
-from slurm_colloc.host.processes import Process, ProcessId, identify, is_alive
-from slurm_colloc.host.signals import GONE, SENT, SignalRecord, end_child, send_signal
+from slurm_colloc.host.system import node_processes, signals
+from slurm_colloc.host.system.node_processes import Process, ProcessId, identify, is_alive
+from slurm_colloc.host.system.process_groups import ControlGroup, Session
+from slurm_colloc.host.system.signals import GONE, SENT, SignalRecord, end_child, send_signal
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start
@@ -43,7 +43,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         def refuse(_pid: int) -> int:
             raise OSError(errno.ENOSYS, "pidfd_open")
 
-        monkeypatch.setattr(processes, "_pidfd_open", refuse)
+        monkeypatch.setattr(node_processes, "_pidfd_open", refuse)
 
 
 class Anything:

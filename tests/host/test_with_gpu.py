@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slurm_colloc.host.keeper_client import Keeper
-from slurm_colloc.host.keeper_messages import (
+from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ControlProved,
     DaemonDied,
@@ -32,14 +32,14 @@ from slurm_colloc.host.keeper_messages import (
     Stopped,
     Terminated,
 )
-from slurm_colloc.host.mps_control import find_programs
-from slurm_colloc.host.mps_options import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.host.mps_support import build_member_environment, judge_support
-from slurm_colloc.host.nvml import NvmlAnswer, choose_job_gpus, probe_gpus
-from slurm_colloc.host.processes import identify
-from slurm_colloc.sandbox.simgpu.build import NoCompiler
-from slurm_colloc.sandbox.simgpu.install import make_simulation, simulation_environment
-from slurm_colloc.sandbox.simgpu.models import H200
+from slurm_colloc.host.mps.mps_control import find_programs
+from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
+from slurm_colloc.host.mps.mps_support import build_member_environment, judge_support
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.simgpu.gpu_models import H200
+from slurm_colloc.simgpu.install import make_simulation, simulation_environment
+from slurm_colloc.simgpu.nvml.build_library import NoCompiler
 
 from .conftest import PATIENCE_S, end_programs_below
 

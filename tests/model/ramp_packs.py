@@ -6,9 +6,9 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from slurm_colloc.model.ramp import Ramp
-from slurm_colloc.model.ramp_decision import Decision, Outlook
-from slurm_colloc.model.ramp_sight import Sight
+from slurm_colloc.model.degree.ramp_decision import Decision, Outlook
+from slurm_colloc.model.degree.ramp_look import Sight
+from slurm_colloc.model.degree.ramp_rules import Ramp
 
 LOOK_S = 2.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.dependency import (
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.sbatch.dependency import (
     Condition,
     Dependency,
     Outlook,
@@ -16,7 +17,6 @@ from slurm_colloc.model.dependency import (
     remove_job,
     render_for_slurm,
 )
-from slurm_colloc.model.member import MemberState
 
 OK, ANY = "afterok", "afterany"
 

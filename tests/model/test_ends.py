@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.ends import EndCause, choose_plain_cause
+from slurm_colloc.model.end_causes import EndCause, choose_plain_cause
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 
 

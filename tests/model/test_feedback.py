@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.feedback import Compared, Feedback, learn
+from slurm_colloc.model.prediction_feedback import Compared, Feedback, learn
 from slurm_colloc.model.profile import Observation, ProfileRecord
 
 OVERSHOOT = 1.15

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.mail import (
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.sbatch.mail_types import (
     MailEvent,
     MailRequest,
     build_subject,
@@ -14,7 +15,6 @@ from slurm_colloc.model.mail import (
     format_mail_time,
     parse_mail_types,
 )
-from slurm_colloc.model.member import ExitCode, MemberState
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.probing import (
+from slurm_colloc.model.degree.probe_window import (
     BESIDE_WAITING,
     BY_ITSELF,
     Patience,
@@ -15,6 +14,7 @@ from slurm_colloc.model.probing import (
     find_obstacle_to_probe,
     judge_window,
 )
+from slurm_colloc.model.job import Job
 
 JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
 

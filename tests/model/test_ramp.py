@@ -11,19 +11,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.ramp import (
+from slurm_colloc.model.degree.ramp_decision import (
+    NEW_LOOK_S,
+    Outlook,
+    RampState,
+    format_ordinal,
+    is_ramp_reason,
+)
+from slurm_colloc.model.degree.ramp_look import Measured, Sight
+from slurm_colloc.model.degree.ramp_noise import GAIN_LEAST
+from slurm_colloc.model.degree.ramp_rules import (
     SETTLE_MOST_S,
     START_MOST_S,
     WATCH_WINDOW_S,
     WATCH_WINDOWS,
     Ramp,
 )
-from slurm_colloc.model.ramp_decision import Outlook, RampState, format_ordinal, is_ramp_reason
-from slurm_colloc.model.ramp_memory import NEW_LOOK_S
-from slurm_colloc.model.ramp_noise import GAIN_LEAST
-from slurm_colloc.model.ramp_sight import Measured, Sight
-from slurm_colloc.model.ramp_steps import choose_step, compute_room
-from slurm_colloc.model.ramp_window import FIRST_STEP_S
+from slurm_colloc.model.degree.ramp_steps import choose_step, compute_room
+from slurm_colloc.model.degree.ramp_window import FIRST_STEP_S
 
 from .ramp_packs import Member, SimulatedPack
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.ramp_decision import RampState
-from slurm_colloc.model.ramp_noise import (
+from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.degree.ramp_look import Measured, Sight
+from slurm_colloc.model.degree.ramp_noise import (
     BASE_WINDOW_S,
     GAIN_LEAST,
     LONG_WINDOW_S,
     choose_window_s,
     may_be_noise,
 )
-from slurm_colloc.model.ramp_sight import Measured, Sight
-from slurm_colloc.model.ramp_window import MIN_WINDOW_S, Track
+from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, Track
 
 from .ramp_packs import Member, SimulatedPack
 from .test_ramp import members, slow_down

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.ramp import Ramp
-from slurm_colloc.model.ramp_decision import Decision, Outlook, RampState
-from slurm_colloc.model.ramp_sight import Measured, Sight
-from slurm_colloc.model.ramp_window import Track
+from slurm_colloc.model.degree.ramp_decision import Decision, Outlook, RampState
+from slurm_colloc.model.degree.ramp_look import Measured, Sight
+from slurm_colloc.model.degree.ramp_rules import Ramp
+from slurm_colloc.model.degree.ramp_window import Track
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200" / "uneven-seven.csv"
 SOLO_STEPS_PER_S = 114.7

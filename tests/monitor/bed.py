@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.runtime.launch import WRAPPER
-from slurm_colloc.store.samples import latest_path, list_sample_files, monitor_path
-from slurm_colloc.store.setup import Setup, write_setup
+from slurm_colloc.runtime.launch.step_command import WRAPPER
+from slurm_colloc.store.pack.node_setup import Setup, write_setup
+from slurm_colloc.store.pack.sample_files import latest_path, list_sample_files, monitor_path
 
 from ..simgpu.conftest import Simulation, wait_until
 

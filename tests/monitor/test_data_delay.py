@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.cli.look.report_command import render_csv
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.summary import build_summary
-from slurm_colloc.report.summary_csv import render_csv
-from slurm_colloc.store.directory import NewPack, write_ended
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.setup import Setup, write_setup
-from slurm_colloc.store.states import StateRecord, begin_attempt, write_state
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.node_setup import Setup, write_setup
+from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
 
 from ..instrument.bed import ROOT, build_environment
 from ..simgpu.conftest import Simulation, wait_until

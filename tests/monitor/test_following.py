@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.progress_regex import LONGEST, parse_progress_regex
-from slurm_colloc.monitor.following import Follower, Following, TooSlow, limited_cpu
-from slurm_colloc.store.counters import read_member_progress
-from slurm_colloc.store.following import (
+from slurm_colloc.monitor.progress_lines import Follower, Following, TooSlow, limited_cpu
+from slurm_colloc.store.pack.progress_counters import read_member_progress
+from slurm_colloc.store.pack.progress_outputs import (
     FollowRequest,
     read_follow_request,
     write_follow_request,
 )
+from slurm_colloc.submission.jobs.call_jobs import LONGEST, parse_progress_regex
 
 from .bed import Bed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.monitor.latest import Latest, Point, compute_rate, find_window, is_steady
+from slurm_colloc.monitor.latest_figures import Latest, Point, compute_rate, find_window, is_steady
 
 
 def make_rows(rate: float, seconds: int, *, first: float = 2.0, until: float = 1e9) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.instrument import layout
-from slurm_colloc.store.samples import GPU_COLUMNS, MEMBER_COLUMNS
+from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..simgpu.conftest import wait_until
 from .bed import Bed

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from slurm_colloc.monitor import pieces
-from slurm_colloc.monitor.pieces import SampleFiles
-from slurm_colloc.store.samples import (
+from slurm_colloc.monitor import parquet_pieces
+from slurm_colloc.monitor.parquet_pieces import SampleFiles
+from slurm_colloc.store.pack.sample_files import (
     MEMBER_COLUMNS,
     TABLES,
     Piece,
@@ -131,7 +131,7 @@ class Killed(BaseException):
 def test_a_kill_at_any_moment_leaves_every_row_once(
     pack: str, call: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "MERGE_AFTER", 3)
+    monkeypatch.setattr(parquet_pieces, "MERGE_AFTER", 3)
     first = SampleFiles(pack, "gpu", parquet)
     write(first, 1, 2)
     first.close()
@@ -173,7 +173,7 @@ def test_what_cannot_be_written_is_kept(pack: str, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(pieces, "_settle", full)
+        context.setattr(parquet_pieces, "_settle", full)
         files.add({"at": 1.0})
         with pytest.raises(OSError, match="No space"):
             files.write_piece()
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_kept(pack: str, monkeypatch: pytest.MonkeyPat
 def test_memory_does_not_grow_for_ever_on_a_full_disk(
     pack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "MOST_ROWS", 5)
+    monkeypatch.setattr(parquet_pieces, "MOST_ROWS", 5)
     files = SampleFiles(pack, "gpu", parquet)
     for number in range(8):
         files.add({"at": float(number)})

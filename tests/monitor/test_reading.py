@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.monitor import process_table
-from slurm_colloc.monitor.gaps import MOST_GAPS, Gaps
 from slurm_colloc.monitor.member_reading import Growing
+from slurm_colloc.monitor.monitor_record import MOST_GAPS, Gaps
 from slurm_colloc.monitor.process_table import ProcessTable, read_inner_pid, read_stat
 from slurm_colloc.monitor.step_group import StepGroup
 

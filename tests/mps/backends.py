@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.processes import ProcessId, identify
-from slurm_colloc.sandbox.simgpu.records import Gpu
-from slurm_colloc.sandbox.simgpu.state import Node
+from slurm_colloc.host.system.node_processes import ProcessId, identify
+from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from slurm_colloc.host.processes import identify
-from slurm_colloc.sandbox.simgpu.mps_serving import compute_linked
+from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.simgpu.mps.server_clients import compute_linked
 
 from .backends import PATIENCE_S, ClientProcess, Mps
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.processes import identify
+from slurm_colloc.host.system.node_processes import identify
 
 from .backends import HANG_S, PATIENCE_S, Mps, read_stat
 

@@ -24,7 +24,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
-from slurm_colloc.submission.request import build_request_options, group_into_batches
+from slurm_colloc.submission.packs.sbatch_options import build_request_options, group_into_batches
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,

@@ -15,9 +15,9 @@ from slurm_colloc.planning.predict.pack_costs import Costs
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search import exact_search, local_search, pack_search
+from slurm_colloc.planning.search.local_search import merge
 from slurm_colloc.planning.search.member_exchange import improve
 from slurm_colloc.planning.search.pack_dissolving import dissolve
-from slurm_colloc.planning.search.pack_merging import merge
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,

@@ -18,10 +18,9 @@ from slurm_colloc.planning.limits.broken_limits import Weighing, format_above
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.pair_reasons import PairReasons
 from slurm_colloc.planning.limits.separate_pairs import count_pairs_apart, explain_pairs
-from slurm_colloc.planning.mig_instances import compute_mig_memory_share
 from slurm_colloc.planning.plan_packs import TIME_RATIO, ask, find_keys, plan
 from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.priced_packs import Limits, Subject, compute_mig_memory_share
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, Plan, SharingMode
-from slurm_colloc.model.waits import PastJob, WaitTable, build_wait_table
+from slurm_colloc.model.queue_waits import PastJob, WaitTable, build_wait_table
 from slurm_colloc.planning.predict.queue_gain import choose_by_queue, foresee
 
 WAITS = build_wait_table(

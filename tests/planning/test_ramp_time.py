@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from slurm_colloc.model.degree.ramp_decision import STAGE_S
 from slurm_colloc.model.plan import PackPlan, SharingMode
-from slurm_colloc.model.ramp_decision import STAGE_S
 from slurm_colloc.planning.job_needs import Need
 from slurm_colloc.planning.pack_request import RAMP_MOST_S, Prediction, build_pack
 

@@ -17,9 +17,9 @@ from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_usable_gpu_memory_mb,
 )
-from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.report.plan_figures import compute_plan_figures
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, compute_instance_mb
+from slurm_colloc.report.plan.plan_figures import compute_plan_figures
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from slurm_colloc.store.directory import read_pack
-from slurm_colloc.store.packs import write_job_index
+from slurm_colloc.store.all_packs import write_job_index
+from slurm_colloc.store.pack.pack_directory import read_pack
 
 from ..gpu.comparison import parse_counters, read_between
 

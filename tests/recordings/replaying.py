@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.summary import Summary, build_summary, write_summary
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 
 from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
@@ -40,7 +41,7 @@ class Replay:
             pack = self.packs[name] = RECORDED[name].place(self.state)
             self.summaries[name] = build_summary(pack, self.state)
             # The first teaches the usage profile that the next ones find.
-            assert write_summary(pack) == []
+            assert learn_from_pack(pack) == []
 
     def csub(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {

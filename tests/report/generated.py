@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
-from slurm_colloc.store.directory import NewPack, write_ended
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.samples import GPU_COLUMNS, MEMBER_COLUMNS
-from slurm_colloc.store.setup import Setup, write_setup
-from slurm_colloc.store.states import GpuUse, StateRecord, begin_attempt, write_state
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.node_setup import Setup, write_setup
+from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
+from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..store.builders import build_member, build_pack
 

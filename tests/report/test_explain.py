@@ -7,12 +7,11 @@ import re
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.ends import EndCause
+from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import FINAL_STATES, MemberState
-from slurm_colloc.report.explain import explain_word
-from slurm_colloc.report.meanings import CAUSES, HELD, MEANINGS
-from slurm_colloc.report.reasons import REASONS, describe_reason, find_reason
-from slurm_colloc.report.why import describe_request, read_start
+from slurm_colloc.report.state_meanings import CAUSES, HELD, MEANINGS, explain_word
+from slurm_colloc.report.waiting_reasons import REASONS, describe_reason, find_reason
+from slurm_colloc.report.why_line import describe_request, read_start
 
 
 @pytest.mark.parametrize("state", MemberState)
@@ -30,7 +29,7 @@ def test_every_state_is_explained_with_what_comes_next_and_what_can_be_done(
 
 
 def test_the_commands_that_are_named_exist() -> None:
-    from slurm_colloc.cli.app import app
+    from slurm_colloc.cli.subcommands import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands
              if command.callback is not None}  # fmt: skip

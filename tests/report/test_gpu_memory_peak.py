@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from slurm_colloc.report.samples import StartSamples
+from slurm_colloc.report.summary.pack_samples import StartSamples
 
 
 def read_peak(values: list[float | None], row_s: float = 1.0) -> float | None:

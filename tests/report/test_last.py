@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound
-from slurm_colloc.report.last import find_last
-from slurm_colloc.store.directory import NewPack, write_joiner
-from slurm_colloc.store.inbox import claim_number, enter
-from slurm_colloc.store.packs import State
+from slurm_colloc.report.last_submission import find_last
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.inbox import claim_number, enter
+from slurm_colloc.store.pack.pack_directory import NewPack, write_joiner
 
 from ..store.builders import build_member, build_pack
 

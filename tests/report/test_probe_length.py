@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
 from slurm_colloc.metrics.rates import Progress, compute_rate, select_within, settle
-from slurm_colloc.model.probing import BESIDE_WAITING, BY_ITSELF, ProbeProgress, judge_window
-from slurm_colloc.monitor.latest import Latest
-from slurm_colloc.report.solo import ALONE_LEAST_S
+from slurm_colloc.model.degree.probe_window import (
+    BESIDE_WAITING,
+    BY_ITSELF,
+    ProbeProgress,
+    judge_window,
+)
+from slurm_colloc.monitor.latest_figures import Latest
+from slurm_colloc.report.summary.solo_rates import ALONE_LEAST_S
 
 BEGIN = 1000.0
 UNEVEN = Path(__file__).parents[1] / "recordings" / "h200" / "uneven.csv"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.runs import read_run
-from slurm_colloc.report.summary import read_summary
-from slurm_colloc.store.profiles import list_profiles
+from slurm_colloc.report.summary.pack_run import read_run
+from slurm_colloc.report.summary.pack_summary import read_summary
+from slurm_colloc.store.learned.profiles import list_profiles
 
 from ..gpu.comparison import (
     compute_mean,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.cli.look.report_command import render_csv
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.summary import build_summary
-from slurm_colloc.report.summary_csv import render_csv
+from slurm_colloc.report.summary.pack_summary import build_summary
 
 from .generated import Truth, make_gpu_rows, make_pack
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.degree.ramp_decision import Decision, RampState
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
-from slurm_colloc.model.ramp_decision import Decision, RampState
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.report.explain import explain_member
-from slurm_colloc.report.show import render_pack
-from slurm_colloc.report.survey import PackView, survey_packs
-from slurm_colloc.report.why import Facts, explain_why
-from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store.directory import read_spec, write_ended, write_spec
-from slurm_colloc.store.holds import write_held
-from slurm_colloc.store.kills import RunnerKill, write_kill
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.ramp import RampRecord, write_ramp
-from slurm_colloc.store.states import Retries, StateRecord, begin_attempt, write_state
+from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.show_view import render_pack
+from slurm_colloc.report.state_meanings import explain_member
+from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_states import Retries, StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.pack_directory import read_spec, write_ended, write_spec
+from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
+from slurm_colloc.store.pack.runner_kills import RunnerKill, write_kill
 
 from ..store.builders import build_pack
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.host.nvml_answer import Gpu, GpuProcess, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_answer import Gpu, GpuProcess, NvmlAnswer
 from slurm_colloc.model.examination import NvmlLook
-from slurm_colloc.runtime.examine import judge_nvml, look_at_tmpdir, try_step
+from slurm_colloc.runtime.programs.examine_node import judge_nvml, look_at_tmpdir, try_step
 
 UUIDS = tuple(f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(2))
 

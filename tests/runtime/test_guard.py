@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
-from slurm_colloc.runtime.kinship import read_parent
+from slurm_colloc.runtime.gpu.mps_clients import read_parent
 
 ROOT = Path(slurm_colloc.__file__).parents[1]
 
 _RUN = """
 import os, signal, sys, time
-from slurm_colloc.runtime.guard import stand_guard
+from slurm_colloc.runtime.pack.guard import stand_guard
 heard = []
 def revive(number):
     print("killed by", number, flush=True)
@@ -164,7 +164,7 @@ def test_orphans_of_a_living_runner_are_collected() -> None:
     # An orphan that ended, and would stay as a zombie below a guard that does not look.
     program = """
 import os, sys, time
-from slurm_colloc.runtime.guard import stand_guard
+from slurm_colloc.runtime.pack.guard import stand_guard
 stand_guard(lambda number: False)
 read_end, write_end = os.pipe()
 if os.fork() == 0:
@@ -192,6 +192,6 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
     argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
     told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(
-        ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.guard",
-         "slurm_colloc.runtime.__main__"]
+        ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.pack",
+         "slurm_colloc.runtime.pack.guard", "slurm_colloc.runtime.__main__"]
     )  # fmt: skip

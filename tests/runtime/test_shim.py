@@ -13,16 +13,16 @@ import pytest
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.shim import (
+from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_real_command, write_shims
+from slurm_colloc.runtime.programs.shim import (
     own_job_ids,
     rewrite_srun,
     translate_scancel,
     translate_scontrol,
 )
-from slurm_colloc.runtime.shims import SHIMMED, find_real_command, write_shims
-from slurm_colloc.store.files import write_json
-from slurm_colloc.store.records import MemberSpec, build_spec_mapping
-from slurm_colloc.store.requests import Action, Request, take_requests
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
+from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
 
 INSIDE = {
     "PATH": "/bin",
@@ -214,7 +214,7 @@ def run(environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[
 def test_a_shim_writes_no_bytecode_under_the_limits_of_a_script(inside: dict[str, str]) -> None:
     shims = Path(inside["PATH"].split(":")[0])
     for name in SHIMMED:
-        assert f" -IB -m slurm_colloc.runtime.shim {name} " in (shims / name).read_text()
+        assert f" -IB -m slurm_colloc.runtime.programs.shim {name} " in (shims / name).read_text()
 
 
 def test_a_shim_hands_over_to_the_real_command_behind_it(inside: dict[str, str]) -> None:

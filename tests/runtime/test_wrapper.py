@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.runtime.launch import build_launch, build_wrapper_argv
+from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
 
 PATIENCE_S = 60
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from slurm_colloc.sandbox.app import main
 from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.sandbox.sandbox_command import main
 
 
 @pytest.mark.smoke

@@ -15,14 +15,14 @@ import pytest
 from slurm_colloc.errors import NotFound, SlurmError, StateError, UsageProblem
 from slurm_colloc.sandbox.cgroups import find_node_groups
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.processes import (
+from slurm_colloc.sandbox.sandbox_processes import (
     list_processes,
     read_environment,
     send_signal,
     wait_until,
 )
-from slurm_colloc.sandbox.record import read_record, write_record
-from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.sandbox.sandbox_record import read_record, write_record
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
 pytestmark = pytest.mark.slurm
 
@@ -253,7 +253,7 @@ import os, signal
 from pathlib import Path
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.spec import SandboxSpec
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 start = daemons.start_daemon
 def interrupted(name, argv, layout):
     start(name, argv, layout)

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.sandbox.cgroups import CgroupSupport
-from slurm_colloc.sandbox.configuration import (
+from slurm_colloc.sandbox.installation import parse_version
+from slurm_colloc.sandbox.sandbox_spec import (
+    Layout,
+    SandboxSpec,
+    check_directory_name,
+    choose_directory,
+    choose_node_names,
+)
+from slurm_colloc.sandbox.sandbox_status import count_gpus, parse_nodes
+from slurm_colloc.sandbox.slurm_conf import (
     ClusterPlan,
     Host,
     NodePlan,
@@ -17,15 +26,6 @@ from slurm_colloc.sandbox.configuration import (
     render_gres_conf,
     render_slurm_conf,
 )
-from slurm_colloc.sandbox.installation import parse_version
-from slurm_colloc.sandbox.spec import (
-    Layout,
-    SandboxSpec,
-    check_directory_name,
-    choose_directory,
-    choose_node_names,
-)
-from slurm_colloc.sandbox.status import count_gpus, parse_nodes
 
 DIRECTORY = Path("/var/tmp/box")
 PLAN = ClusterPlan(

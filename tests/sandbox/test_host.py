@@ -11,9 +11,9 @@ import pytest
 
 from slurm_colloc.errors import SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.sandbox.cgroups import detect_cgroups, find_node_groups, remove_groups
-from slurm_colloc.sandbox.gpus import choose_gpu_files, find_real_gpus, make_fake_gpus
+from slurm_colloc.sandbox.daemons import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc.sandbox.installation import find_installation, find_plugin_directory
-from slurm_colloc.sandbox.ports import choose_free_ports, is_port_free, is_port_listening
+from slurm_colloc.sandbox.sandbox_gpus import choose_gpu_files, find_real_gpus, make_fake_gpus
 
 V1 = ("cpuset", "memory", "devices", "freezer", "cpuacct")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.processes import wait_until
+from slurm_colloc.sandbox.sandbox_processes import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from slurm_colloc.sandbox.processes import list_processes, read_environment, wait_until
+from slurm_colloc.sandbox.sandbox_processes import list_processes, read_environment, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -59,7 +59,8 @@ def test_an_ordinary_user_brings_up_uses_and_takes_down_a_cluster(
     assert slurm is None
     user = user_python.user
     environment = {**user_python.environment, "XDG_STATE_HOME": str(state)}
-    code = "import sys; from slurm_colloc.sandbox.app import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from slurm_colloc.sandbox.sandbox_command import main; "
+    code += "sys.exit(main(sys.argv[1:]))"
 
     def csub(*words: str) -> str:
         argv = [user_python.program, "-c", code, *words]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.processes import (
+from slurm_colloc.sandbox.sandbox_processes import (
     ProcessId,
     find_descendants,
     find_own_line,

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.sandbox.simgpu.install import (
+from slurm_colloc.simgpu.gpu_models import A100_40, H200, GpuModel
+from slurm_colloc.simgpu.install import (
     make_simulation,
     simulation_environment,
     snapshot,
 )
-from slurm_colloc.sandbox.simgpu.models import A100_40, H200, GpuModel
-from slurm_colloc.sandbox.simgpu.state import Node
+from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 PATIENCE_S = 60.0
 NOBODY = 65534

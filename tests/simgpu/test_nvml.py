@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.sandbox.simgpu.install import DRIVER_VERSION
+from slurm_colloc.simgpu.install import DRIVER_VERSION
 
 from .conftest import Simulation, wait_until
 

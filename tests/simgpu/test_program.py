@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from slurm_colloc.sandbox.simgpu.context import choose_devices
-from slurm_colloc.sandbox.simgpu.records import COMPUTE_MODES
+from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
+from slurm_colloc.simgpu.training.cuda_context import choose_devices
 
 from .conftest import Simulation, wait_until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.sandbox.simgpu.sharing import (
+from slurm_colloc.simgpu.training.shared_speed import (
     Load,
     compute_rates,
     compute_use,

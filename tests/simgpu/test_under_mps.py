@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.simgpu.records import COMPUTE_MODES
+from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
 
 from .conftest import PATIENCE_S, Simulation, wait_until
 

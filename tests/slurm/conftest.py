@@ -19,11 +19,11 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.spec import SandboxSpec
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.probe import find_pyslurm
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
 from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 from . import scenario
 

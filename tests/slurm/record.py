@@ -26,9 +26,9 @@ from slurm_colloc.errors import SlurmError
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import parse_version
-from slurm_colloc.sandbox.processes import list_processes
-from slurm_colloc.sandbox.spec import SandboxSpec
-from slurm_colloc.slurm import client, commands
+from slurm_colloc.sandbox.sandbox_processes import list_processes
+from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc.slurm import run_command, slurm_commands
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
 from tests.slurm import scenario
 
@@ -49,8 +49,10 @@ class Recorder:
 
     def __call__(
         self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, **_: Any
-    ) -> commands.Output:
-        env = commands.build_client_environment(os.environ) if environment is None else environment
+    ) -> run_command.Output:
+        env = (
+            run_command.build_client_environment(os.environ) if environment is None else environment
+        )
         ended = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
         stdout = ended.stdout
         if argv[-2:] == ["show", "config"] or tuple(argv[-2:]) == ("show", "config"):
@@ -64,8 +66,8 @@ class Recorder:
         )
         (self.folder / f"{self.name}.txt").write_text(self.replace(text))
         if ended.returncode:
-            raise commands.build_slurm_error(argv, ended.returncode, ended.stderr)
-        return commands.Output(ended.stdout, ended.stderr)
+            raise run_command.build_slurm_error(argv, ended.returncode, ended.stderr)
+        return run_command.Output(ended.stdout, ended.stderr)
 
     def record(self, name: str, question: Callable[[], object]) -> None:
         self.name = name
@@ -111,8 +113,8 @@ def record_all(sandbox: Sandbox) -> None:
         return re.sub(r"\b(UserId|GroupId)=\w+\(\d+\)", r"\1=ada(1000)", text)
 
     recorder = Recorder(folder, replace)
-    vars(client)["run_slurm"] = recorder
-    slurm = client.SlurmCommands()
+    vars(slurm_commands)["run_slurm"] = recorder
+    slurm = slurm_commands.SlurmCommands()
     (folder / "jobs.json").write_text(json.dumps(jobs, indent=1) + "\n")
     ask = recorder.record
     record_pyslurm(folder, replace)
@@ -139,7 +141,10 @@ def record_all(sandbox: Sandbox) -> None:
 
 
 def record_silence(
-    sandbox: Sandbox, recorder: Recorder, slurm: client.SlurmCommands, jobs: Mapping[str, str]
+    sandbox: Sandbox,
+    recorder: Recorder,
+    slurm: slurm_commands.SlurmCommands,
+    jobs: Mapping[str, str],
 ) -> None:
     """A controller that does not answer, one that is away, and no configuration."""
     ask = recorder.record
@@ -161,7 +166,7 @@ def record_silence(
 
 
 def record_pyslurm(folder: Path, replace: Callable[[str], str]) -> None:
-    from slurm_colloc.slurm.probe import find_pyslurm
+    from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
 
     finding = find_pyslurm(os.environ, "")
     if finding.obstacle:

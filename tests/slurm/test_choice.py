@@ -15,15 +15,15 @@ import pytest
 
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.choice import describe_access, open_slurm
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.probe import Finding, parse_release
+from slurm_colloc.slurm.choose_access import describe_access, open_slurm
+from slurm_colloc.slurm.probe_pyslurm import Finding, parse_release
 from slurm_colloc.slurm.pyslurm_backend import (
     FOREIGN_JOBS_MAX,
     JOB_FIELDS,
     PyslurmAccess,
     render_duration,
 )
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 from .conftest import RECORDED, build_library
 
@@ -295,9 +295,9 @@ def test_every_release_of_the_recordings_is_complete() -> None:
 
 
 def test_the_way_to_slurm_imports_nothing_of_pyslurm() -> None:
-    code = "import sys, slurm_colloc.slurm.choice; print(*sys.modules)"
+    code = "import sys, slurm_colloc.slurm.choose_access; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "slurm_colloc.slurm.choice" in loaded
-    assert not {"pyslurm", "slurm_colloc.slurm.probe", "importlib.metadata"} & set(loaded)
+    assert "slurm_colloc.slurm.choose_access" in loaded
+    assert not {"pyslurm", "slurm_colloc.slurm.probe_pyslurm", "importlib.metadata"} & set(loaded)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.waits import LEAST_JOBS, PastJob, build_wait_table, choose_bucket
-from slurm_colloc.slurm.history import count_gpus, parse_history, read_history
+from slurm_colloc.model.queue_waits import LEAST_JOBS, PastJob, build_wait_table, choose_bucket
+from slurm_colloc.slurm.accounting import count_gpus, parse_history, read_history
 
 TEXT = """\
 billing=4,cpu=4,gres/gpu:h200=1,gres/gpu=1,mem=16G,node=1|60|1760000000|1760000090|Dependency

@@ -10,9 +10,9 @@ import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
 from slurm_colloc.sandbox import daemons
-from slurm_colloc.sandbox.processes import list_processes
-from slurm_colloc.slurm.access import SlurmAccess
-from slurm_colloc.slurm.client import SlurmCommands
+from slurm_colloc.sandbox.sandbox_processes import list_processes
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 from . import contract, scenario
 from .conftest import Live

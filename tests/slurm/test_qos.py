@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.qos import Association, Qos, QosTable
-from slurm_colloc.slurm.qos import parse_associations, parse_partitions, parse_qos, read_qos
-from slurm_colloc.store.qos import keep_qos, read_kept_qos
-from slurm_colloc.submission.qos import look_up_max_wall_s
+from slurm_colloc.model.qos_limits import Association, Qos, QosTable
+from slurm_colloc.slurm.accounting import parse_associations, parse_partitions, parse_qos, read_qos
+from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
+from slurm_colloc.submission.plan.target_nodes import look_up_max_wall_s
 
 QOS = """\
 normal|1-00:00:00|

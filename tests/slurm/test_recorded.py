@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.commands import build_slurm_error
+from slurm_colloc.slurm.run_command import build_slurm_error
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 from . import contract, scenario
 from .conftest import Recording

@@ -1,9 +1,9 @@
 """A model of joining, starting, sweeping and submitting again: actors that are interleaved at
 every step and killed between any two, on packs and a Slurm of dictionaries.
 
-Each actor does its steps in the order of the code that it stands for (submission.joining,
-runtime.__main__, submission.sweep, endings and resubmission). `Rules` names what that order is
-for; a test turns one rule off after the other and expects a broken promise.
+Each actor does its steps in the order of the code that it stands for (submission.join.join_pack,
+runtime.__main__, submission.upkeep.sweep, endings and resubmission). `Rules` names what that order
+is for; a test turns one rule off after the other and expects a broken promise.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, ModeModel
-from slurm_colloc.store.calibration_format import build_calibration_mapping, parse_calibration
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,
@@ -26,6 +25,10 @@ from slurm_colloc.store.calibrations import (
     shipped_folder,
     user_folder,
     write_calibration,
+)
+from slurm_colloc.store.learned.calibration_format import (
+    build_calibration_mapping,
+    parse_calibration,
 )
 
 H200 = "NVIDIA H200"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store import files
-from slurm_colloc.store.files import make_directory, read_json, write_atomic, write_json
+from slurm_colloc.store import atomic_files
+from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
 
 
 def test_a_file_is_private_and_holds_what_was_written(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ _WRITE_UNDER_A_LIMIT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.files import write_atomic
+from slurm_colloc.store.atomic_files import write_atomic
 try:
     write_atomic(sys.argv[1], b"x" * 10_000)
 except StateError as error:
@@ -74,7 +74,7 @@ def test_a_full_disk_is_told_with_what_to_do(small_disk: Path) -> None:
     program = (
         "import os, sys\n"
         "from slurm_colloc.errors import StateError\n"
-        "from slurm_colloc.store.files import write_atomic\n"
+        "from slurm_colloc.store.atomic_files import write_atomic\n"
         "try:\n"
         "    write_atomic(sys.argv[1] + '/file', b'x' * 200_000)\n"
         "except StateError as error:\n"
@@ -187,7 +187,7 @@ def test_a_file_that_is_larger_than_it_says_is_not_read_on_and_on(
     # As one that grows while it is read: its size is said to be 0.
     path = Path("/proc/self/status")
     assert path.stat().st_size == 0
-    assert files.read_bytes(path)
-    monkeypatch.setattr(files, "_BYTES_MOST", 10)
+    assert atomic_files.read_bytes(path)
+    monkeypatch.setattr(atomic_files, "_BYTES_MOST", 10)
     with pytest.raises(OSError, match="File too large"):
-        files.read_bytes(path)
+        atomic_files.read_bytes(path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.files import write_json
-from slurm_colloc.store.kills import (
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.runner_kills import (
     RunnerKill,
     find_kill,
     forget_kill,

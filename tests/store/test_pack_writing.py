@@ -13,19 +13,20 @@ import pytest
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store import inbox, pack_reading, packs
-from slurm_colloc.store.directory import (
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store import all_packs, pack_reading
+from slurm_colloc.store.all_packs import State, make_submission_id
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
     list_members,
     read_ended,
     read_slurm_job_id,
     read_spec,
 )
-from slurm_colloc.store.packs import State, make_submission_id
-from slurm_colloc.submission.hooks import PACK_TOKEN
-from slurm_colloc.submission.sweep import OpenPack, look_at_open_packs, sweep
+from slurm_colloc.submission.packs.hook_token import PACK_TOKEN
+from slurm_colloc.submission.upkeep.sweep import OpenPack, look_at_open_packs, sweep
 
 from .builders import ENVIRONMENT, SCRIPT, build_pack
 
@@ -181,9 +182,9 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from builders import build_pack
-from slurm_colloc.store import files, packs
+from slurm_colloc.store import all_packs
 
-state = packs.State(Path(sys.argv[1]))
+state = all_packs.State(Path(sys.argv[1]))
 state.prepare()
 left = int(sys.argv[2])
 
@@ -219,7 +220,7 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else writes here: what is unfinished is so for good.
-    for module in (packs, pack_reading):
+    for module in (all_packs, pack_reading):
         monkeypatch.setattr(module, "UNFINISHED_S", -1.0)
     whole = run_killed(state, 10_000)
     assert whole.returncode == 0, whole.stderr
@@ -257,7 +258,7 @@ def test_a_child_that_inherits_the_lock_keeps_the_sweep_away(state: State) -> No
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
         "from builders import build_pack\n"
-        "from slurm_colloc.store.packs import State\n"
+        "from slurm_colloc.store.all_packs import State\n"
         "state = State(Path(sys.argv[1]))\n"
         "with state.writing([build_pack('s')]) as lock:\n"
         "    child = subprocess.Popen(['sleep', '120'], pass_fds=[lock], stdout=-3, stderr=-3)\n"

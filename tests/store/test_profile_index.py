@@ -11,11 +11,10 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.profile import RUN_MOST_S, Observation, ProfileRecord, RunningStatistics
-from slurm_colloc.store.locks import hold_lock
-from slurm_colloc.store.profile_index import ProfileNames
-from slurm_colloc.store.profiles import (
-    add_observations,
-    forget_profiles,
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.learned.profile_index import ProfileNames
+from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles
+from slurm_colloc.store.learned.profiles import (
     list_profiles,
     profile_path,
     read_family,
@@ -111,7 +110,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(
     def refuse(path: object) -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("slurm_colloc.store.profile_index.os.listdir", refuse)
+    monkeypatch.setattr("slurm_colloc.store.learned.profile_index.os.listdir", refuse)
     told = f"cannot read {folder}: Permission denied"
     names = ProfileNames(tmp_path)
     assert list_profiles(tmp_path, names) == ([], [told])
@@ -175,14 +174,14 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("slurm_colloc.store.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("slurm_colloc.store.atomic_files.fcntl.flock", refuse)
     with pytest.raises(StateError) as told:
         forget_profiles(tmp_path, records)
     assert told.value.message == f"cannot lock {lock}: No locks available"
     monkeypatch.undo()
     with hold_lock(lock, 0) as held:
         assert held
-        monkeypatch.setattr("slurm_colloc.store.profiles._LOCK_WAIT_S", 0.0)
+        monkeypatch.setattr("slurm_colloc.store.learned.profile_updates._LOCK_WAIT_S", 0.0)
         with pytest.raises(StateError) as told:
             forget_profiles(tmp_path, records)
     assert str(told.value) == f"{lock} is kept by another csub: try again"

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.qos import Association, Qos, QosTable
-from slurm_colloc.store.qos import keep_qos, read_kept_qos
-from slurm_colloc.store.waits import KEPT_S
+from slurm_colloc.model.qos_limits import Association, Qos, QosTable
+from slurm_colloc.store.learned.kept_answers import KEPT_S, keep_qos, read_kept_qos
 
 TABLE = QosTable(
     {"normal": Qos(3600, over_partition=True), "long": Qos(None, over_max_time=True)},

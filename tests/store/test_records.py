@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
-from slurm_colloc.store.directory import build_environment_block, parse_environment_block
-from slurm_colloc.store.records import (
+from slurm_colloc.store.pack.pack_directory import build_environment_block, parse_environment_block
+from slurm_colloc.store.pack.pack_records import (
     MemberSpec,
     PackRecord,
     build_pack_mapping,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.store.requests import Action, Request, take_requests, write_request
-from slurm_colloc.store.states import (
+from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
     read_attempt,
@@ -17,6 +16,7 @@ from slurm_colloc.store.states import (
     remove_environment,
     write_state,
 )
+from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests, write_request
 
 
 @pytest.fixture

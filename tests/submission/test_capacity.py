@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.slurm.formats import parse_nodes
-from slurm_colloc.submission.capacity import compute_capacity
+from slurm_colloc.slurm.output_formats import parse_nodes
+from slurm_colloc.submission.plan.target_nodes import compute_capacity
 
 # sinfo --exact -o "%P|%c|%m|%G|%l|%L"
 SINFO = """\

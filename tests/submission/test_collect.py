@@ -6,7 +6,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.collect import Call, collect_call
+from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.quantities import parse_host_memory_mb, parse_time_limit_s
+from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb, parse_time_limit_s
 from slurm_colloc.slurm.options import merge_options, parse_command_line, read_environment
-from slurm_colloc.submission.directives import check_script, parse_directives
+from slurm_colloc.submission.jobs.directives import check_script, parse_directives
 
 
 def pairs(script: str) -> list[tuple[str, str | None]]:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.comment_token import Token, parse_token
 from slurm_colloc.model.plan import MemberPlan, PackPlan, SharingMode
-from slurm_colloc.model.token import Token, parse_token
 from slurm_colloc.settings import Settings, parse_settings
-from slurm_colloc.submission.growth import Growth
-from slurm_colloc.submission.hooks import (
+from slurm_colloc.submission.packs.grow_request import Growth
+from slurm_colloc.submission.packs.hook_token import (
     HookChoice,
     HookRequest,
     build_hook_request,

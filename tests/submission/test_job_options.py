@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.submission.collect import Candidate, collect_call
-from slurm_colloc.submission.job_options import parse_count
+from slurm_colloc.submission.jobs.call_jobs import Candidate, collect_call
+from slurm_colloc.submission.jobs.job_options import parse_count
 
 ODD = "\x1b[2J\x07\n\u202eevil\x9b1m"
 SHOWN = "\\x1b[2J\\x07\\n\\u202eevil\\x9b1m"

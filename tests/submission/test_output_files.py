@@ -8,9 +8,9 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Settings
-from slurm_colloc.submission.collect import Call, collect_call
-from slurm_colloc.submission.output_files import list_output_files
-from slurm_colloc.submission.planned import make_plan
+from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
+from slurm_colloc.submission.jobs.output_files import list_output_files
+from slurm_colloc.submission.plan.plan_call import make_plan
 
 GPU = "--gres=gpu:1"
 

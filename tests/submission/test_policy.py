@@ -8,7 +8,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Settings
-from slurm_colloc.submission.policy import choose_policy
+from slurm_colloc.submission.plan.call_policy import choose_policy
 
 from .test_collect import collect, write
 

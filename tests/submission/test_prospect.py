@@ -8,13 +8,13 @@ from pathlib import Path
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy, SharingMode
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.formats import SlurmJob
-from slurm_colloc.store.directory import NewPack
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.setup import Setup, write_setup
-from slurm_colloc.store.states import begin_attempt
-from slurm_colloc.submission.destination import Destinations
-from slurm_colloc.submission.prospect import Chosen, Joiner, Prospect
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.node_setup import Setup, write_setup
+from slurm_colloc.store.pack.pack_directory import NewPack
+from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Prospect
+from slurm_colloc.submission.plan.target_nodes import Destinations
 
 from ..store.builders import build_member, build_pack
 from .test_collect import collect, write

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.submission.collect import collect_call
-from slurm_colloc.submission.request import Batch, build_options, group_into_batches
+from slurm_colloc.submission.jobs.call_jobs import collect_call
+from slurm_colloc.submission.packs.sbatch_options import Batch, build_options, group_into_batches
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = {

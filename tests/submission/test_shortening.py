@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.arrays import format_task_runs
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
-from slurm_colloc.slurm.client import SlurmCommands
-from slurm_colloc.store.packs import State
-from slurm_colloc.store.records import PackRecord
-from slurm_colloc.submission.request import Batch
-from slurm_colloc.submission.shortening import COMMANDS_MAX, choose_requests, shorten
+from slurm_colloc.model.sbatch.arrays import format_task_runs
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.submission.packs.sbatch_options import Batch
+from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
 
 from ..store.builders import build_pack
 

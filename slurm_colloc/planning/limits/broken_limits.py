@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken_instances
-from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX
 from slurm_colloc.planning.predict.pack_pricing import SLACK, Pricing
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, Family, predict_in
-from slurm_colloc.planning.priced_packs import Limits, Priced, Setting, Subject
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Priced, Setting, Subject
 
 _UNBOUNDED = -1e12
 """A margin with which no slowdown is too large and no pack too dear."""

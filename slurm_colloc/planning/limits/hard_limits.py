@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX, compute_instance_mb
-from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject, compute_instance_mb
 
 GPU_MEMORY_SHARE = 0.95
 """Part of a GPU's memory that needs may fill; the rest is for contexts."""

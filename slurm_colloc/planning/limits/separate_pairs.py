@@ -14,8 +14,7 @@ from slurm_colloc.planning.job_needs import (
     choose_time_limit_s,
     forget_loads,
 )
-from slurm_colloc.planning.limits.equal_pairs import add_alike
-from slurm_colloc.planning.limits.pair_reasons import PairReasons
+from slurm_colloc.planning.limits.pair_reasons import PairReasons, add_alike
 from slurm_colloc.planning.plan_packs import BucketKey, compute_reason_to_run_alone
 from slurm_colloc.planning.priced_packs import Subject
 

@@ -11,22 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.predict.array_arithmetic import Array, compute_spans_s
-from slurm_colloc.planning.predict.gpu_energy import (
+from slurm_colloc.planning.predict.pack_duration import (
+    KEPT_SHARE,
     TINY_S,
     compute_base_j,
     compute_energy_j,
     compute_work_j,
 )
-from slurm_colloc.planning.predict.pack_duration import KEPT_SHARE
 from slurm_colloc.planning.predict.pack_pricing import SLACK, Key, Pricing, build_setting
 from slurm_colloc.planning.predict.sharing_trials import KindTable, Trials
 from slurm_colloc.planning.predict.sharing_ways import (
     SETUP_S,
     is_tried,
 )
-from slurm_colloc.planning.priced_packs import Priced
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Priced, compute_instance_mb
 
 _CHUNK = 1024
 _SMALL = 8

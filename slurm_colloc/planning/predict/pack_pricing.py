@@ -12,13 +12,13 @@ from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken, find_broken_instances
 from slurm_colloc.planning.predict.contention import AT_WORK_W
-from slurm_colloc.planning.predict.gpu_energy import (
+from slurm_colloc.planning.predict.pack_duration import (
     TINY_S,
     compute_base_j,
+    compute_ends_s,
     compute_energy_j,
     compute_work_j,
 )
-from slurm_colloc.planning.predict.pack_duration import compute_ends_s
 from slurm_colloc.planning.predict.sharing_ways import (
     PLAIN,
     SETUP_S,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import PackPlan, Plan
-from slurm_colloc.model.waits import WaitEstimate, WaitTable
+from slurm_colloc.model.queue_waits import WaitEstimate, WaitTable
 
 SAME_GPU_TIME = 0.05
 """Plans whose GPU times differ by no more are as good as each other for the cluster."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from slurm_colloc.model.calibration import Calibration, Load, ModeModel
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.mig_instances import MIG_EIGHTHS, MIG_MEMBERS_MAX, MIG_SLICES
 from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.planning.priced_packs import MIG_EIGHTHS, MIG_MEMBERS_MAX, MIG_SLICES
 
 SETUP_S = {
     SharingMode.EXCLUSIVE: 0.0,

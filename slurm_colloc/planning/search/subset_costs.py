@@ -13,9 +13,8 @@ import numpy as np
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.mig_instances import MIG_MEMBERS_MAX, compute_instance_mb
 from slurm_colloc.planning.predict.array_arithmetic import ARRAYS, Array, compute_spans_s
-from slurm_colloc.planning.predict.gpu_energy import (
+from slurm_colloc.planning.predict.pack_duration import (
     TINY_S,
     compute_base_j,
     compute_energy_j,
@@ -29,6 +28,7 @@ from slurm_colloc.planning.predict.sharing_ways import (
     count_activity,
     predict_in,
 )
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, compute_instance_mb
 
 _CHUNK_BITS = 13
 """Subsets are rated 8192 at a time: what that takes stays in the processor's cache."""

@@ -1,0 +1,1 @@
+"""`csub admin`: what an administrator does on a node; standard library only."""

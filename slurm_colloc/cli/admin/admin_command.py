@@ -1,0 +1,208 @@
+"""`csub admin`: the command line of what an administrator does; standard library only.
+
+It also runs from the nodes' own installation, which has no typer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from slurm_colloc.errors import UsageProblem
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageProblem(message, hint=f"see {self.prog} --help")
+
+
+def run_admin(argv: Sequence[str]) -> int:
+    """Run one command; the exit status.
+
+    Raises:
+        CollocError: It could not be done.
+    """
+    parser = build_parser()
+    try:
+        options = parser.parse_args(list(argv))
+    except SystemExit as ending:
+        # --help has been printed.
+        return ending.code if isinstance(ending.code, int) else 1
+    command: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
+    if command is None:
+        parser.print_help()
+        return 2
+    return command(options)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    parser = _Parser(
+        prog="csub admin", description="Hooks on the nodes: put in place, tried, shown, removed."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _add_install(commands)
+    _add_verify(commands)
+    _add_uninstall(commands)
+    _add_show_config(commands)
+    _add_log(commands)
+    _add_status(commands)
+    _add_recover(commands)
+    _add_metrics(commands)
+    return parser
+
+
+def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_install import CHANGE_NEEDED, install
+
+    parser = commands.add_parser(
+        "install-hooks",
+        help="put prolog and epilog in place",
+        description="Put prolog and epilog in place: first on every node (--node), then in "
+        "slurm.conf (--controller). Nothing is changed in slurm.conf unless --slurm-conf names it.",
+    )
+    _add_parts(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing, say what would be changed, and end with 0 where nothing would, "
+        f"with {CHANGE_NEEDED} where something would",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.add_argument("--prefix", metavar="DIR", default="", help="the nodes' own installation")
+    parser.add_argument(
+        "--hooks", metavar="DIR", default="", help="our own directory of hooks on the nodes"
+    )
+    parser.add_argument(
+        "--site-prolog", metavar="FILE", default="", help="the site's own prolog, for a later node"
+    )
+    parser.add_argument(
+        "--site-epilog", metavar="FILE", default="", help="the site's own epilog, for a later node"
+    )
+    parser.set_defaults(run=install)
+
+
+def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_verify import verify
+
+    parser = commands.add_parser(
+        "verify",
+        help="run the installed hooks against a job that does not exist",
+        description="Run the installed hooks of this node against a job that does not exist, on a "
+        "GPU that no process uses, and say what they did.",
+    )
+    parser.add_argument("--gpu", type=int, metavar="N", help="the GPU of /dev/nvidiaN")
+    parser.add_argument("--user", default="nobody", help="whose job it would be (nobody)")
+    parser.add_argument("--partition", default="", help="the job's partition, for the policy")
+    parser.add_argument("--account", default="", help="the job's account, for the policy")
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=verify)
+
+
+def _add_uninstall(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_hooks import uninstall
+
+    parser = commands.add_parser(
+        "uninstall",
+        help="remove prolog and epilog",
+        description="Remove prolog and epilog: first from slurm.conf (--controller), then from "
+        "every node (--node), which is refused while Slurm still needs them.",
+    )
+    _add_parts(parser)
+    parser.add_argument(
+        "--unreferenced",
+        action="store_true",
+        help="with --node: do not ask Slurm; you know that slurm.conf names none of the files",
+    )
+    parser.set_defaults(run=uninstall)
+
+
+def _add_parts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--node", action="store_true", help="the part on a node, as root")
+    parser.add_argument("--controller", action="store_true", help="the lines of slurm.conf")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done; alone: for both parts"
+    )
+    parser.add_argument(
+        "--slurm-conf", metavar="FILE", default="", help="change this slurm.conf; keeps a backup"
+    )
+    parser.add_argument(
+        "--slurm-config",
+        metavar="FILE",
+        default="",
+        help="read what `scontrol show config` printed from a file instead of asking",
+    )
+    parser.add_argument(
+        "--root", metavar="DIR", default="", help="where the image of a diskless node lies"
+    )
+
+
+def _add_show_config(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_show import show_config
+
+    parser = commands.add_parser(
+        "show-config", help="this node's policy, and where each value comes from"
+    )
+    parser.add_argument("--policy", metavar="FILE", default="", help="another file")
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=show_config)
+
+
+def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.administration.audit_view import OUTCOMES
+    from slurm_colloc.cli.admin.admin_show import show_log
+
+    parser = commands.add_parser("log", help="what the hooks did on this node, job by job")
+    parser.add_argument("--job", metavar="ID", help="only this job")
+    parser.add_argument("--user", metavar="NAME", help="only this user's jobs, by name or number")
+    parser.add_argument(
+        "--outcome", choices=OUTCOMES, help="only runs that went so, or that did this"
+    )
+    parser.add_argument("--hook", metavar="NAME", help="only prolog, epilog or recover")
+    parser.add_argument("--last", type=int, metavar="N", help="only the newest N lines")
+    parser.add_argument("--file", metavar="FILE", default="", help="another log")
+    parser.add_argument("--json", action="store_true", help="print one JSON value a line")
+    parser.set_defaults(run=show_log)
+
+
+def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_node import show_status
+
+    parser = commands.add_parser(
+        "status", help="for which jobs something is prepared on this node, as root"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=show_status)
+
+
+def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_node import NOT_FIT, recover_node
+
+    parser = commands.add_parser(
+        "recover",
+        help="undo what jobs have left that are gone, as root",
+        description="Undo what jobs have left that are gone, say so for each job, and end with "
+        f"{NOT_FIT} where the node is not fit for jobs. What may belong to a job that lives is "
+        "left alone.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(run=recover_node)
+
+
+def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_show import show_metrics
+
+    parser = commands.add_parser(
+        "metrics",
+        help="what the hooks did, for Prometheus, as root",
+        description="What the hooks of this node did, in Prometheus' text format.",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        default="",
+        help="write it there at once, for node_exporter's textfile collector; and keep the sums, "
+        "so that no counter falls when the log is rotated away",
+    )
+    parser.set_defaults(run=show_metrics)

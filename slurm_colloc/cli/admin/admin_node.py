@@ -1,0 +1,221 @@
+"""`csub admin status` and `recover`: what hooks have prepared on this node, and its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slurm_colloc.administration.node_files import read_record
+from slurm_colloc.administration.node_paths import Places, find_places
+from slurm_colloc.cli.admin.admin_hooks import need_root
+from slurm_colloc.errors import CollocError
+from slurm_colloc.host.hooks.audit_log import write_audit
+from slurm_colloc.host.hooks.hook_report import HookReport, Place
+from slurm_colloc.host.hooks.node_policy import read_policy
+from slurm_colloc.model.printable import escape_controls
+
+NOT_FIT = 1
+"""How `recover` ends where the node is not fit for jobs, as a hook does."""
+
+_AS_ROOT = "call it with sudo"
+
+
+def show_status(options: argparse.Namespace) -> int:
+    """Print what hooks have prepared for jobs of this node.
+
+    Raises:
+        CollocError: It is not root, or the run directory cannot be believed.
+    """
+    need_root("see what the hooks have prepared", hint=_AS_ROOT)
+    from slurm_colloc.host.hooks.whole_node import build_status
+
+    place = find_place(find_places(os.environ))
+    status = build_status(place)
+    for job in status["jobs"]:
+        job.setdefault("made_at", _read_made_at(place.run, job["job_id"]))
+    if options.json:
+        sys.stdout.write(json.dumps(status) + "\n")
+    else:
+        sys.stdout.write(render_status(status, _name_user))
+    return 0
+
+
+def recover_node(options: argparse.Namespace) -> int:
+    """Undo what jobs have left that are gone; 0 where the node is fit for jobs.
+
+    Raises:
+        CollocError: It is not root, or the run directory cannot be believed.
+    """
+    need_root("undo what jobs have left", hint=_AS_ROOT)
+    from slurm_colloc.host.hooks.whole_node import run_recover
+
+    place = find_place(find_places(os.environ))
+    # As the unit of systemd does it.
+    os.umask(0o077)
+    os.chdir("/")
+    started = time.monotonic()
+    report, told = run_recover(place, os.environ.get("SLURMD_NODENAME", ""))
+    problem = _leave_line(place, report, time.monotonic() - started)
+    unsafe = list_unsafe(told)
+    is_fit = not report.exit_status
+    if options.json:
+        sys.stdout.write(json.dumps({"schema": 1, "is_fit": is_fit, "jobs": told}) + "\n")
+    else:
+        for found in told:
+            sys.stdout.write(f"{describe_recovered_job(found)}\n")
+        if not told:
+            sys.stdout.write("nothing is prepared\n")
+    if problem:
+        _warn(f"the audit log has no line of this: {problem}")
+    if is_fit:
+        return 0
+    _warn(
+        f"this node is not fit for jobs: {'; '.join(unsafe) or report.outcome}: keep it drained, "
+        "end what holds the GPU or reboot, then call this again, csub admin verify, and scontrol "
+        "update NodeName=NODE State=RESUME"
+    )
+    return NOT_FIT
+
+
+def find_place(places: Places) -> Place:
+    """Where the installed hooks work; where they usually would if none are installed.
+
+    Raises:
+        StateError: The record of what was installed cannot be read.
+    """
+    record = read_record(places) or {}
+    run, policy = record.get("run"), record.get("policy")
+    return Place(
+        run=run if isinstance(run, str) else places.run_path,
+        policy=policy if isinstance(policy, str) else places.policy_path,
+        simulation=places.simgpu,
+    )
+
+
+def _leave_line(place: Place, report: HookReport, took_s: float) -> str:
+    """Write the audit log's line; why it could not be written, empty where it was."""
+    try:
+        log = read_policy(place.policy).audit_log
+    except CollocError as error:
+        report.details["policy"] = str(error)
+        log = ""
+    entry: dict[str, Any] = {
+        "hook": "recover",
+        "mode": report.mode,
+        "action": report.action,
+        "outcome": report.outcome,
+        "ms": round(took_s * 1000, 1),
+        "exit": report.exit_status,
+        **report.details,
+    }
+    return write_audit(log, entry)
+
+
+def _read_made_at(run: str, job_id: str) -> float | None:
+    """When a job's prolog began, by its checkpoint (seconds since 1970)."""
+    try:
+        with open(f"{run}/jobs/{job_id}.json", "rb") as file:
+            return float(json.loads(file.read())["made_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _name_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return "?"
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"csub: {escape_controls(text)}\n")
+
+
+# What hooks have prepared on a node, and what was undone of it, for people; pure.
+#
+# Nothing that a file holds reaches the terminal as it is: control characters are shown by number.
+
+COLUMNS = ("job", "user", "phase", "mode", "gpus", "daemons", "since", "problem")
+_NOT_OF_THIS_BOOT = "from before the last boot: csub admin recover"
+
+
+def render_status(status: Mapping[str, Any], name_user: Callable[[int], str]) -> str:
+    """A table of jobs, and a line on the policy.
+
+    Args:
+        status: What `host.hooks.whole_node.build_status` says; a job may have `made_at` too.
+        name_user: Gives a user's name by number.
+    """
+    rows = [_build_row(job, name_user) for job in status["jobs"]]
+    lines = _align([[name.upper() for name in COLUMNS], *rows]) if rows else ["nothing is prepared"]
+    return "".join(f"{line}\n" for line in (*lines, describe_policy_state(status["policy"])))
+
+
+def describe_policy_state(policy: Mapping[str, Any]) -> str:
+    """One line on the policy: whether prologs prepare anything, or why not."""
+    path = escape_controls(str(policy["path"]))
+    if policy["problem"]:
+        return f"policy: prologs prepare nothing: {escape_controls(str(policy['problem']))}"
+    if policy["enabled"]:
+        return f"policy: {path} is enabled"
+    return f"policy: {path} has enabled = false: prologs prepare nothing, epilogs still undo"
+
+
+def describe_recovered_job(found: Mapping[str, Any]) -> str:
+    """What became of another job's leftovers, in one line."""
+    reason = str(found["reason"])
+    if found["undone"] is None:
+        words = f"left alone: {reason}"
+    elif found["undone"]:
+        words = f"undone: {reason}"
+    else:
+        words = f"not all of it could be undone: {reason}"
+    parts = [words]
+    for name, title in (("unsafe", "NOT FIT"), ("left", "left behind"), ("notes", "note")):
+        parts += [f"{title}: {text}" for text in found.get(name, ())]
+    return escape_controls(f"job {found['job']}: {'; '.join(parts)}")
+
+
+def list_unsafe(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why the node is not fit for jobs, each with the job that has left it."""
+    return [f"job {one['job']}: {text}" for one in found for text in one.get("unsafe", ())]
+
+
+def _build_row(job: Mapping[str, Any], name_user: Callable[[int], str]) -> list[str]:
+    uid = job["uid"]
+    problems = [str(job["problem"])] if job["problem"] else []
+    if not job["is_of_this_boot"] and not problems:
+        problems.append(_NOT_OF_THIS_BOOT)
+    pids = ["no answer" if pid is None else str(pid) for pid in job["daemon_pids"]]
+    made_at = job.get("made_at")
+    cells = [
+        str(job["job_id"]),
+        "" if uid is None else f"{name_user(uid)}({uid})",
+        str(job["phase"]),
+        str(job["mode"]),
+        ",".join(_shorten_uuid(str(gpu)) for gpu in job["gpus"]),
+        ",".join(pids),
+        "" if made_at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(made_at)),
+        "; ".join(problems),
+    ]
+    return [escape_controls(cell) or "-" for cell in cells]
+
+
+def _shorten_uuid(uuid: str) -> str:
+    """As much as tells the GPUs of a node apart; JSON has all of it."""
+    kind, _, rest = uuid.partition("-")
+    return f"{kind}-{rest.partition('-')[0]}" if kind in ("GPU", "MIG") and rest else uuid
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,65 @@
+"""Reaching the runner of a pack, wherever it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from slurm_colloc.cli.session import Session, note
+from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.report.member_survey import MemberView, PackView
+
+
+def wake_runner(session: Session, view: PackView, about: object) -> None:
+    """Let a running pack's runner look at once; without it, it looks within a second.
+
+    Args:
+        session: The session.
+        view: The pack.
+        about: What is named where Slurm does not do it.
+    """
+    if view.record.local:
+        signal_runner(session.state.pack_path(view.record.pack_id), signal.SIGURG)
+    elif view.slurm_state is SlurmJobState.RUNNING:
+        try:
+            session.slurm.wake_batch_script(view.job_id)
+        except SlurmError as error:
+            note(f"{about}: {error}")
+
+
+def signal_runner(path: Path, number: int) -> None:
+    """Signal the runner of a pack that runs on this machine."""
+    try:
+        os.kill(int((path / "runner_pid").read_text()), number)  # noqa: TID251 - its own
+    except (OSError, ValueError):
+        return
+
+
+def join_names(members: list[MemberView]) -> str:
+    """`4711/1, 4711/2`."""
+    return ", ".join(str(member.member) for member in members)
+
+
+class Problems:
+    """What could not be done for some of the members; the others are gone on with."""
+
+    def __init__(self) -> None:
+        self._found: list[CollocError] = []
+
+    def add(self, problem: CollocError) -> None:
+        """Note one."""
+        self._found.append(problem)
+
+    def settle(self) -> int:
+        """The exit status: 0, or the first problem's; they are told.
+
+        Raises:
+            CollocError: There was one.
+        """
+        if len(self._found) == 1:
+            raise self._found[0]
+        for problem in self._found:
+            note(f"error: {problem}")
+        return self._found[0].exit_code if self._found else 0

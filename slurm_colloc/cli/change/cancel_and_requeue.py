@@ -1,0 +1,215 @@
+"""Ending members: TERM first, KILL after KillWait."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_colloc.cli.change.ask_runner import Problems, join_names, signal_runner, wake_runner
+from slurm_colloc.cli.session import Session, freeze, note, say
+from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
+from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_holds import cancel_left, was_left
+from slurm_colloc.store.pack.member_states import remove_environment
+from slurm_colloc.store.pack.pack_directory import list_members
+from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.submission.upkeep.ended_packs import OVER
+
+if TYPE_CHECKING:
+    from slurm_colloc.model.selection import Choice
+
+LOCK_WAIT_S = 10.0
+
+
+def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: bool = False) -> int:
+    """Cancel members or whole submissions; the exit status.
+
+    Args:
+        session: The session.
+        selections: Which members.
+        yes: Do not ask, also on a terminal.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        SlurmError: Slurm did not do it.
+    """
+    found = session.survey(selections)
+    doomed = [(view, [m for m in members if not m.is_final]) for view, members in found]
+    asked = not yes and is_terminal() and must_ask(doomed)
+    if asked:
+        if not ask(doomed):
+            note("nothing was cancelled")
+            return 1
+        # Only what was shown: somebody may have joined meanwhile.
+        found = session.survey(freeze(doomed))
+    for view, members in found:
+        alive = [member for member in members if not member.is_final]
+        if not alive:
+            note(f"{', '.join(str(m.member) for m in members)}: already ended")
+            continue
+        if len(alive) == sum(not member.is_final for member in view.members):
+            _cancel_pack(session, view, only_these=asked)
+        else:
+            for member in alive:
+                _cancel_member(session, view, member)
+    return 0
+
+
+def _cancel_pack(session: Session, view: PackView, *, only_these: bool) -> None:
+    path = session.state.pack_path(view.record.pack_id)
+    if view.slurm_state is None and not view.record.local and session.unreachable is not None:
+        raise session.unreachable
+    if _is_over(view):
+        for member in _list_alive(view):
+            cancel_left(path, member.member.number)
+    elif view.record.local:
+        _cancel_local_pack(view, path)
+    else:
+        # Joining needs this lock, so nobody joins between the look and scancel.
+        with hold_lock(path / "lock", LOCK_WAIT_S):
+            if not only_these or len(list_members(path)) == len(view.members):
+                session.slurm.cancel(view.job_id)
+                return
+        for member in _list_alive(view):
+            _cancel_member(session, view, member)
+
+
+def _cancel_local_pack(view: PackView, path: Path) -> None:
+    for member in view.members:
+        inbox.withdraw(str(path), member.member.number)
+    signal_runner(path, signal.SIGTERM)
+    for member in _list_alive(view):
+        _request(path, member)
+
+
+def _list_alive(view: PackView) -> list[MemberView]:
+    return [member for member in view.members if not member.is_final]
+
+
+def _cancel_member(session: Session, view: PackView, member: MemberView) -> None:
+    if view.record.carried:
+        raise UsageProblem(
+            f"{member.member} cannot be cancelled alone: its pack shares no path with this machine",
+            hint=f"scancel --signal=TERM {view.job_id}.STEP ends its step, squeue -s lists steps",
+        )
+    path = session.state.pack_path(view.record.pack_id)
+    if was_left(path, member.member.number) or (member.is_held and _is_over(view)):
+        cancel_left(path, member.member.number)
+        return
+    if inbox.withdraw(str(path), member.member.number):
+        remove_environment(path, member.member.number)
+        return
+    _request(path, member)
+    wake_runner(session, view, member.member)
+
+
+def _is_over(view: PackView) -> bool:
+    """Only held members are left of it: no runner and no Slurm job."""
+    return view.slurm_state in OVER or view.slurm_state is SlurmJobState.ABSENT
+
+
+def _request(path: Path, member: MemberView) -> None:
+    write_request(path, Request(Action.CANCEL, member.member.number, reason="csub cancel"))
+
+
+Found = Sequence[tuple[PackView, Sequence[MemberView]]]
+
+
+def must_ask(found: Found) -> bool:
+    """A pack holds jobs of several submissions, and more than one of them would end."""
+    return any(len(list_submissions(view, members)) > 1 for view, members in found)
+
+
+def list_submissions(view: PackView, members: Sequence[MemberView]) -> set[str]:
+    """The submissions that the members are of: a joiner came by one of its own."""
+    return {member.spec.joined or view.record.submission for member in members}
+
+
+def is_terminal() -> bool:
+    """Somebody is there who can answer."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask(found: Found) -> bool:
+    """Show what would end, and ask; True for yes."""
+    rows, submissions = [], set()
+    now = time.time()
+    for view, members in found:
+        submissions |= list_submissions(view, members)
+        rows += [
+            (
+                str(member.member),
+                member.name,
+                member.state.value,
+                format_elapsed(compute_elapsed_s(member, now) or 0),
+                " ".join([member.spec.job.script_name, *member.spec.job.arguments]),
+            )
+            for member in members
+        ]
+    say(render_table(("MEMBER", "NAME", "STATE", "TIME", "SCRIPT"), rows))
+    sys.stdout.write(f"End these {len(rows)} jobs of {len(submissions)} submissions? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+if TYPE_CHECKING:
+    from slurm_colloc.model.selection import Choice
+
+
+def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
+    """Requeue members, or whole packs through Slurm; the exit status.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        UsageProblem: It waits, has ended, or must not be requeued.
+        SlurmError: Slurm did not do it.
+    """
+    problems = Problems()
+    for view, members in session.survey(choice):
+        try:
+            _requeue_in(session, view, members)
+        except CollocError as problem:
+            problems.add(problem)
+    return problems.settle()
+
+
+def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> None:
+    alive = [member for member in members if not member.is_final]
+    if not alive:
+        raise UsageProblem(f"{join_names(members)}: already ended", hint="submit the script again")
+    fixed = [member for member in alive if member.spec.job.requeue is False]
+    if fixed:
+        raise UsageProblem(f"{join_names(fixed)}: submitted with --no-requeue")
+    if view.slurm_state is None and not view.record.local and session.unreachable is not None:
+        raise session.unreachable
+    running = [member for member in alive if member.state is not MemberState.PENDING]
+    if not running:
+        raise UsageProblem(f"{join_names(alive)}: pending already")
+    if len(members) == len(view.members) and not view.record.local:
+        if view.record.carried:
+            note(f"{view.job_id}: what its members have done is not known here, all start again")
+        # The allocation is given back; members that have ended do not run again.
+        session.slurm.requeue(view.job_id)
+        return
+    if view.record.carried:
+        raise UsageProblem(
+            f"{join_names(running)} cannot be requeued alone: the pack shares no path with this "
+            "machine",
+            hint=f"csub requeue {view.shown_id} requeues the whole pack",
+        )
+    if view.slurm_state not in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED):
+        raise UsageProblem(f"{join_names(running)}: the pack is just ending")
+    path = session.state.pack_path(view.record.pack_id)
+    for member in running:
+        number = member.member.number
+        write_request(path, Request(Action.REQUEUE, number, reason="csub requeue"))
+    wake_runner(session, view, join_names(running))

@@ -1,0 +1,269 @@
+"""`csub hold` and `csub release`: members that must not start yet.
+
+A member is held by a mark in the state directory, which its runner looks at
+(store.pack.member_holds). Where nothing else of a pack that waits for Slurm is left, the Slurm job
+is held too, so that no GPU is allocated for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_colloc.cli.change.ask_runner import Problems, join_names, wake_runner
+from slurm_colloc.cli.session import Session, note
+from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused, StateError, UsageProblem
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.pack.member_holds import (
+    forget_hold,
+    may_have_begun,
+    remove_held,
+    write_held,
+)
+from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import is_local_alive, list_members, read_moved
+
+if TYPE_CHECKING:
+    from slurm_colloc.model.selection import Choice
+
+LOCK_WAIT_S = 10.0
+RUNNER_ENDS_S = 10.0
+POLL_S = 0.1
+
+_ALIVE = (SlurmJobState.PENDING, SlurmJobState.RUNNING, SlurmJobState.SUSPENDED)
+
+
+def hold(session: Session, choice: Choice | Sequence[Selection]) -> int:
+    """Hold members; the exit status.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        UsageProblem: It runs or has ended.
+        SlurmError: Slurm did not do it.
+    """
+    problems = Problems()
+    for view, members in session.survey(choice):
+        try:
+            _hold_in(session, view, members)
+        except CollocError as problem:
+            problems.add(problem)
+    return problems.settle()
+
+
+def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
+    """Release members; the exit status.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        UsageProblem: It has ended.
+        SlurmError: Slurm did not do it.
+    """
+    problems = Problems()
+    for view, members in session.survey(choice):
+        try:
+            _release_in(session, view, members)
+        except CollocError as problem:
+            problems.add(problem)
+    return problems.settle()
+
+
+# -- holding ----------------------------------------------------------------------------------
+
+
+def _hold_in(session: Session, view: PackView, members: list[MemberView]) -> None:
+    alive = _require_alive(members)
+    if view.record.carried:
+        _act_on_carried(session, view, alive, "held", session.slurm.hold)
+        return
+    path = session.state.pack_path(view.record.pack_id)
+    running = [member for member in alive if member.state is not MemberState.PENDING]
+    held = []
+    for member in alive:
+        if member in running:
+            continue
+        number = member.member.number
+        was_held = member.is_held
+        write_held(path, number)
+        if not was_held and _has_begun(view, path, number):
+            remove_held(path, number)
+            running.append(member)
+        else:
+            held.append(member)
+    if running:
+        text = f"{join_names(running)}: a running job cannot be held"
+        hint = "csub requeue puts it back into the queue, csub cancel ends it"
+        if not held:
+            raise UsageProblem(text, hint=hint)
+        note(text)
+    _hold_job(session, view, held)
+
+
+def _has_begun(view: PackView, path: Path, number: int) -> bool:
+    """Its runner has begun to start it before it could see that it is held."""
+    attempt = read_attempt(path)
+    if attempt == 0:
+        return False
+    record = read_state(path, number, attempt)
+    if record is not None and record.state is not MemberState.PENDING:
+        # A pack that waits to be started again starts its unfinished members anew.
+        waits_again = view.slurm_state is SlurmJobState.PENDING and attempt == view.attempt
+        return record.attempt == attempt and not waits_again
+    return may_have_begun(path, number, attempt, record.starts if record else 0)
+
+
+def _hold_job(session: Session, view: PackView, held: list[MemberView]) -> None:
+    """Hold the Slurm job of a pack that waits, where nothing in it may start any more."""
+    numbers = {member.member.number for member in held}
+    others = [m for m in view.members if not m.is_final and m.member.number not in numbers]
+    if view.record.local or any(not member.is_held for member in others):
+        return
+    if view.slurm_state is None and session.unreachable is not None:
+        raise session.unreachable
+    if view.slurm_state is not SlurmJobState.PENDING or not view.job_id:
+        return
+    path = session.state.pack_path(view.record.pack_id)
+    try:
+        # Joining needs this lock: nobody comes in who is not held.
+        with hold_lock(path / "lock", LOCK_WAIT_S):
+            if len(list_members(path)) == len(view.members):
+                session.slurm.hold(view.job_id)
+    except SlurmRefused:
+        fields = session.slurm.read_job(view.job_id)
+        if fields and SlurmJobState.parse(fields.get("JobState", "")) is SlurmJobState.PENDING:
+            raise
+        # It has just started; its runner finds only held members and ends.
+    except SlurmError as error:
+        error.message = f"{join_names(held)}: held, but not their Slurm job: {error.message}"
+        raise
+
+
+# -- releasing --------------------------------------------------------------------------------
+
+
+def _release_in(session: Session, view: PackView, members: list[MemberView]) -> None:
+    alive = _require_alive(members)
+    if view.record.carried:
+        _act_on_carried(session, view, alive, "released", session.slurm.release)
+        return
+    if view.slurm_state is None and not view.record.local and session.unreachable is not None:
+        raise session.unreachable
+    waiting = [member for member in alive if member.state is MemberState.PENDING]
+    for member in alive:
+        if member not in waiting:
+            note(f"{member.member} runs, it is not held")
+    if not waiting:
+        return
+    if view.slurm_state is SlurmJobState.PENDING:
+        _release_in_pending(session, view, waiting)
+    else:
+        _release_in_started(session, view, waiting)
+
+
+def _release_in_pending(session: Session, view: PackView, waiting: list[MemberView]) -> None:
+    path = session.state.pack_path(view.record.pack_id)
+    is_job_held = view.slurm is not None and view.slurm.reason.startswith("JobHeld")
+    for member in waiting:
+        if not member.is_held and not is_job_held:
+            note(f"{member.member} is not held")
+    if is_job_held:
+        numbers = {member.member.number for member in waiting}
+        for other in view.members:
+            if not other.is_final and other.member.number not in numbers:
+                # Held with the whole pack until now, from now on by itself.
+                write_held(path, other.member.number)
+    left = [member for member in waiting if not remove_held(path, member.member.number)]
+    if is_job_held:
+        session.slurm.release(view.job_id)
+    if left:
+        _start_elsewhere(session, view, left)
+
+
+def _release_in_started(session: Session, view: PackView, waiting: list[MemberView]) -> None:
+    path = session.state.pack_path(view.record.pack_id)
+    is_over = not is_local_alive(path) if view.record.local else view.slurm_state not in _ALIVE
+    left = []
+    for member in waiting:
+        if not member.is_held:
+            note(f"{member.member} is not held")
+        elif is_over or not remove_held(path, member.member.number):
+            left.append(member)
+    if left:
+        _start_elsewhere(session, view, left)
+    else:
+        wake_runner(session, view, join_names(waiting))
+
+
+def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -> None:
+    """Their pack has ended without them: they get a new one."""
+    numbers = [member.member.number for member in left]
+    if view.record.local:
+        from slurm_colloc.submission.local_packs import restart_local
+
+        deadline = time.monotonic() + RUNNER_ENDS_S
+        while not restart_local(
+            session.own_state, view.record, view.job_id, session.settings, numbers
+        ):
+            if time.monotonic() > deadline:
+                raise StateError(
+                    f"{join_names(left)}: the pack is just ending", hint="try again in a moment"
+                )
+            time.sleep(POLL_S)
+        return
+    from slurm_colloc.submission.upkeep.resubmit_members import resubmit
+
+    path = session.state.pack_path(view.record.pack_id)
+    with hold_lock(path / "lock", LOCK_WAIT_S) as locked:
+        if not locked:
+            raise StateError(
+                f"{join_names(left)}: another csub is changing their pack",
+                hint="try again in a moment",
+            )
+        numbers = [number for number in numbers if read_moved(path, number) is None]
+        if not numbers:
+            return
+        job_id = resubmit(
+            session.own_state,
+            session.slurm,
+            session.settings,
+            view.record.pack_id,
+            numbers,
+            counts=False,
+        )
+        for number in numbers:
+            forget_hold(path, number)
+    note(f"{join_names(left)}: the pack has ended, submitted again as job {job_id}")
+
+
+# -- both -------------------------------------------------------------------------------------
+
+
+def _require_alive(members: list[MemberView]) -> list[MemberView]:
+    alive = [member for member in members if not member.is_final]
+    if not alive:
+        raise UsageProblem(f"{join_names(members)}: already ended")
+    return alive
+
+
+def _act_on_carried(
+    session: Session,
+    view: PackView,
+    alive: list[MemberView],
+    done: str,
+    act: Callable[[str], None],
+) -> None:
+    """A pack that shares no path with this machine can only be acted on as a whole."""
+    if len(alive) < sum(not member.is_final for member in view.members):
+        raise UsageProblem(
+            f"{join_names(alive)} cannot be {done} alone: the pack shares no path with this "
+            "machine",
+            hint=f"name the whole pack, {view.shown_id}",
+        )
+    if view.slurm_state is None and session.unreachable is not None:
+        raise session.unreachable
+    if view.slurm_state is not SlurmJobState.PENDING:
+        raise UsageProblem(f"{join_names(alive)}: a running job cannot be {done}")
+    act(view.job_id)

@@ -1,0 +1,1 @@
+"""Subcommands that look and change nothing; the words come from report."""

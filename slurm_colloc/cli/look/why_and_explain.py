@@ -1,0 +1,126 @@
+"""`csub why` and `csub explain`: what is known of a member, put into words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_colloc.cli.session import Session
+from slurm_colloc.errors import SlurmError, StateError
+from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.selection import Choice
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.state_meanings import explain_member, explain_word
+from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
+from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
+from slurm_colloc.store.pack.sample_files import latest_path
+
+_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
+
+
+class Inquiry:
+    """Asks Slurm about the jobs of packs, once for each.
+
+    Args:
+        session: The call.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._fields: dict[str, Mapping[str, str]] = {}
+        self._ramps: dict[str, RampRecord | None] = {}
+        self._latest: dict[str, Mapping[str, Any] | None] = {}
+
+    def find_facts(self, view: PackView, member: MemberView) -> Facts:
+        """What is known besides the state directory."""
+        return Facts(
+            now=time.time(),
+            fields=self._read_fields(view, member),
+            unreachable=str(self._session.unreachable or ""),
+            moved=self._find_new_name(member),
+            ramp=self._read_ramp(view),
+            latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
+        )
+
+    def _read_ramp(self, view: PackView) -> RampRecord | None:
+        pack_id = view.record.pack_id
+        if pack_id not in self._ramps:
+            self._ramps[pack_id] = None
+            with contextlib.suppress(StateError):
+                path = self._session.state.pack_path(pack_id)
+                self._ramps[pack_id] = read_ramp(path, view.attempt)
+        return self._ramps[pack_id]
+
+    def _read_latest(self, view: PackView) -> Mapping[str, Any] | None:
+        pack_id = view.record.pack_id
+        if pack_id not in self._latest:
+            self._latest[pack_id] = None
+            with contextlib.suppress(StateError):
+                path = self._session.state.pack_path(pack_id)
+                self._latest[pack_id] = read_json(latest_path(path))
+        return self._latest[pack_id]
+
+    def _read_fields(self, view: PackView, member: MemberView) -> Mapping[str, str]:
+        waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
+        if not waits or not view.job_id or self._session.unreachable is not None:
+            return {}
+        if view.job_id not in self._fields:
+            self._fields[view.job_id] = {}
+            with contextlib.suppress(SlurmError):
+                self._fields[view.job_id] = self._session.slurm.read_job(view.job_id) or {}
+        return self._fields[view.job_id]
+
+    def _find_new_name(self, member: MemberView) -> str:
+        if member.moved_to is None:
+            return ""
+        job_id = read_slurm_job_id(self._session.state.pack_path(member.moved_to))
+        return f"{job_id.partition('_')[0]}/{member.member.number}" if job_id else ""
+
+
+def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
+    """A line for each member.
+
+    Raises:
+        NotFound: There is no such pack or member.
+    """
+    inquiry = Inquiry(session)
+    found = [(view, m) for view, members in session.survey(choice) for m in members]
+    lines = [(m, explain_why(view, m, inquiry.find_facts(view, m))) for view, m in found]
+    if as_json:
+        return json.dumps(
+            [
+                {
+                    "member": str(member.member),
+                    "state": member.state.value,
+                    "reason": member.reason or None,
+                    "why": line.partition(": ")[2],
+                }
+                for member, line in lines
+            ]
+        )
+    return "".join(f"{escape_controls(line)}\n" for _, line in lines)
+
+
+def explain(session: Session, targets: Sequence[str]) -> str:
+    """Several lines for each member or word.
+
+    Raises:
+        NotFound: There is no such pack or member.
+        UsageProblem: A word is none that csub knows.
+    """
+    inquiry = Inquiry(session)
+    texts = []
+    for target in targets:
+        if not _MAY_BE_MEMBERS.fullmatch(target):
+            texts.append(explain_word(target))
+            continue
+        for view, members in session.survey(Choice.parse([target])):
+            texts += [explain_member(view, m, inquiry.find_facts(view, m)) for m in members]
+    return "\n".join(texts)

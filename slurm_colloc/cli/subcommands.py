@@ -1,0 +1,199 @@
+"""csub's subcommands, declared for typer in the order of `csub --help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slurm_colloc import __version__
+from slurm_colloc.cli.arguments import Json, Name, States, Targets, choose
+from slurm_colloc.cli.change.calibrate_gpu import calibrate
+from slurm_colloc.cli.look import queue_and_history
+from slurm_colloc.cli.look.doctor_command import doctor
+from slurm_colloc.cli.look.profile_command import profile
+from slurm_colloc.cli.look.report_command import report
+from slurm_colloc.cli.look.top_command import top
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.errors import UsageProblem
+
+
+def shell(
+    target: Annotated[str, typer.Argument(help="4711/3", metavar="ID")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="Instead of your shell.", metavar="[-- COMMAND...]")
+    ] = None,
+) -> None:
+    """Open a shell inside a running member: its CPUs, memory limit, GPU and environment."""
+    from slurm_colloc.cli.change.member_shell import enter
+
+    words = command or []
+    raise typer.Exit(enter(Session.open_own(), target, words[words[:1] == ["--"] :]))
+
+
+def cancel(
+    targets: Targets = None,
+    state: States = "",
+    name: Name = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before jobs of several submissions end.")
+    ] = False,
+) -> None:
+    """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
+    from slurm_colloc.cli.change import cancel_and_requeue
+
+    choice = choose(targets, state, name)
+    raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
+
+
+def hold(targets: Targets = None, state: States = "", name: Name = "") -> None:
+    """Keep members that wait from starting."""
+    from slurm_colloc.cli.change import hold_and_release
+
+    choice = choose(targets, state, name)
+    raise typer.Exit(hold_and_release.hold(Session.open_own(), choice))
+
+
+def release(targets: Targets = None, state: States = "", name: Name = "") -> None:
+    """Let held members start."""
+    from slurm_colloc.cli.change import hold_and_release
+
+    choice = choose(targets, state, name)
+    raise typer.Exit(hold_and_release.release(Session.open_own(), choice))
+
+
+def requeue(targets: Targets = None, state: States = "", name: Name = "") -> None:
+    """Start running members again; a whole pack goes back into Slurm's queue."""
+    from slurm_colloc.cli.change import cancel_and_requeue
+
+    choice = choose(targets, state, name)
+    raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))
+
+
+def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
+    """Wait until members have ended; the exit status is the worst one's."""
+    from slurm_colloc.cli.change.wait_for_members import wait_for
+
+    choice = choose(targets, state, name)
+    raise typer.Exit(wait_for(Session.open(asks_often=True), choice))
+
+
+def config(
+    name: Annotated[str, typer.Argument(help="One setting.", show_default=False)] = "",
+    value: Annotated[
+        str | None, typer.Argument(help="Its new value, for your own file.", show_default=False)
+    ] = None,
+    unset: Annotated[
+        str, typer.Option("--unset", metavar="NAME", help="Remove a setting from your own file.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Show the settings and where each comes from, or change your own."""
+    from slurm_colloc.cli.change import config_command
+
+    if unset:
+        if name:
+            raise UsageProblem("--unset stands alone", hint="csub config --unset NAME")
+        config_command.unset(unset)
+    elif value is not None:
+        config_command.change(name, value)
+    else:
+        say(config_command.show(name, as_json=as_json))
+
+
+def clean(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Over for at least so long.")
+    ] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Forget packs that are over: their files in the state directory, never your output."""
+    from slurm_colloc.cli.change.clean_packs import clean as run_clean
+
+    session = Session.open() if dry_run else Session.open_own()
+    say(run_clean(session, older_than, dry_run=dry_run))
+    for text in dict.fromkeys(map(str, session.damaged)):
+        note(f"left as it is: {text}")
+
+
+app = typer.Typer(
+    name="csub",
+    help=(
+        "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
+        "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
+        "lists the options."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_RAW = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+) -> None:
+    """Options before a subcommand."""
+    if version:
+        say(f"csub {__version__}")
+        raise typer.Exit
+
+
+@app.command(context_settings=_RAW)
+def submit() -> None:
+    """Submit a script, as sbatch does; the word may be left out."""
+
+
+@app.command(context_settings=_RAW)
+def pack() -> None:
+    """Submit several scripts that share a GPU: csub pack [OPTIONS] a.sh 'b.sh --lr 0.1' ..."""
+
+
+@app.command(context_settings=_RAW)
+def probe() -> None:
+    """Run a script alone only until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
+
+
+@app.command(context_settings=_RAW)
+def plan() -> None:
+    """Show which jobs would share, how and why; submit nothing: csub plan [OPTIONS] SCRIPT."""
+
+
+@app.command(context_settings=_RAW)
+def check() -> None:
+    """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
+
+
+app.command()(queue_and_history.queue)
+app.command()(queue_and_history.history)
+app.command()(queue_and_history.show)
+app.command()(queue_and_history.why)
+app.command()(queue_and_history.explain)
+app.command()(queue_and_history.logs)
+app.command()(report)
+app.command()(top)
+app.add_typer(profile)
+app.command(context_settings={"allow_interspersed_args": False})(shell)
+app.command()(cancel)
+app.command()(hold)
+app.command()(release)
+app.command()(requeue)
+app.command()(wait)
+app.command()(config)
+app.command()(clean)
+app.command()(doctor)
+app.command()(calibrate)
+
+
+@app.command(context_settings=_RAW)
+def sandbox() -> None:
+    """Run a private Slurm cluster on this machine: up, status, env, down."""
+
+
+@app.command(context_settings=_RAW)
+def admin() -> None:
+    """For administrators: hooks on the nodes, put in place, tried, shown, removed."""

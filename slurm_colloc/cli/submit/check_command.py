@@ -1,0 +1,194 @@
+"""`csub check [options] SCRIPT [arguments]`: what would collide when it shares a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from slurm_colloc.check.collisions import Finding, Level, merge_findings
+from slurm_colloc.check.sharing_fit import REQUEST, Row, Sharing
+from slurm_colloc.cli.session import Session, say
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.plan import Capacity
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.settings import read_given_environment
+
+_FITS = {0: "does not fit", 1: "1 fits"}
+
+HELP = """\
+Usage: csub check [OPTIONS] SCRIPT [ARGUMENTS]
+
+Say what would collide when SCRIPT shares a GPU, and how many of it fit on one. Nothing is run
+and nothing is submitted; OPTIONS are those of csub and sbatch, as you would submit it.
+
+  --json   Print one JSON object.
+
+Exit status: 0 nothing would collide, 1 something would, 2 the call is wrong.
+"""
+
+
+def run_check(argv: Sequence[str]) -> int:
+    """Check a script; the exit status.
+
+    Raises:
+        UsageProblem: The call, the script or a directive is wrong.
+    """
+    if any(word in ("-h", "--help") for word in argv[:1]):
+        say(HELP)
+        return 0
+    from slurm_colloc.check.check_script import check_script_text
+    from slurm_colloc.check.sharing_fit import compute_sharing, find_request_findings
+    from slurm_colloc.submission.jobs.call_jobs import collect_call
+    from slurm_colloc.submission.plan.call_policy import choose_policy
+    from slurm_colloc.submission.plan.target_nodes import read_capacity
+
+    call = collect_call(argv, read_given_environment(), os.getcwd(), pack=False)  # noqa: PTH109
+    session = Session.open()
+    settings = session.settings
+    candidate = call.candidates[0]
+    job = candidate.job
+    unreachable = ""
+    try:
+        capacity = read_capacity(job, settings, session.slurm)
+    except SlurmError as error:
+        unreachable = str(error)
+        capacity = Capacity(gpu_memory_mb=settings.gpu_memory_mb(job.gpu_type))
+    sharing = compute_sharing(job, capacity, choose_policy(call, settings))
+    findings, read = check_script_text(job, candidate.script)
+    request = find_request_findings(job, call.options, sharing, capacity)
+    everything = merge_findings([*findings, *request])
+    if call.options.flag("json"):
+        say(json.dumps(build_json(job.script_name, everything, sharing, read, unreachable)))
+    else:
+        say(render(job.script_name, everything, sharing, read, unreachable))
+    return 1 if any(finding.level is Level.PROBLEM for finding in everything) else 0
+
+
+def render(
+    script: str,
+    findings: Sequence[Finding],
+    sharing: Sharing,
+    read: Sequence[str],
+    unreachable: str,
+) -> str:
+    """The answer for people."""
+    problems = [finding for finding in findings if finding.level is Level.PROBLEM]
+    notes = [finding for finding in findings if finding.level is Level.NOTE]
+    lines = [_render_title(script, problems, read)]
+    for heading, chosen in (("", problems), ("Good to know", notes)):
+        if chosen:
+            lines += ["", *([heading] if heading else [])]
+            lines += _render_findings(chosen)
+    lines += ["", *_render_sharing(sharing, unreachable)]
+    return "\n".join(map(escape_controls, lines))
+
+
+def _render_title(script: str, problems: Sequence[Finding], read: Sequence[str]) -> str:
+    others = [name for name in read if name != script]
+    names = f"{script} with {', '.join(others)}" if others else script
+    if not problems:
+        return f"{names}: nothing found that would collide"
+    count = len(problems)
+    things = "1 thing stands" if count == 1 else f"{count} things stand"
+    return f"{names}: {things} in the way of sharing a GPU"
+
+
+def _render_findings(findings: Sequence[Finding]) -> list[str]:
+    width = max(len(_label(finding)) for finding in findings)
+    lines = []
+    for finding in findings:
+        texts = [] if finding.file == REQUEST else [finding.what]
+        texts.append(finding.why)
+        if finding.advice:
+            texts.append(f"-> {finding.advice}")
+        labels = [_label(finding), *[""] * len(texts)]
+        lines += [
+            f"  {label.ljust(width)}  {text}" for label, text in zip(labels, texts, strict=False)
+        ]
+    return lines
+
+
+def _label(finding: Finding) -> str:
+    """Where it stands; what is missing where it stands nowhere."""
+    if finding.file == REQUEST:
+        return finding.what
+    return ",".join([finding.place, *map(str, finding.also)])
+
+
+def _render_sharing(sharing: Sharing, unreachable: str) -> list[str]:
+    if unreachable:
+        return [f"How many would share a GPU is not known: {unreachable}"]
+    if sharing.alone_because:
+        return ["It would have its allocation to itself."]
+    title = "On one GPU: 1 job like this at a time"
+    if sharing.members > 1:
+        title = f"On one GPU: {sharing.members} jobs like this at the same time"
+    if sharing.members == sharing.degree:
+        title += " (as many as --degree allows)"
+    cells = [_build_cells(row) for row in sharing.rows]
+    widths = [max(len(row[i]) for row in cells if row[2] or not i) for i in range(2)]
+    return [
+        title,
+        *(
+            f"  {name.ljust(widths[0])}  {asked.ljust(widths[1])}  {fits}".rstrip()
+            for name, asked, fits in cells
+        ),
+    ]
+
+
+def _build_cells(row: Row) -> tuple[str, str, str]:
+    unit = f" {row.unit}" if row.unit else ""
+    there = f" of {row.available}{unit}" if row.available else ""
+    if row.asked is None:
+        if row.name == "host memory":
+            return row.name, f"an equal share{there}", ""
+        usable = f", {row.available}{unit} are usable" if row.available else ""
+        return row.name, f"not stated{usable}", ""
+    if row.available is None:
+        return row.name, f"{row.asked}{unit} of an unknown amount", ""
+    return row.name, f"{row.asked}{there}", _FITS.get(row.fits or 0, f"{row.fits} fit")
+
+
+def build_json(
+    script: str,
+    findings: Sequence[Finding],
+    sharing: Sharing,
+    read: Sequence[str],
+    unreachable: str,
+) -> dict[str, Any]:
+    """The answer with the fields that docs/json.md describes."""
+    return {
+        "schema": 1,
+        "script": script,
+        "files_read": list(read),
+        "findings": [
+            {
+                "level": finding.level.value,
+                "kind": finding.kind,
+                "file": finding.file,
+                "lines": [finding.line, *finding.also] if finding.line else [],
+                "what": finding.what,
+                "why": finding.why,
+                "advice": finding.advice or None,
+            }
+            for finding in findings
+        ],
+        "sharing": {
+            "degree": sharing.degree,
+            "members": None if unreachable else sharing.members,
+            "alone_because": sharing.alone_because or None,
+            "capacity_unknown_because": unreachable or None,
+            "resources": [
+                {
+                    "name": row.name,
+                    "unit": row.unit or None,
+                    "asked": row.asked,
+                    "available": row.available,
+                    "fits": row.fits,
+                }
+                for row in sharing.rows
+            ],
+        },
+    }

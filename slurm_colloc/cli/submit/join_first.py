@@ -1,0 +1,115 @@
+"""Joining an open pack: whether a call may, which pack has room, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.slurm.options import Options
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.plan.call_policy import choose_join
+
+if TYPE_CHECKING:
+    from slurm_colloc.submission.join.join_pack import Joined
+
+
+def may_join(call: Call, session: Session, *, local: bool) -> bool:
+    """Whether a call may join a pack at all.
+
+    Raises:
+        UsageProblem: `--join` was given for several jobs.
+    """
+    if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
+        return False
+    if len(call.candidates) != 1 or call.array is not None:
+        if call.options.flag("join") and call.options.text("join") != "never":
+            raise UsageProblem(
+                "--join is for a single script", hint="the jobs of --array and csub pack share"
+            )
+        return False
+    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty()) != "never"
+
+
+def find_room(
+    call: Call, session: Session, *, only_plan: bool = False
+) -> tuple[Joined | None, tuple[str, ...]]:
+    """Join a pack, or only find it; and why others were not joined."""
+    state = session.state
+    if not isinstance(state, State):
+        # A job joins packs of its own user alone.
+        return None, ()
+    jobs = session.refresh() if state.list_open() else None
+    if not jobs:
+        return None, ()
+    from slurm_colloc.submission.join.join_pack import join_open_pack
+
+    return join_open_pack(
+        call,
+        session.settings,
+        state,
+        session.slurm,
+        packs=session.open_packs,
+        jobs=jobs,
+        running=choose_join(call, session.settings, on_terminal=True) == "auto",
+        only_plan=only_plan,
+    )
+
+
+def describe_open_room(call: Call, session: Session, *, local: bool) -> str:
+    """The open pack that a call's only job would join, in words; empty where there is none."""
+    if not may_join(call, session, local=local):
+        return ""
+    joined = find_room(call, session, only_plan=True)[0]
+    if joined is None:
+        return ""
+    return f"The job would join pack {joined.member.job}: {describe_room(joined)}"
+
+
+def tell_joined(options: Options, joined: Joined) -> None:
+    """Say which pack a job has joined, with whom, and why."""
+    if options.flag("json"):
+        say(json.dumps(build_joined_json(joined)))
+        return
+    if options.flag("parsable"):
+        say(str(joined.member))
+    elif not options.flag("quiet"):
+        say(describe_joined(joined))
+    if options.flag("explain") or options.flag("verbose"):
+        for text in joined.record.reasons:
+            note(f"pack {joined.member.job}: {text}")
+
+
+def describe_joined(joined: Joined) -> str:
+    """`Submitted batch job 4711 (member 4711/2 shares a pack with 4711/1: the same script, ...`."""
+    return f"Submitted batch job {joined.member.job} ({describe_room(joined)})"
+
+
+def describe_room(joined: Joined) -> str:
+    """`member 4711/2 shares a pack with 4711/1: the same script, 2 of 4 places`."""
+    names = [str(partner) for partner in joined.partners]
+    partners = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    how = "joined the running pack of" if joined.is_running else "shares a pack with"
+    return (
+        f"member {joined.member} {how} {partners}: {joined.reason}, "
+        f"{len(names) + 1} of {joined.places} places"
+    )
+
+
+def build_joined_json(joined: Joined) -> dict[str, Any]:
+    """The answer with the fields that docs/json.md describes."""
+    return {
+        "schema": 1,
+        "joined": {
+            "member": str(joined.member),
+            "job_id": joined.member.job,
+            "slurm_job_id": joined.member.job,
+            "running": joined.is_running,
+            "partners": [str(partner) for partner in joined.partners],
+            "places": joined.places,
+            "reason": joined.reason,
+        },
+    }

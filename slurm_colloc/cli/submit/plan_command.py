@@ -1,0 +1,320 @@
+"""`csub plan [options] SCRIPT [arguments]`, `csub plan [options] pack SCRIPT...`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.submit.join_first import describe_open_room
+from slurm_colloc.cli.submit.submission_answer import ask_slurm
+from slurm_colloc.cli.submit.submit_command import prepare_call
+from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
+from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.queue_waits import WaitEstimate
+from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb
+from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.job_needs import build_load, choose_bound
+from slurm_colloc.planning.predict.queue_gain import estimate_wait
+from slurm_colloc.report.plan.plan_figures import render_comparison
+from slurm_colloc.report.plan.plan_view import PLAN_SCHEMA, build_plan_json, render_plan
+from slurm_colloc.report.terminal_tables import choose_width
+from slurm_colloc.settings import GOAL_CHOICES, RULE_CHOICES, read_given_environment
+from slurm_colloc.slurm.options import parse_command_line
+from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
+from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
+from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.explain_plan import explain_planning
+from slurm_colloc.submission.plan.plan_call import Planning, plan_call
+
+_HELP = """\
+Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]
+       csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] pack SCRIPT...
+
+Shows which jobs would share a GPU, how many, in which mode and with which limits, and how fast
+each would be. Takes all options of a submission (csub submit --help) and submits nothing.
+
+  --explain           all reasons, and for jobs that were not put together what is in the way
+  --json              one JSON object
+  --what-if=CHANGES   the plan beside one with other values, with commas between them:
+                      degree=4, mode=mps|timeslice|mig|exclusive, max-slowdown=2,
+                      goal=throughput|latency|energy, gpu-mem=10G,
+                      policy=csub|exclusive|first-fit|carma|additive
+"""
+
+
+def run_plan(argv: Sequence[str]) -> int:
+    """Plan a call and show the plan; the exit status."""
+    if any(word in ("-h", "--help", "--usage") for word in _list_leading(argv)):
+        say(_HELP)
+        return 0
+    argv, pack = split_pack(argv)
+    directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
+    call = collect_call(argv, read_given_environment(), directory, pack=pack)
+    what_if = call.options.text("what-if")
+    changes = {} if what_if is None else parse_changes(what_if)
+    session = Session.open()
+    local = call.options.flag("local")
+    call = prepare_call(call, session, local=local)
+    as_json, explains = call.options.flag("json"), call.options.flag("explain")
+    room = describe_open_room(call, session, local=local)
+    if room and not as_json:
+        say(room)
+        say("By itself it would be planned so:")
+    slurm = None if local else session.slurm
+    planning = plan_call(call, session.settings, slurm, looks_at_queue=True)
+    explanation = explain_planning(planning)
+    waits = _list_waits(planning)
+    words = ", ".join(f"{name}={value}" for name, value in changes.items())
+    other, warnings = None, _list_warnings(planning)
+    if changes:
+        changed, policy = apply_changes(call, changes, session)
+        with name_changes(changes):
+            changed_planning = plan_call(changed, session.settings, slurm, policy)
+        other = explain_planning(changed_planning)
+        told = [text for text in _list_warnings(changed_planning) if text not in warnings]
+        warnings += [f"with {words}: {text}" for text in told]
+    for text in planning.problems:
+        note(f"ignored: {text}")
+    if as_json:
+        say(json.dumps(_build_json(planning, explanation, other, changes, room=room)))
+        return 0
+    if not explains:
+        # They are among the reasons, which are not shown.
+        for text in warnings:
+            note(text)
+    width = choose_width()
+    sources = _list_sources(planning) if explains else ()
+    say(render_plan(explanation, width, explain=explains, sources=sources, waits=waits))
+    if not local:
+        for text in _ask_slurm(planning, session, directory):
+            say(text)
+    if other is not None:
+        say(render_comparison(explanation, other, words, width))
+        if explains:
+            say(f"With {words}:")
+            say(render_plan(other, width, explain=True))
+    say("Nothing was submitted.")
+    sys.stdout.flush()
+    return 0
+
+
+def _list_leading(argv: Sequence[str]) -> list[str]:
+    """The options before the first word that is none."""
+    leading: list[str] = []
+    for word in argv:
+        if not word.startswith("-") or word == "--":
+            break
+        leading.append(word)
+    return leading
+
+
+def split_pack(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """The command line without the word `pack`, and whether it was there."""
+    words = parse_command_line(argv).words
+    if not words or words[0] != "pack":
+        return list(argv), False
+    at = len(argv) - len(words)
+    return [*argv[:at], *argv[at + 1 :]], True
+
+
+def _list_waits(planning: Planning) -> list[WaitEstimate | None]:
+    if all(planned.waits is None for planned in planning.parts):
+        return []
+    waits = [(pack, planning.find_part(pack).waits) for pack in planning.plan.packs]
+    return [None if table is None else estimate_wait(pack, table) for pack, table in waits]
+
+
+def _find_unknown_queue(planning: Planning) -> str | None:
+    """Why no wait is estimated, where that was asked; of the first partition of which none is."""
+    tables = [planned.waits for planned in planning.parts if planned.waits is not None]
+    return next((table.unknown for table in tables if table.unknown), None)
+
+
+def _list_warnings(planning: Planning) -> list[str]:
+    """What of a plan is dangerous, each once."""
+    return list(dict.fromkeys(text for p in planning.parts for text in p.part.warnings))
+
+
+def _list_calibrations(planning: Planning) -> list[Calibration]:
+    """Those of all jobs of which it is known what they take of a GPU, each once."""
+    known = [planned.part.knowledge for planned in planning.parts]
+    used = [k.calibration for k in known if any(map(build_load, k.profiles.values()))]
+    return [calibration for i, calibration in enumerate(used) if calibration not in used[:i]]
+
+
+def _list_sources(planning: Planning) -> list[str]:
+    unknown = _find_unknown_queue(planning)
+    queue = [f"Queue: no estimate: {unknown}"] if unknown else []
+    used = [_describe(calibration) for calibration in _list_calibrations(planning)]
+    if not used:
+        none = "Calibration: none needed, as what the jobs take of a GPU is not known yet"
+        return [none, *queue]
+    return [*dict.fromkeys(used), *queue]
+
+
+def _describe(calibration: Calibration) -> str:
+    made = f", of {calibration.packs} packs" if calibration.packs else ""
+    off = f"predictions are off by {100 * calibration.residual:.0f} % (standard deviation)"
+    return f"Calibration: {calibration.gpu_model}{made}; {off}; it is {calibration.source}"
+
+
+def _ask_slurm(planning: Planning, session: Session, directory: str) -> list[str]:
+    """What Slurm says of the request; a Slurm that does not answer is named."""
+    told: list[str] = []
+    try:
+        for batch in group_into_batches(planning.plan, planning.jobs):
+            told += ask_slurm(batch, planning.jobs, planning.plan.packs_at_once, session, directory)
+    except SlurmError as problem:
+        told.append(f"Slurm: {problem}")
+    return list(dict.fromkeys(told))
+
+
+def _build_json(
+    planning: Planning,
+    explanation: PlanExplanation,
+    other: PlanExplanation | None,
+    changes: dict[str, str],
+    *,
+    room: str,
+) -> dict[str, Any]:
+    return {
+        "schema": PLAN_SCHEMA,
+        **build_plan_json(explanation, _list_waits(planning)),
+        "would_join": room or None,
+        "policy": {
+            "goal": planning.policy.goal.value,
+            "policy": planning.policy.rule.value,
+            "max_slowdown": min(choose_bound(job, planning.policy) for job in planning.jobs),
+            "degree": planning.policy.degree,
+            "degree_is_asked": planning.policy.degree_is_asked,
+        },
+        "calibrations": [
+            {
+                "gpu_model": calibration.gpu_model,
+                "source": calibration.source,
+                "residual": calibration.residual,
+                "packs": calibration.packs,
+                "made_at": calibration.made_at or None,
+            }
+            for calibration in _list_calibrations(planning)
+        ],
+        "queue_unknown": _find_unknown_queue(planning),
+        "problems": list(planning.problems),
+        "what_if": None if other is None else {"changes": changes, **build_plan_json(other)},
+    }
+
+
+WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Read `--what-if=degree=4,mode=mig`.
+
+    Raises:
+        UsageProblem: A name is not known, has no value or comes twice, or two contradict.
+    """
+    changes: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in WHAT_IF or not value:
+            what = f"there is no {cut(name)!a}" if value else f"{cut(part.strip())!a} has no value"
+            raise UsageProblem(
+                f"--what-if: {what if text.strip() else 'it names no change'}",
+                hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
+            )
+        if name in changes:
+            raise UsageProblem(
+                f"--what-if: {name} is given twice, as {cut(changes[name])!a} and {cut(value)!a}",
+                hint="give it once: one plan is shown beside the one that would be made",
+            )
+        changes[name] = value
+    if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":
+        raise UsageProblem(
+            "--what-if: mode=exclusive gives each job a GPU of its own, so degree="
+            f"{cut(changes['degree'])!a} contradicts it",
+            hint="leave one of them out",
+        )
+    return changes
+
+
+def apply_changes(
+    call: Call, changes: dict[str, str], session: Session
+) -> tuple[Call, Policy | None]:
+    """The call with other values, and its policy where the call cannot say it.
+
+    Raises:
+        UsageProblem: A value is wrong.
+    """
+    origin = "--what-if"
+    degree = _parse(changes, "degree", parse_count)
+    slowdown = _parse(changes, "max-slowdown", parse_slowdown)
+    gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
+    mode = _choose(changes, "mode", [known.value for known in SharingMode])
+    # Named here, as the user gave neither --goal nor --policy.
+    goal = _choose(changes, "goal", GOAL_CHOICES)
+    rule = _choose(changes, "policy", RULE_CHOICES)
+    candidates = call.candidates
+    told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
+    asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if gpu_memory_mb is not None:
+        # As --gpu-mem says of a job.
+        asked["came_together"] = True
+    if asked:
+        candidates = tuple(
+            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
+        )
+    is_mig = mode == SharingMode.MIG.value
+    is_alone = mode == SharingMode.EXCLUSIVE.value
+    changed = dataclasses.replace(
+        call,
+        candidates=candidates,
+        degree=None if is_alone else degree or call.degree,
+        pack_size=None if is_alone or degree else call.pack_size,
+        shares=((mode, origin),) if mode and not is_mig else call.shares,
+        goals=((goal, origin),) if goal else call.goals,
+        rules=((rule, origin),) if rule else call.rules,
+    )
+    if not is_mig:
+        return changed, None
+    policy = choose_policy(changed, session.settings)
+    return changed, dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
+
+
+@contextlib.contextmanager
+def name_changes(changes: Mapping[str, str]) -> Iterator[None]:
+    """Have a refusal name the change that was asked for: it is no option of the command line."""
+    try:
+        yield
+    except NoPackPossible as problem:
+        words = escape_controls(",".join(f"{name}={value}" for name, value in changes.items()))
+        told = problem.message.replace("--gpu-mem=", "")
+        raise NoPackPossible(f"--what-if={words}: {told}", hint=problem.hint) from problem
+
+
+def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
+    if name not in changes:
+        return None
+    text = changes[name]
+    try:
+        return parse(text)
+    except ValueError as error:
+        # The reason may repeat it.
+        reason = str(error).replace(text, cut(text))
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a}: {reason}") from error
+
+
+def _choose(changes: dict[str, str], name: str, choices: Iterable[str]) -> str | None:
+    """One of some words; None where it is not to change."""
+    text = changes.get(name)
+    if text is not None and text not in choices:
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a} is none of {', '.join(choices)}")
+    return text

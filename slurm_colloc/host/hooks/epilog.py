@@ -1,0 +1,53 @@
+"""The epilog: undoes what the checkpoint of a job says, in its time; who: root.
+
+It asks no process of the user's anything.
+"""
+
+from __future__ import annotations
+
+from slurm_colloc.errors import CollocError
+from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.hook_report import HookReport, OutOfTime, Place, deadline, note_undone
+from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.recover_jobs import read_or_guess
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+
+_LOCK_SHARE = 0.5
+
+
+def run_epilog(place: Place, policy: Policy, job: HookJob) -> HookReport:
+    """Undo what the checkpoint says; the job's number is all that is used of the job."""
+    try:
+        run = RunDirectory(place.run, makes=False)
+    except FileNotFoundError:
+        return HookReport(outcome="nothing was prepared")
+    except (CollocError, OSError) as error:
+        return HookReport(outcome=f"{place.run} cannot be used: {error}")
+    report = HookReport()
+    try:
+        with (
+            deadline(policy.deadline_s),
+            run.locked_job(job.job_id, policy.deadline_s * _LOCK_SHARE),
+        ):
+            checkpoint, problem = read_or_guess(run, job.job_id)
+            if checkpoint is None:
+                run.remove(job.job_id)
+                return HookReport(outcome="nothing was prepared")
+            report.action, report.mode = "undone", checkpoint.mode
+            if problem:
+                report.details["problem"] = problem
+            undone = Undoing(run, checkpoint, simulation=place.simulation, node=job.node).undo()
+            note_undone(report, undone)
+            if undone.left:
+                report.outcome = f"left for the next hook: {'; '.join(undone.left)}"
+    except TimeoutError:
+        report.outcome = "another hook is at work on this job"
+    except OutOfTime:
+        report.outcome = "the hook has run out of its time; the next one goes on"
+        known = run.read_quietly(job.job_id)
+        if known is not None and known.compute_modes:
+            report.exit_status = 1
+    finally:
+        run.close()
+    return report

@@ -1,0 +1,99 @@
+"""What a run of a hook did and in which time; for the audit log and for Slurm."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
+from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from slurm_colloc.host.hooks.recover_jobs import Recovered
+    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the hooks of a node work.
+
+    Args:
+        run: Root's directory.
+        policy: The policy's path.
+        simulation: The directory of a simulated GPU; empty on a real node.
+    """
+
+    run: str = DEFAULT_RUN
+    policy: str = DEFAULT_POLICY
+    simulation: str = ""
+
+
+class OutOfTime(BaseException):
+    """The hook's own deadline, told by the kernel wherever it happens to be."""
+
+
+@dataclass
+class HookReport:
+    """What a run of a hook did, for the audit log.
+
+    Args:
+        action: `prepared`, `told` (nothing is prepared, and the job knows why), `undone`, `none`.
+        outcome: In words; empty for as it should be.
+        mode: What is prepared.
+        exit_status: Of the hook.
+        details: What else is worth telling.
+    """
+
+    action: str = "none"
+    outcome: str = ""
+    mode: str = ""
+    exit_status: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in whatever runs inside after so long."""
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def note_undone(report: HookReport, undone: Undone) -> None:
+    """Take over how undoing went: the exit status is 1 where the node is not fit any more."""
+    for name in ("unsafe", "left", "notes"):
+        texts = getattr(undone, name)
+        if texts:
+            report.details[name] = texts
+    if undone.restored:
+        report.details["restored"] = undone.restored
+    if undone.unsafe:
+        report.exit_status = 1
+        report.outcome = f"not fit for the next job: {'; '.join(undone.unsafe)}"
+
+
+def describe_recovered(found: Recovered) -> dict[str, Any]:
+    """What was found of another job, as JSON values."""
+    report = found.report
+    return {
+        "job": found.job_id,
+        "reason": found.reason,
+        "undone": None if report is None else report.is_complete,
+        "unsafe": [] if report is None else report.unsafe,
+        "left": [] if report is None else report.left,
+        "notes": [] if report is None else report.notes,
+    }

@@ -1,0 +1,245 @@
+"""What a site allows the hooks of a node to do: /etc/slurm_colloc/node.toml; who: root.
+
+A file that cannot be believed allows nothing, so nothing in it is ever guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm_colloc.errors import NodeError, StateError
+from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.system.trusted_paths import open_trusted
+from slurm_colloc.model.comment_token import Token, parse_token
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULT_POLICY = "/etc/slurm_colloc/node.toml"
+LIMIT_BYTES = 64 * 1024
+KNOWN_MODES = ("mps",)
+"""The modes that hooks of this version can prepare."""
+
+_LONGEST_S = 3600.0
+
+_STRING = r'"[ !#-\[\]-~]*"'
+"""Printable ASCII without quote and backslash."""
+
+_PLAIN_LINE = re.compile(
+    rf"[ \t]*(?:(?P<key>[A-Za-z_]+)[ \t]*=[ \t]*(?P<value>true|false|{_STRING}"
+    r"|(?:0|[1-9][0-9]{0,9})(?:\.[0-9]{1,9})?"
+    rf"|\[ *(?:{_STRING}(?: *, *{_STRING})*)? *\]))?[ \t]*(?:#[ -~]*)?"
+)
+"""A setting, a comment or nothing, in the part of TOML that is JSON as well."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the hooks may do on this node.
+
+    Args:
+        enabled: The switch: without it the prolog prepares nothing; the epilog undoes all the same.
+        modes: Sharing modes that may be prepared.
+        partitions: Partitions whose jobs may have them; empty for all.
+        accounts: Accounts likewise; empty for all.
+        max_gpus: A job with more GPUs on this node is left alone.
+        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that nobody can use
+            the GPU beside MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
+        strict: A job for which nothing can be prepared does not start: the prolog fails, and Slurm
+            drains the node.
+        deadline_s: How long a hook may take in all; less than Slurm's PrologEpilogTimeout.
+        stop_s: How much of that is kept for undoing what a prolog has begun.
+        require_limits: Prepare nothing where a daemon's devices, host memory and processes cannot
+            be limited.
+        daemon_memory_mb: Host memory of a job's daemons and servers together (MiB), where Slurm
+            does not run the hooks inside the job.
+        daemon_processes: Processes and threads of these.
+        directory_mb: What a job's user may write into the daemons' directories (MiB).
+        audit_log: Where each run of a hook writes one line; empty for nowhere.
+    """
+
+    enabled: bool = True
+    modes: tuple[str, ...] = KNOWN_MODES
+    partitions: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    max_gpus: int = 16
+    exclusive_process: bool = False
+    strict: bool = False
+    deadline_s: float = 20.0
+    stop_s: float = 10.0
+    require_limits: bool = False
+    daemon_memory_mb: int = 2048
+    daemon_processes: int = 1024
+    directory_mb: int = 64
+    audit_log: str = "/var/log/slurm_colloc/hooks.log"
+
+
+def read_policy(path: str) -> Policy:
+    """Read the site's policy.
+
+    Raises:
+        StateError: It is missing, somebody else than root could have written it, or it says
+            something that this version does not know.
+    """
+    data = _read_trusted(path)
+    try:
+        text = data.decode("utf-8")
+        value = parse_plain_lines(text)
+        if value is None:
+            import tomllib
+
+            value = tomllib.loads(text)
+    except (ImportError, ValueError) as error:
+        raise StateError(f"the policy {path} is no TOML that can be read ({error})") from error
+    return parse_policy(value, path)
+
+
+def parse_plain_lines(text: str) -> dict[str, Any] | None:
+    """Read a policy as nearly all are, a plain value on each line, without TOML's parser; pure.
+
+    It takes a third of the prolog's time to load. What this reads, that one reads alike.
+
+    Returns:
+        The values; None where there is anything else, or anything wrong.
+    """
+    values: dict[str, Any] = {}
+    for line in text.split("\n"):
+        match = _PLAIN_LINE.fullmatch(line)
+        if match is None or match["key"] in values:
+            return None
+        if match["key"]:
+            try:
+                values[match["key"]] = json.loads(match["value"])
+            except ValueError:
+                return None
+    return values
+
+
+def _read_trusted(path: str) -> bytes:
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        parent = open_trusted(directory)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=parent)
+        finally:
+            os.close(parent)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise StateError(f"the policy {path} is no file of root's")
+            if status.st_mode & 0o022:
+                raise StateError(f"the policy {path} may be written by others than root")
+            data = file.read(LIMIT_BYTES + 1)
+    except NodeError as error:
+        raise StateError(f"the policy {path} cannot be trusted: {error.message}") from error
+    except OSError as error:
+        raise StateError(f"the policy {path} cannot be read ({error.strerror})") from error
+    if len(data) > LIMIT_BYTES:
+        raise StateError(f"the policy {path} is longer than {LIMIT_BYTES // 1024} KiB")
+    return data
+
+
+def parse_policy(value: dict[str, Any], path: str) -> Policy:
+    """Check every key and value; pure.
+
+    Raises:
+        StateError: A key is unknown or a value is out of range.
+    """
+    fields: dict[str, Any] = {}
+    for key, item in value.items():
+        check = _CHECKS.get(key)
+        if check is None:
+            raise StateError(f"the policy {path} has the unknown key {key[:64]!r}")
+        if not check(item):
+            raise StateError(f"the policy {path} has no usable value for {key}: {str(item)[:64]!r}")
+        fields[key] = tuple(item) if isinstance(item, list) else item
+    for key in ("deadline_s", "stop_s"):
+        if key in fields:
+            fields[key] = float(fields[key])
+    policy = Policy(**fields)
+    if policy.stop_s >= policy.deadline_s:
+        raise StateError(f"the policy {path} leaves no time: stop_s must be below deadline_s")
+    return policy
+
+
+def _is_switch(item: Any) -> bool:
+    return isinstance(item, bool)
+
+
+def _is_words(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(word, str) and word for word in item)
+
+
+def _is_count(item: Any, largest: int, least: int = 1) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and least <= item <= largest
+
+
+def _is_seconds(item: Any) -> bool:
+    return isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item <= _LONGEST_S
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "enabled": _is_switch,
+    "modes": lambda item: _is_words(item) and all(word in KNOWN_MODES for word in item),
+    "partitions": _is_words,
+    "accounts": _is_words,
+    "max_gpus": lambda item: _is_count(item, 1024),
+    "exclusive_process": _is_switch,
+    "strict": _is_switch,
+    "deadline_s": _is_seconds,
+    "stop_s": _is_seconds,
+    "require_limits": _is_switch,
+    "daemon_memory_mb": lambda item: _is_count(item, 1 << 24, 64),
+    "daemon_processes": lambda item: _is_count(item, 1 << 20, 16),
+    "directory_mb": lambda item: _is_count(item, 1 << 16),
+    "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
+}
+assert set(_CHECKS) == {field.name for field in dataclasses.fields(Policy)}
+
+
+class Denied(Exception):
+    """The site's policy does not let this job have it: no fault of the node's."""
+
+
+def check_permission(policy: Policy, job: HookJob, token: Token) -> None:
+    """See whether the site lets a job have what it asks for.
+
+    Args:
+        policy: What the site allows, and does not switch off.
+        job: The job.
+        token: What it asks for.
+
+    Raises:
+        Denied: It does not.
+    """
+    if token.mode not in policy.modes:
+        mode = token.mode.partition("=")[0]
+        raise Denied(f"the site's policy has no mode {mode}")
+    if policy.partitions and job.partition not in policy.partitions:
+        raise Denied("the site's policy leaves out this partition")
+    if policy.accounts and job.account not in policy.accounts:
+        raise Denied("the site's policy leaves out this account")
+    if job.gpus is not None and len(job.gpus) > policy.max_gpus:
+        raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
+    if not job.uid or job.gid is None:
+        raise Denied("MPS is prepared for ordinary users only")
+
+
+def is_permitted(policy: Policy, job: HookJob) -> bool:
+    """Whether a job asks for something that it may have."""
+    token = parse_token(job.comment)
+    if token is None or token.mode == "off" or not policy.enabled:
+        return False
+    try:
+        check_permission(policy, job, token)
+    except Denied:
+        return False
+    return True

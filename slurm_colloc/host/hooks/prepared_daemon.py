@@ -1,0 +1,258 @@
+"""A daemon that root has prepared for this job: found, trusted, and taken over for watching.
+
+Who: the job's user; where: beside the runner. Nothing is believed that somebody else than root
+could have written, and the daemon has to answer before anybody relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.hooks.checkpoint import SETUP, SETUP_SCHEMA
+from slurm_colloc.host.mps.mps_control import (
+    ControlProgram,
+    build_daemon_environment,
+    find_library_path,
+    find_programs,
+    parse_pids,
+    read_peer,
+)
+from slurm_colloc.host.mps.mps_log_files import LogFollower, write_logs
+from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.mps.mps_state import DaemonState
+from slurm_colloc.host.mps.start_daemon import RunningMps
+from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.host.system.own_directory import LOGS, PIPE, PrivateDirectory
+from slurm_colloc.host.system.trusted_paths import read_trusted_uids
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ANSWER_S = 3.0
+"""How long the daemon may take to answer before the pack starts one of its own."""
+
+_LIMIT_BYTES = 64 * 1024
+_OPEN_PATH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class PreparedDaemon:
+    """One daemon of the node's.
+
+    Args:
+        gpus: UUIDs.
+        pipe_directory: Its CUDA_MPS_PIPE_DIRECTORY.
+        control_ms: From its start to the proved control socket; None where not told.
+    """
+
+    gpus: tuple[str, ...]
+    pipe_directory: str
+    control_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class PreparedSetup:
+    """What root has prepared.
+
+    Args:
+        mode: `mps`, or empty for nothing.
+        reason: Why so.
+        by: Which hook.
+        daemons: The daemons.
+        compute_mode: The GPUs' compute mode; None where unknown.
+        notes: What else is worth knowing.
+    """
+
+    mode: str
+    reason: str
+    by: str
+    daemons: tuple[PreparedDaemon, ...] = ()
+    compute_mode: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def open_root_directory(path: str) -> int:
+    """Open a directory to pass through, by parents that nobody but root can change.
+
+    Raises:
+        NodeError: Somebody else could.
+        OSError: It cannot be opened.
+    """
+    trusted = read_trusted_uids()
+    if os.geteuid() != 0:
+        trusted -= {os.geteuid()}
+    descriptor = os.open("/", _OPEN_PATH)
+    try:
+        for part in filter(None, path.split("/")):
+            inner = os.open(part, _OPEN_PATH, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+            status = os.fstat(descriptor)
+            open_to_all = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+            if status.st_uid not in trusted or open_to_all:
+                raise NodeError(f"somebody else than root could change {path}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_prepared(run: str, job_id: str) -> PreparedSetup | None:
+    """Read what root has prepared for a job; None where it has done nothing for it.
+
+    Args:
+        run: Root's directory on this node.
+        job_id: Slurm's number of the job.
+
+    Raises:
+        NodeError: It cannot be trusted, or cannot be read.
+    """
+    path = os.path.join(run, job_id)
+    try:
+        directory = open_root_directory(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NodeError(f"{path} cannot be opened ({error.strerror})") from error
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        opened = os.open(SETUP, flags, dir_fd=directory)
+    except FileNotFoundError:
+        # The hook was killed before it could say anything.
+        return None
+    except OSError as error:
+        raise NodeError(f"{path}/{SETUP} cannot be read ({error.strerror})") from error
+    finally:
+        os.close(directory)
+    with open(opened, "rb") as file:
+        status = os.fstat(opened)
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_mode & 0o022
+            or (os.geteuid() != 0 and status.st_uid == os.geteuid())
+            or status.st_uid not in read_trusted_uids()
+        ):
+            raise NodeError(f"{path}/{SETUP} is no file that only root can write")
+        data = file.read(_LIMIT_BYTES)
+    try:
+        value = json.loads(data.decode("ascii"))
+        if value["schema"] > SETUP_SCHEMA:
+            raise NodeError(f"{path}/{SETUP} was written by a newer version")
+        return _parse(value, job_id)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NodeError(f"{path}/{SETUP} is damaged ({error})") from error
+
+
+def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
+    if value["job_id"] != job_id:
+        raise ValueError("it is of another job")
+    return PreparedSetup(
+        mode=str(value["mode"]),
+        reason=str(value["reason"]),
+        by=str(value["by"]),
+        daemons=tuple(
+            PreparedDaemon(
+                tuple(map(str, daemon["gpus"])),
+                str(daemon["pipe_directory"]),
+                None if daemon["control_ms"] is None else float(daemon["control_ms"]),
+            )
+            for daemon in value["daemons"]
+        ),
+        compute_mode=value["compute_mode"],
+        notes=tuple(map(str, value["notes"])),
+    )
+
+
+def adopt_daemon(options: MpsOptions) -> RunningMps:
+    """Take over the watching of a daemon that root has started as this user.
+
+    Args:
+        options: `adopt` names its pipe directory.
+
+    Raises:
+        NodeError: It cannot be trusted, does not answer, or cannot be watched from here.
+    """
+    pipe = options.adopt
+    path, name = os.path.split(pipe)
+    if name != PIPE:
+        raise NodeError(f"{pipe} is no pipe directory of the node's MPS daemon")
+    programs = find_programs(options.path)
+    try:
+        descriptor = open_root_directory(path)
+    except OSError as error:
+        raise NodeError(f"{path} cannot be reached from here ({error.strerror})") from error
+    directory = PrivateDirectory(path, descriptor, -1)
+    try:
+        peer = read_peer(pipe)
+        if peer is None:
+            raise NodeError("no process listens on the control socket of the node's MPS daemon")
+        if peer.uid != os.geteuid():
+            raise NodeError(f"the node's MPS daemon is user {peer.uid}'s")
+        daemon = identify(peer.pid) if peer.pid > 0 else None
+        if daemon is None:
+            raise NodeError("the node's MPS daemon is in another pid namespace than the job")
+        added = {**find_library_path(os.environ), **options.environment}
+        environment = build_daemon_environment(
+            programs,
+            gpus=options.gpus,
+            pipe_directory=pipe,
+            log_directory=f"{path}/{LOGS}",
+            added=added,
+        )
+        control = ControlProgram(programs, environment)
+        answer = control.ask("get_server_list", ANSWER_S)
+        if parse_pids(answer) is None:
+            words = answer.problem or (answer.stderr + answer.stdout).strip() or "an empty answer"
+            raise NodeError(f"the node's MPS daemon does not answer: {words}")
+    except BaseException:
+        directory.close()
+        raise
+    keeper = identify(os.getpid())
+    assert keeper is not None
+    state = DaemonState(
+        label=options.label,
+        gpus=options.gpus,
+        programs=programs,
+        added=added,
+        keeper=keeper,
+        daemon=daemon,
+    )
+    running = RunningMps(
+        options=options,
+        directory=directory,
+        state=state,
+        daemon=daemon,
+        child=None,
+        control=control,
+        logs=LogFollower(descriptor, os.geteuid()),
+        control_ms=0.0,
+    )
+    # What it has written before is no news: another keeper may have told it already.
+    running.logs.read()
+    running.logs.flush()
+    return running
+
+
+def release_daemon(running: RunningMps, logs_prefix: str) -> StopReport:
+    """Stop watching: the node's epilog ends the daemon.
+
+    Args:
+        running: The daemon; `running.options.logs_to` gets its logs.
+        logs_prefix: What the names of the copies begin with.
+    """
+    notes = list(running.notes)
+    logs: tuple[str, ...] = ()
+    if running.options.logs_to is not None:
+        try:
+            logs = write_logs(running.options.logs_to, logs_prefix, running.logs.read_whole())
+        except OSError as error:
+            notes.append(f"the MPS logs could not be copied: {error}")
+    running.logs.close()
+    running.directory.close()
+    return StopReport(elapsed_ms=0.0, directory_removed=True, logs=logs, notes=tuple(notes))

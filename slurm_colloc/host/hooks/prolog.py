@@ -1,0 +1,241 @@
+"""The prolog: prepares what a job asks for, or tells it why not, in its time; who: root."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+
+from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.hook_report import (
+    HookReport,
+    OutOfTime,
+    Place,
+    deadline,
+    describe_recovered,
+    note_undone,
+)
+from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission
+from slurm_colloc.host.hooks.prepare_mps import Preparing
+from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.mps.mps_control import read_peer
+from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.system.control_groups import find_slurm_daemon
+from slurm_colloc.host.system.node_processes import read_boot_id
+from slurm_colloc.model.comment_token import Token, parse_token
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+
+_LOCK_S = 2.0
+_HOLDERS_S = 0.5
+"""How long dead jobs may take that still hold the job's GPUs."""
+
+_LEFTOVERS_S = 0.5
+"""How long all other dead jobs together may take, once the job has what it asked for."""
+
+
+def run_prolog(
+    place: Place, policy: Policy, job: HookJob, question: ForkedQuestion | None = None
+) -> HookReport:
+    """Prepare what a job asks for; what cannot be had is told to it.
+
+    Args:
+        place: Where.
+        policy: What the site allows.
+        job: Whom.
+        question: A question to NVML that waits to be prepared, or is already being prepared; it is
+            the caller's to close.
+    """
+    token = parse_token(job.comment)
+    if token is None or token.mode == "off":
+        return HookReport(outcome="the comment asks for nothing")
+    if not policy.enabled:
+        return HookReport(outcome="switched off by the policy")
+    try:
+        run = RunDirectory(place.run, makes=True)
+    except (CollocError, OSError) as error:
+        return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
+    try:
+        with run.locked_job(job.job_id, _LOCK_S):
+            return _Prolog(place, policy, job, token, run, question=question).run()
+    except TimeoutError:
+        return _fail(HookReport(outcome="another hook is at work on this job"), policy)
+    finally:
+        run.close()
+
+
+def _fail(report: HookReport, policy: Policy) -> HookReport:
+    if policy.strict:
+        report.exit_status = 1
+    return report
+
+
+class _Prolog:
+    """One run of the prolog, with the job's lock held."""
+
+    def __init__(
+        self,
+        place: Place,
+        policy: Policy,
+        job: HookJob,
+        token: Token,
+        run: RunDirectory,
+        *,
+        question: ForkedQuestion | None,
+    ) -> None:
+        self._place = place
+        self._question = question
+        self._policy = policy
+        self._job = job
+        self._run = run
+        self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
+        self._preparing = Preparing(
+            run, policy, job, token, place.simulation, daemon_name=find_slurm_daemon(os.getppid())
+        )
+        self._report = HookReport()
+
+    def run(self) -> HookReport:
+        report = self._report
+        try:
+            with deadline(self._ends_at - time.monotonic()):
+                known = self._run.read_quietly(self._job.job_id)
+                if known is not None and _is_prepared(self._run, known, self._job, read_boot_id()):
+                    return HookReport("prepared", "it was prepared already", known.mode)
+                self._prepare()
+            self._clear_leftovers()
+        except Denied as denied:
+            self._fall_back(str(denied), is_fault=False)
+        except (CollocError, OSError) as error:
+            self._fall_back(error.message if isinstance(error, CollocError) else str(error))
+        except OutOfTime:
+            self._fall_back("the hook has run out of its time")
+        report.details["figures"] = self._preparing.figures
+        if self._preparing.notes:
+            report.details["notes"] = self._preparing.notes
+        return report
+
+    def _prepare(self) -> None:
+        preparing, job, report = self._preparing, self._job, self._report
+        started = time.monotonic()
+        check_permission(self._policy, job, preparing.token)
+        # NVML gets ready while the others are looked after.
+        question = self._question or ask_nvml(
+            self._place.simulation, job.node, minors=job.gpus or ()
+        )
+        question.prepare()
+        try:
+            self._undo_own()
+            # What an earlier run had changed is undone: the GPUs can be read.
+            question.request()
+            preparing.find_owner()
+            _measure(preparing.figures, "before_nvml_ms", started)
+            answer = question.ask(NVML_S)
+        finally:
+            question.close()
+        _measure(preparing.figures, "nvml_ms", started)
+        preparing.choose_gpus(answer)
+        # A dead job that still holds one of the GPUs stands in this one's way; others wait.
+        self._recover(preparing.gpus, holders_only=True, budget_s=_HOLDERS_S)
+        checkpoint = preparing.claim(answer)
+        preparing.set_modes(checkpoint)
+        daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
+        preparing.tell(daemons, "the node's prolog has prepared MPS")
+        self._run.write(dataclasses.replace(checkpoint, phase=READY))
+        _measure(preparing.figures, "total_ms", started)
+        report.action, report.mode = "prepared", checkpoint.mode
+
+    def _undo_own(self) -> None:
+        """An earlier run for this job was killed, or its epilog never ran."""
+        checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+        if checkpoint is None:
+            return
+        undone = self._undo(checkpoint)
+        if not undone.is_complete:
+            raise StateError(
+                f"what an earlier run for this job has left cannot be undone: "
+                f"{'; '.join(undone.unsafe + undone.left)}"
+            )
+
+    def _undo(self, checkpoint: Checkpoint) -> Undone:
+        # Most prologs have nothing to undo.
+        from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+
+        undone = Undoing(
+            self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
+        ).undo()
+        note_undone(self._report, undone)
+        return undone
+
+    def _clear_leftovers(self) -> None:
+        """Clear up after all dead jobs, in a budget that is not the job's; it is prepared."""
+        ends_at = time.monotonic() + _LEFTOVERS_S
+        try:
+            with deadline(2 * _LEFTOVERS_S):
+                self._recover(self._preparing.gpus, holders_only=False, budget_s=_LEFTOVERS_S)
+                self._run.sweep_aside(ends_at)
+        except (CollocError, OSError, OutOfTime) as error:
+            self._report.details["leftovers"] = str(error) or "no time was left"
+
+    def _recover(self, claimed: Sequence[str], *, holders_only: bool, budget_s: float) -> None:
+        found = recover(
+            self._run,
+            besides=self._job.job_id,
+            claimed=claimed,
+            simulation=self._place.simulation,
+            node=self._job.node,
+            holders_only=holders_only,
+            budget_s=budget_s,
+        )
+        told = [describe_recovered(one) for one in found if one.report is not None]
+        if told:
+            self._report.details.setdefault("recovered", []).extend(told)
+
+    def _fall_back(self, reason: str, *, is_fault: bool = True) -> None:
+        """Take back what was begun, and let the job know; it starts without."""
+        report = self._report
+        report.action, report.outcome = "told", reason
+        if is_fault:
+            _fail(report, self._policy)
+        try:
+            with deadline(self._policy.stop_s):
+                checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+                if checkpoint is not None:
+                    undone = self._undo(checkpoint)
+                    if not undone.is_complete:
+                        report.action = "none"
+                        return
+                self._preparing.compute_mode = None
+                self._preparing.tell_nothing(reason)
+        except OutOfTime:
+            report.action = "none"
+            report.details["not_told"] = "no time was left"
+        except (CollocError, OSError) as error:
+            # A full /run: without a word the job finds out by itself.
+            report.action = "none"
+            report.details["not_told"] = str(error)
+
+
+def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
+    """Whether all of this has been done already, by an earlier run of the same prolog."""
+    return (
+        checkpoint.phase == READY
+        and checkpoint.boot == boot
+        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
+        and run.has_setup(job.job_id)
+        and all(
+            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
+            and peer.uid == job.uid
+            for name in checkpoint.daemons
+        )
+    )
+
+
+def _measure(figures: dict[str, float], name: str, started: float) -> None:
+    """Note how long something took, in ms."""
+    figures[name] = round((time.monotonic() - started) * 1000, 1)

@@ -1,0 +1,192 @@
+"""Clearing up after jobs whose epilog did not run or did not come to its end; who: root.
+
+It runs at boot and in each prolog of a job of ours, there within a budget of its own: first for
+dead jobs that still hold the new job's GPUs, for all others once the new job has what it asked for.
+What is not proven to be of a dead job is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.system.node_processes import read_boot_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+
+STARTING_S = 60.0
+"""How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
+
+RECOVERY_S = 30.0
+"""How long clearing up may take at boot, where no job waits for it."""
+
+UNSEEN_S = 900.0
+"""How long a job of which nothing was ever seen is taken for one that waits for its first step."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was found of another job.
+
+    Args:
+        job_id: Which.
+        report: How it was undone; None where it was left alone.
+        reason: Why it was undone, or left alone.
+    """
+
+    job_id: str
+    report: Undone | None
+    reason: str
+
+
+def find_death(
+    checkpoint: Checkpoint,
+    *,
+    boot: str,
+    running: Collection[str] | None,
+    claimed: Collection[str],
+    now: float,
+) -> str:
+    """Say why a job is dead; empty where it may live. Pure.
+
+    Args:
+        checkpoint: The job's checkpoint, whose lock nobody holds.
+        boot: This boot.
+        running: Jobs, by id or SLUID, of which Slurm runs something here; None where that cannot
+            be told.
+        claimed: GPUs that Slurm has just given to another job.
+        now: The time (seconds since 1970).
+    """
+    if checkpoint.boot != boot:
+        return "the node has been rebooted"
+    if checkpoint.phase == UNDOING:
+        return "its epilog did not come to its end"
+    if running is None or is_running(checkpoint, running):
+        return ""
+    age_s = now - checkpoint.made_at
+    if checkpoint.seen:
+        return "Slurm runs nothing of it any more"
+    if set(checkpoint.gpus) & set(claimed) and age_s > STARTING_S:
+        return "Slurm has given its GPU to another job"
+    if age_s > UNSEEN_S:
+        return "nothing of it was ever seen to run"
+    return ""
+
+
+def is_running(checkpoint: Checkpoint, running: Collection[str]) -> bool:
+    """Whether Slurm runs something of a job; pure."""
+    return checkpoint.job_id in running or (checkpoint.sluid or None) in running
+
+
+def recover(
+    run: RunDirectory,
+    *,
+    besides: str = "",
+    claimed: Collection[str] = (),
+    simulation: str = "",
+    node: str = "",
+    holders_only: bool = False,
+    budget_s: float = RECOVERY_S,
+) -> tuple[Recovered, ...]:
+    """Undo what dead jobs have left.
+
+    Args:
+        run: Root's directory.
+        besides: A job that is left out, because its own prolog looks after it.
+        claimed: GPUs that Slurm has just given to that job.
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+        holders_only: Look only at jobs that hold one of those GPUs.
+        budget_s: How long all of it may take; what is left is for the next hook.
+    """
+    found = []
+    known = {*run.list_jobs(), *run.list_drafts(), *run.list_directories()}
+    jobs = sorted(known - {besides}, key=int)
+    if holders_only:
+        jobs = [job_id for job_id in jobs if _holds(run, job_id, claimed)]
+    deadline = time.monotonic() + budget_s
+    # The process table is read once, and only where there is something to judge by it.
+    running: frozenset[str] | None = frozenset()
+    if jobs:
+        from slurm_colloc.host.hooks.job_presence import list_running_jobs
+
+        running = list_running_jobs()
+    for job_id in jobs:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            found.append(Recovered(job_id, None, "no time was left: the next hook looks at it"))
+            continue
+        try:
+            with run.locked_job(job_id, 0.0):
+                checkpoint, reason = _judge(run, job_id, running, claimed)
+                if checkpoint is None:
+                    # Its own epilog has just ended, or a prolog was killed over its first file.
+                    run.remove(job_id)
+                    continue
+                undone = None
+                if reason:
+                    # Most prologs find nothing dead.
+                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
+                    from slurm_colloc.host.nvml.nvml_fork import NVML_S
+
+                    undone = Undoing(
+                        run,
+                        checkpoint,
+                        simulation=simulation,
+                        node=node,
+                        budget_s=min(left_s, UNDOING_S),
+                        nvml_s=min(left_s, NVML_S),
+                    ).undo()
+                found.append(Recovered(job_id, undone, reason or "its job may be alive"))
+        except TimeoutError:
+            found.append(Recovered(job_id, None, "another hook is at work on it"))
+    return tuple(found)
+
+
+def _holds(run: RunDirectory, job_id: str, claimed: Collection[str]) -> bool:
+    checkpoint = run.read_quietly(job_id)
+    return checkpoint is not None and not set(claimed).isdisjoint(checkpoint.gpus)
+
+
+def _judge(
+    run: RunDirectory, job_id: str, running: Collection[str] | None, claimed: Collection[str]
+) -> tuple[Checkpoint | None, str]:
+    """A job's checkpoint, and why the job is dead; empty where it may live."""
+    checkpoint, problem = read_or_guess(run, job_id)
+    if checkpoint is None:
+        return None, ""
+    if problem:
+        is_dead = running is not None and not is_running(checkpoint, running)
+        return checkpoint, problem if is_dead else ""
+    reason = find_death(
+        checkpoint, boot=read_boot_id(), running=running, claimed=claimed, now=time.time()
+    )
+    if not reason and running and is_running(checkpoint, running) and not checkpoint.seen:
+        # On a full disk it is noted the next time.
+        with contextlib.suppress(OSError):
+            run.write(dataclasses.replace(checkpoint, seen=True))
+    return checkpoint, reason
+
+
+def read_or_guess(run: RunDirectory, job_id: str) -> tuple[Checkpoint | None, str]:
+    """Read a checkpoint, or make up one that undoes what can be seen without it.
+
+    Returns:
+        The checkpoint, None where there is nothing of the job at all; and what is wrong with it,
+        empty where nothing is.
+    """
+    try:
+        checkpoint = run.read(job_id)
+    except StateError as error:
+        return Checkpoint(job_id, -1, -1, phase=UNDOING), str(error)
+    if checkpoint is None and job_id in run.list_directories():
+        return Checkpoint(job_id, -1, -1, phase=UNDOING), "it has a directory and no checkpoint"
+    return checkpoint, ""

@@ -1,0 +1,197 @@
+"""Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
+
+No process of the user's is asked anything. The daemon's group is ended first, then compute modes
+are set back, then the GPUs are looked at; files come last. Each step looks at what there is, so it
+does not matter at which step a prolog or an earlier epilog was killed. While anything is left the
+checkpoint stays, for the next hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from dataclasses import dataclass, field
+
+from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.system.control_groups import remove_groups
+from slurm_colloc.host.system.group_end import LOOK_S, GroupEnd, kill_group
+from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uid
+from slurm_colloc.host.system.process_groups import ControlGroup, Session, UnitedGroups
+
+UNDOING_S = 2 * LOOK_S + 0.5
+"""How long ending a job's processes may take: two looks, and what comes between them."""
+
+_MOST_NOTED = 16
+
+
+@dataclass
+class Undone:
+    """How undoing went.
+
+    Args:
+        unsafe: Why the node is not fit for the next job; empty where it is.
+        left: What could not be removed, with reasons.
+        notes: What else is worth telling.
+        restored: The compute modes that were set back, by UUID.
+        gpus_checked: Whether NVML was read afterwards.
+    """
+
+    unsafe: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    restored: dict[str, str] = field(default_factory=dict)
+    gpus_checked: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to do."""
+        return not (self.unsafe or self.left)
+
+
+class Undoing:
+    """Undoes one job; the caller holds the job's lock.
+
+    Args:
+        run: Root's directory.
+        checkpoint: The job's checkpoint.
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+        budget_s: How long ending its processes may take.
+        nvml_s: How long NVML is waited for.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        checkpoint: Checkpoint,
+        *,
+        simulation: str = "",
+        node: str = "",
+        budget_s: float = UNDOING_S,
+        nvml_s: float = NVML_S,
+    ) -> None:
+        self._run = run
+        self._checkpoint = checkpoint
+        self._place = (simulation, node)
+        self._is_of_this_boot = checkpoint.boot == read_boot_id()
+        self._budget_s = budget_s
+        self._nvml_s = nvml_s
+        self.report = Undone()
+
+    def undo(self) -> Undone:
+        """Do all that can be done; what is left is told, and kept in the checkpoint."""
+        checkpoint, report = self._checkpoint, self.report
+        if checkpoint.phase != UNDOING:
+            checkpoint = dataclasses.replace(checkpoint, phase=UNDOING)
+            # On a full disk the checkpoint from before does as well.
+            with contextlib.suppress(OSError):
+                self._run.write(checkpoint)
+        has_gpus = bool(checkpoint.gpus and (checkpoint.mode or checkpoint.compute_modes))
+        # It gets ready while the daemons end.
+        question = self._ask() if has_gpus and self._is_of_this_boot else None
+        try:
+            self._end_groups()
+            if question is not None:
+                self._check_gpus(question)
+        finally:
+            if question is not None:
+                question.close()
+        if not report.unsafe:
+            report.left += self._run.remove_directory(checkpoint.job_id)
+        if report.is_complete:
+            self._run.remove(checkpoint.job_id)
+        return report
+
+    def _ask(self) -> ForkedQuestion:
+        return ask_nvml(*self._place, uuids=self._checkpoint.gpus)
+
+    # -- processes ------------------------------------------------------------------------------
+
+    def _end_groups(self) -> None:
+        checkpoint = self._checkpoint
+        leaders = self._run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
+        paths = tuple(
+            dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
+        )
+        groups: list[ControlGroup | Session] = [ControlGroup(paths)] if paths else []
+        # A prolog may have been killed before it had moved the daemon into its control group.
+        groups += [Session(leader.id) for leader in leaders]
+        # A damaged checkpoint does not say whose job it was.
+        owner = next((leader.uid for leader in leaders), checkpoint.uid)
+        if self._is_of_this_boot and owner > 0:
+            reason = f"job {checkpoint.job_id} is over"
+            deadline = time.monotonic() + self._budget_s
+            self._note_end(
+                kill_group(UnitedGroups(groups), owner, reason=reason, deadline=deadline)
+            )
+        self.report.notes += remove_groups(paths)
+
+    def _note_end(self, end: GroupEnd) -> None:
+        for process in end.unkillable[:_MOST_NOTED]:
+            self.report.unsafe.append(
+                f"process {process.id.pid} ({process.name}) is still there {2 * LOOK_S:g} s after "
+                f"SIGKILL"
+            )
+        for process in end.left[:_MOST_NOTED]:
+            self.report.left.append(f"process {process.id.pid} ({process.name}) has not ended")
+
+    # -- GPUs -----------------------------------------------------------------------------------
+
+    def _check_gpus(self, question: ForkedQuestion) -> None:
+        """Set compute modes back, then write down who is on the job's GPUs."""
+        answer = question.ask(self._nvml_s)
+        self._restore_modes(answer)
+        unread = []
+        for uuid in self._checkpoint.gpus:
+            gpu = answer.find(uuid)
+            if gpu is None or gpu.processes is None or gpu.doubt:
+                why = answer.problem or (gpu.doubt if gpu else "") or "NVML does not show it whole"
+                unread.append(f"{uuid} was not checked: {why}")
+                continue
+            for listed in gpu.processes[:_MOST_NOTED]:
+                self._note_process(uuid, listed.pid)
+        self.report.notes += unread
+        self.report.gpus_checked = not unread
+
+    def _note_process(self, uuid: str, pid: int) -> None:
+        """Who is on a GPU is told and nothing else: NVML's list proves nothing about a process."""
+        process = read_process(pid)
+        uid = read_uid(pid)
+        # NVML shows a process a moment longer than it lives.
+        if process is not None and not process.has_ended and uid == self._checkpoint.uid:
+            self.report.notes.append(f"process {pid} of the job's user is on {uuid}")
+
+    def _restore_modes(self, answer: NvmlAnswer) -> None:
+        wanted = self._checkpoint.compute_modes
+        if not wanted:
+            return
+        if answer.problem:
+            answer = self._ask().ask(self._nvml_s)
+        changes = {}
+        for uuid, mode in wanted.items():
+            gpu = answer.find(uuid)
+            if gpu is None or gpu.compute_mode is None:
+                why = answer.problem or "NVML does not show it"
+                self.report.unsafe.append(f"the compute mode of {uuid} is not known: {why}")
+            elif gpu.compute_mode == EXCLUSIVE_PROCESS != mode:
+                changes[uuid] = mode
+            elif gpu.compute_mode != mode:
+                self.report.notes.append(
+                    f"somebody else has set {uuid} to {gpu.compute_mode}: it was left so"
+                )
+        if not changes:
+            return
+        after = ask_nvml(*self._place, uuids=tuple(changes), compute_modes=changes).ask(
+            self._nvml_s
+        )
+        for uuid, mode in changes.items():
+            gpu = after.find(uuid)
+            if gpu is not None and gpu.compute_mode == mode:
+                self.report.restored[uuid] = mode
+            else:
+                why = after.problem or "NVML did not take it"
+                self.report.unsafe.append(f"{uuid} could not be set back to {mode}: {why}")

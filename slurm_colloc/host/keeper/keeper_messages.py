@@ -1,0 +1,296 @@
+"""What a keeper and its runner say to each other: JSON, one message a line; values only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+
+
+@dataclass(frozen=True)
+class ControlProved:
+    """The daemon answers; no server is known to work yet.
+
+    Args:
+        directory: Its private directory.
+        pipe_directory: CUDA_MPS_PIPE_DIRECTORY.
+        daemon_pid: The daemon.
+        control_ms: From the daemon's start to the proof.
+        refused_bases: Where the directory could not be made, with reasons.
+        at: When (seconds since 1970).
+    """
+
+    directory: str
+    pipe_directory: str
+    daemon_pid: int
+    control_ms: float
+    refused_bases: tuple[str, ...] = ()
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Members can be started with this pipe directory.
+
+    Args:
+        directory: The daemon's private directory.
+        pipe_directory: CUDA_MPS_PIPE_DIRECTORY.
+        daemon_pid: The daemon.
+        server_pid: Its server; None where none was waited for.
+        version: The CUDA version of the daemon, such as 13.0; None where it does not say.
+        control_ms: From the daemon's start to the proved control socket.
+        active_ms: From the request for a server until it was ACTIVE; None likewise.
+        total_ms: From the keeper's start.
+        refused_bases: Where the directory could not be made, with reasons.
+        notes: What is not as it should be, and does no harm.
+        restarted: It is not the first; members need the new pipe directory.
+        at: When.
+    """
+
+    directory: str
+    pipe_directory: str
+    daemon_pid: int
+    server_pid: int | None
+    version: str | None
+    control_ms: float
+    active_ms: float | None
+    total_ms: float
+    refused_bases: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    restarted: bool = False
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """There is no daemon, and nothing is left of the attempt; the keeper ends."""
+
+    reason: str
+    notes: tuple[str, ...] = ()
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fatal GPU error has ended all clients on a device.
+
+    Args:
+        server_pid: Their server.
+        suspects: Pids of the clients; the culprit is one of them, and nothing says which.
+        named_pid: The one that the log names first. It was innocent in three of three runs.
+        text: The log's lines.
+        at: When it was read.
+    """
+
+    server_pid: int
+    suspects: tuple[int, ...]
+    named_pid: int | None
+    text: str
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """A server has become INITIALIZING, ACTIVE, FAULT or EXITED."""
+
+    server_pid: int
+    status: str
+    text: str = ""
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class ClientJoined:
+    """A process has become a client."""
+
+    pid: int
+    server_pid: int
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class ClientLeft:
+    """A client has gone."""
+
+    pid: int
+    server_pid: int
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The daemon or a server says that something failed, in its own words."""
+
+    pid: int
+    text: str
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class DaemonDied:
+    """The daemon has ended by itself, and on current drivers its server and clients with it.
+
+    Args:
+        exit_status: Negative for a signal.
+        servers_left: Servers that live on without it (seen on 550).
+        at: When it was noticed.
+    """
+
+    exit_status: int | None
+    servers_left: tuple[int, ...] = ()
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server and its clients; `status` is None where the daemon does not say."""
+
+    pid: int
+    uid: int | None
+    status: str | None
+    clients: tuple[Client, ...] = ()
+
+
+@dataclass(frozen=True)
+class Status:
+    """The answer to `ask_status`.
+
+    Every fault that stood in the logs when it was asked for has come before it.
+
+    Args:
+        servers: All servers.
+        problem: Why they are not all there; empty where they are.
+        at: When.
+    """
+
+    servers: tuple[Server, ...]
+    problem: str = ""
+    at: float = field(default_factory=time.time)
+
+    def find_client(self, pid: int) -> Client | None:
+        """The client with this pid, as seen from here or from inside its own namespace."""
+        for server in self.servers:
+            for client in server.clients:
+                if pid == client.pid or pid in client.namespace_pids:
+                    return client
+        return None
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """The answer to `terminate`: the client's work is ended, or why not."""
+
+    pid: int
+    done: bool
+    text: str = ""
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The daemon is ended; the keeper ends."""
+
+    report: StopReport
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Sweeping:
+    """What an earlier pack of this user had left on this node.
+
+    Args:
+        path: Its directory.
+        label: Whose it was.
+        report: How it was ended; None where it was left alone.
+        reason: Why it was left alone.
+        at: When.
+    """
+
+    path: str
+    label: str
+    report: StopReport | None
+    reason: str = ""
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class KeeperDied:
+    """The keeper itself has ended without a word: the daemon has to be ended with `recover`."""
+
+    exit_status: int | None
+    at: float = field(default_factory=time.time)
+
+
+# A run-time `|` between classes needs Python 3.10.
+Event = Union[  # noqa: UP007
+    ControlProved,
+    Ready,
+    Failed,
+    Fault,
+    ServerStatus,
+    ClientJoined,
+    ClientLeft,
+    Trouble,
+    DaemonDied,
+    Status,
+    Terminated,
+    Stopped,
+    Sweeping,
+    KeeperDied,
+]
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(Event.__args__),  # type: ignore[attr-defined]
+        Client,
+        MpsOptions,
+        Server,
+        StopReport,
+    )
+}
+
+
+def encode(value: Any) -> bytes:
+    """Write a message as one line."""
+    return json.dumps(_pack(value), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes | str) -> Any:
+    """Read a message back.
+
+    Raises:
+        StateError: It is none.
+    """
+    try:
+        return _unpack(json.loads(line))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"a keeper's message cannot be read: {error}") from error
+
+
+def _pack(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {"kind": "", **{str(name): _pack(item) for name, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [_pack(item) for item in value]
+    return value
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unpack(item) for item in value)
+    if isinstance(value, dict):
+        fields = {name: _unpack(item) for name, item in value.items() if name != "kind"}
+        kind = value["kind"]
+        return _KINDS[kind](**fields) if kind else fields
+    return value

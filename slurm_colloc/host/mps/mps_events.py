@@ -1,0 +1,250 @@
+"""The logs of an MPS daemon and its servers as events; pure.
+
+Wording: driver 580.159.04 on an H200 (MPS binary version 13000) and 550.163.01. With `-f` daemon
+and server write to the daemon's standard output, with `-d` to control.log and server.log; a line
+looks the same: `[2026-11-21 14:37:41.352 Server   474] text`.
+
+After a fatal GPU error the log names no culprit: "Client {PID: N ...} encountered a fatal GPU
+error" named an innocent neighbour in three of three runs, and every client on the device is listed
+as "error trigging". So a fault carries suspects only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT, INITIALIZING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+_LINE = re.compile(
+    r"\[(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\s+(?P<who>[A-Za-z]+)\s+(?P<pid>\d+)\]"
+    r" ?(?P<text>.*)"
+)
+_PID = r"\{PID: (\d+)[,}]"
+_EVIDENCE_LINES = 40
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line.
+
+    Args:
+        when: Local time of the node, as written.
+        who: `Control`, `Server`, or `Other` (a server that is starting); empty for a line that
+            continues the one before.
+        pid: Who wrote it.
+        text: The rest.
+    """
+
+    when: str
+    who: str
+    pid: int
+    text: str
+
+
+@dataclass(frozen=True)
+class StatusChanged:
+    """A server has become INITIALIZING, ACTIVE, FAULT or EXITED."""
+
+    server_pid: int
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ClientConnected:
+    """A process has made its first context."""
+
+    server_pid: int
+    client_pid: int
+
+
+@dataclass(frozen=True)
+class ClientDisconnected:
+    """A process has left."""
+
+    server_pid: int
+    client_pid: int
+
+
+@dataclass(frozen=True)
+class FaultSeen:
+    """A fatal GPU error has ended every client on a device.
+
+    Args:
+        server_pid: Whose clients.
+        suspects: Pids of the clients with a sticky error; one of them is the culprit.
+        named_pid: The one in the first line. It may be innocent.
+        text: The lines themselves.
+    """
+
+    server_pid: int
+    suspects: tuple[int, ...]
+    named_pid: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The daemon or a server says that something failed."""
+
+    pid: int
+    text: str
+
+
+LogEvent: TypeAlias = "StatusChanged | ClientConnected | ClientDisconnected | FaultSeen | Problem"
+
+
+def parse_line(line: str) -> LogLine:
+    """Read one line; one without a stamp keeps its text only."""
+    match = _LINE.fullmatch(line.rstrip("\r\n"))
+    if match is None:
+        return LogLine("", "", 0, line.rstrip("\r\n"))
+    return LogLine(match["when"], match["who"], int(match["pid"]), match["text"].rstrip())
+
+
+@dataclass
+class _OpenFault:
+    server_pid: int
+    named_pid: int | None = None
+    torn: list[int] = field(default_factory=list)
+    sticky: list[int] = field(default_factory=list)
+    lists_sticky: bool = False
+    lines: list[str] = field(default_factory=list)
+
+    def close(self) -> FaultSeen:
+        suspects = self.sticky or self.torn
+        if not suspects and self.named_pid is not None:
+            suspects = [self.named_pid]
+        return FaultSeen(
+            self.server_pid,
+            tuple(dict.fromkeys(suspects)),
+            self.named_pid,
+            "\n".join(self.lines[:_EVIDENCE_LINES]),
+        )
+
+
+class LogReader:
+    """Turns lines into events; a fault is written over several lines, so it remembers."""
+
+    def __init__(self) -> None:
+        self._fault: _OpenFault | None = None
+        self._faulted: set[int] = set()
+        self._clients: set[tuple[int, int]] = set()
+        self.version: str | None = None
+
+    @property
+    def has_open_fault(self) -> bool:
+        """A fault is being written; `flush` gives what is known of it."""
+        return self._fault is not None
+
+    def read(self, lines: Iterable[str]) -> list[LogEvent]:
+        """Read the next complete lines."""
+        events: list[LogEvent] = []
+        for raw in lines:
+            line = parse_line(raw)
+            if self._fault is not None and not self._continue_fault(line, raw):
+                events += self.flush()
+            events += self._read_line(line, raw)
+        return events
+
+    def flush(self) -> list[LogEvent]:
+        """End the fault that is being written."""
+        fault, self._fault = self._fault, None
+        return [] if fault is None else [fault.close()]
+
+    def _continue_fault(self, line: LogLine, raw: str) -> bool:
+        """True where a line belongs to the fault, or comes from somebody else meanwhile."""
+        fault = self._fault
+        assert fault is not None
+        if line.who == "Control":
+            return True
+        text = line.text
+        number = re.fullmatch(r"\s*(\d+)\s*", text)
+        if match := re.search(_PID + r".*to be torn down", text):
+            fault.torn.append(int(match[1]))
+        elif "sticky error" in text:
+            fault.lists_sticky = True
+        elif number and fault.lists_sticky:
+            fault.sticky.append(int(number[1]))
+        elif not (number or _IN_FAULT.search(text)):
+            return False
+        fault.lines.append(raw.rstrip("\r\n"))
+        return True
+
+    def _read_line(self, line: LogLine, raw: str) -> list[LogEvent]:
+        if line.who == "Control":
+            return self._read_control(line.text, line.pid)
+        if line.who in ("Server", "Other"):
+            return self._read_server(line.text, line.pid, raw)
+        return []
+
+    def _read_control(self, text: str, pid: int) -> list[LogEvent]:
+        # What a command prints is logged too, so nothing here matches a bare word or number.
+        if match := re.match(r"Starting new server (\d+) for user", text):
+            return [StatusChanged(int(match[1]), INITIALIZING, text)]
+        if match := re.match(r"NEW SERVER (\d+): Ready", text):
+            return [StatusChanged(int(match[1]), ACTIVE, text)]
+        if match := re.match(r"Server (\d+) exited", text):
+            return self._end_server(int(match[1]), text)
+        if match := re.search(r"binary version: (\d+)", text):
+            # CUDA writes 13.1 as 13010.
+            self.version = f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}"
+        if re.match(r"Failed to start server|Server encountered a fatal|Internal error", text):
+            return [Problem(pid, text)]
+        return []
+
+    def _end_server(self, server_pid: int, text: str) -> list[LogEvent]:
+        self._faulted.discard(server_pid)
+        gone = sorted(pair for pair in self._clients if pair[0] == server_pid)
+        self._clients.difference_update(gone)
+        ends: list[LogEvent] = [ClientDisconnected(*pair) for pair in gone]
+        return [*ends, StatusChanged(server_pid, EXITED, text)]
+
+    def _read_server(self, text: str, pid: int, raw: str) -> list[LogEvent]:
+        if "fatal GPU error" in text or "fatal GPU exception" in text:
+            return self._begin_fault(text, pid, raw)
+        if match := re.match(rf"Client {_PID}.*\bconnected", text):
+            pair = (pid, int(match[1]))
+            # Each process makes two contexts and connects for each.
+            if pair in self._clients:
+                return []
+            self._clients.add(pair)
+            return [ClientConnected(*pair)]
+        if match := re.match(r"Client process (\d+) disconnected", text):
+            self._clients.discard((pid, int(match[1])))
+            return [ClientDisconnected(pid, int(match[1])), *self._end_fault(pid, text)]
+        if text.startswith("Destroy server context"):
+            return self._end_fault(pid, text)
+        return []
+
+    def _begin_fault(self, text: str, pid: int, raw: str) -> list[LogEvent]:
+        events: list[LogEvent] = []
+        if self._fault is None:
+            self._fault = _OpenFault(pid)
+            self._fault.lines.append(raw.rstrip("\r\n"))
+        match = re.search(_PID, text)
+        if match and self._fault.named_pid is None:
+            self._fault.named_pid = int(match[1])
+        if pid not in self._faulted:
+            self._faulted.add(pid)
+            events.append(StatusChanged(pid, FAULT, text))
+        return events
+
+    def _end_fault(self, pid: int, text: str) -> list[LogEvent]:
+        """A server takes new clients again when all of the fault's have left."""
+        left = any(server == pid for server, _ in self._clients)
+        if pid not in self._faulted or (left and not text.startswith("Destroy server context")):
+            return []
+        self._faulted.discard(pid)
+        return [StatusChanged(pid, ACTIVE, text)]
+
+
+_IN_FAULT = re.compile(
+    r"fatal GPU (error|exception)|torn down|error.trigg|will be reset", re.IGNORECASE
+)

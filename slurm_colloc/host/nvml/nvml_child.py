@@ -1,0 +1,158 @@
+"""Asks NVML and prints what it says as JSON; who: the user or root; where: a process of its own.
+
+A call into the driver can hang, so nobody else imports pynvml. Root's hooks fork (nvml_fork);
+everybody else starts it by path:
+
+    nvml_child.py [--on-request] [--compute-mode=UUID=MODE ...] [PATH ...]
+
+With --on-request it gets ready, then answers each line on standard input. With --compute-mode it
+sets compute modes, which only root may, and answers with all that holds then. PATHs are where the
+bindings are looked for first. What cannot be read is null, never 0; see host.nvml.nvml_query for
+the meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
+_MIB = 1 << 20
+
+
+def main(argv: list[str]) -> int:
+    """Answer once, or for each line."""
+    on_request = "--on-request" in argv
+    words = [word.split("=")[1:] for word in argv[1:] if word.startswith("--compute-mode=")]
+    sys.path[:0] = [word for word in argv[1:] if not word.startswith("--")]
+    nvml, problem = load_bindings()
+    problem = problem or start_nvml(nvml, [(uuid, mode) for uuid, mode in words])
+    if problem:
+        return say({"problem": problem})
+    if not on_request:
+        return say(read_all(nvml))
+    for _ in sys.stdin:
+        say(read_all(nvml))
+    return 0
+
+
+def load_bindings() -> tuple[Any, str]:
+    """The bindings, or why there are none; no driver is touched yet."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, f"nvidia-ml-py is not installed for {sys.executable}"
+    return pynvml, ""
+
+
+def start_nvml(nvml: Any, compute_modes: list[tuple[str, str]]) -> str:
+    """Initialise NVML and set compute modes by UUID; why it cannot be, empty where it is done."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"NVML cannot be used: {error}"
+    for uuid, mode in compute_modes:
+        set_compute_mode(nvml, uuid, mode)
+    return ""
+
+
+def say(value: dict[str, Any]) -> int:
+    """Print one answer."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def read_all(nvml: Any, is_wanted: Any = None) -> dict[str, Any]:
+    """Read driver and GPUs.
+
+    Args:
+        nvml: The bindings.
+        is_wanted: Says by UUID and minor number of which GPUs all is read; None for each. Of the
+            others a driver in trouble is asked no more than these two.
+    """
+    version = ask(nvml, "nvmlSystemGetCudaDriverVersion")
+    count = ask(nvml, "nvmlDeviceGetCount")
+    if count is None:
+        return {"problem": "NVML does not say how many GPUs there are"}
+    return {
+        "problem": "",
+        "driver_version": text(ask(nvml, "nvmlSystemGetDriverVersion")),
+        # CUDA writes 13.1 as 13010.
+        "cuda_version": None if version is None else f"{version // 1000}.{version % 1000 // 10}",
+        "gpus": [read_gpu(nvml, index, is_wanted) for index in range(count)],
+    }
+
+
+def set_compute_mode(nvml: Any, uuid: str, mode: str) -> None:
+    """Set one; whether it took is read back with all the rest."""
+    handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
+    if handle is not None:
+        ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(mode))
+
+
+def read_gpu(nvml: Any, index: int, is_wanted: Any = None) -> dict[str, Any]:
+    """Read one GPU; what `is_wanted` is stands at `read_all`."""
+    gpu: dict[str, Any] = {"nvml_index": index}
+    handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+    if handle is None:
+        return gpu
+    uuid = text(ask(nvml, "nvmlDeviceGetUUID", handle))
+    minor = ask(nvml, "nvmlDeviceGetMinorNumber", handle)
+    gpu.update(uuid=uuid, minor_number=minor)
+    if is_wanted is not None and not is_wanted(uuid, minor):
+        return gpu
+    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    mode = ask(nvml, "nvmlDeviceGetComputeMode", handle)
+    capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
+    pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    gpu.update(
+        name=text(ask(nvml, "nvmlDeviceGetName", handle)),
+        pci_bus_id=None if pci is None else text(pci.busId),
+        gpu_memory_total_mb=None if memory is None else int(memory.total) // _MIB,
+        gpu_memory_used_mb=None if memory is None else int(memory.used) // _MIB,
+        compute_mode=_COMPUTE_MODES[mode] if mode in range(4) else None,
+        compute_capability=None if capability is None else [int(part) for part in capability],
+        mig_enabled=None if mig is None else bool(mig[0]),
+        processes=read_processes(nvml, "nvmlDeviceGetComputeRunningProcesses", handle),
+        mps_processes=read_processes(nvml, "nvmlDeviceGetMPSComputeRunningProcesses", handle),
+    )
+    return gpu
+
+
+def read_processes(nvml: Any, name: str, handle: Any) -> list[dict[str, Any]] | None:
+    """Read a list of processes."""
+    processes = ask(nvml, name, handle)
+    if processes is None:
+        return None
+    return [
+        {
+            "pid": int(process.pid),
+            "gpu_memory_mb": None
+            if process.usedGpuMemory is None
+            else int(process.usedGpuMemory) // _MIB,
+        }
+        for process in processes
+    ]
+
+
+def ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """One call; None where NVML, or this version of its bindings, has no answer."""
+    try:
+        return getattr(nvml, name)(*arguments)
+    except (nvml.NVMLError, AttributeError, ValueError, TypeError):
+        return None
+
+
+def text(value: Any) -> str | None:
+    """Text of an answer; older bindings give bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,316 @@
+"""The monitor's one loop: a sample at every tick, a piece of file now and then, an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.monitor.latest_figures import Latest
+from slurm_colloc.monitor.member_starts import Members
+from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
+from slurm_colloc.monitor.nvml_reading import PATIENCE_S, GpuWatch, NvmlSample
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.store.pack.node_setup import read_setup
+from slurm_colloc.store.pack.sample_files import GPU_METRICS, latest_path
+
+SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGQUIT,
+    signal.SIGALRM,
+    signal.SIGCONT,
+)
+"""What Slurm, or a terminal, may send to everything of a job."""
+
+
+@dataclass(frozen=True)
+class Periods:
+    """How often things are done, in seconds.
+
+    Attributes:
+        tick_s: Between two samples.
+        processes_s: Between two looks at the GPUs' process lists.
+        piece_s: Between two pieces of the files.
+        latest_s: Between two versions of latest.json.
+    """
+
+    tick_s: float = 1.0
+    processes_s: float = 5.0
+    piece_s: float = 10.0
+    latest_s: float = 2.0
+
+
+class Files(Protocol):
+    """The files of one table; see monitor.parquet_pieces."""
+
+    dropped: int
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row."""
+
+    def write_piece(self) -> None:
+        """Write what was kept."""
+
+    def close(self) -> None:
+        """Write the rest, and make one file of all."""
+
+
+class Loop:
+    """Samples a pack until its runner says that it is over, or is gone.
+
+    Args:
+        pack: The pack's directory.
+        attempt: The attempt's number.
+        parent: The runner's pid.
+        periods: How often what is done.
+        watch: Reads the GPUs.
+        members: Reads the members.
+        gpu_files: Where rows of GPUs go.
+        member_files: Where rows of members go.
+        record: What is said of the monitor itself.
+        gaps: The record's gaps.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: str,
+        attempt: int,
+        parent: int,
+        periods: Periods,
+        watch: GpuWatch,
+        members: Members,
+        gpu_files: Files,
+        member_files: Files,
+        record: MonitorRecord,
+        gaps: Gaps,
+    ) -> None:
+        self._pack = pack
+        self._attempt = attempt
+        self._periods = periods
+        self._watch = watch
+        self._members = members
+        self._gpu_files = gpu_files
+        self._member_files = member_files
+        self._record = record
+        self._gaps = gaps
+        self._latest = Latest()
+        self._uuids: tuple[str, ...] = ()
+        self._setup_stamp: tuple[int, int] | None = None
+        self._bound_to: frozenset[int] | None = None
+        self._may_use = os.sched_getaffinity(0)
+        self._parent = parent
+        self._due: dict[str, float] = {}
+        self._busy: tuple[float, str] = (0.0, "")
+        self._written_problem = ""
+        self._last_gpus: dict[str, dict[str, Any]] = {}
+        self._problems: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Sample until the end."""
+        tick_s = self._periods.tick_s
+        self._write(lambda: self._record.write(time.time()))
+        begin = time.monotonic()
+        number = 0
+        while True:
+            started = time.monotonic()
+            at = time.time()
+            self._busy = (0.0, "")
+            self._tick(at, started)
+            work_s = time.monotonic() - started
+            self._record.ticks_taken += 1
+            ends = self._sleep_until(begin + (number + 1) * tick_s)
+            now = time.monotonic()
+            passed = max(number + 1, int((now - begin) / tick_s + 1e-6))
+            missed = passed - number - 1
+            if missed:
+                reason = describe_missed(work_s, tick_s, self._busy[1])
+                self._gaps.add(at, at + (now - started), reason)
+            number = passed
+            self._record.ticks_due = number + (0 if ends else 1)
+            if ends:
+                break
+
+    def end(self) -> None:
+        """The last sample, the last pieces, one file of each table."""
+        at = time.time()
+        self._sample(at, time.monotonic(), with_processes=False)
+        self._write(lambda: self._write_latest(at))
+        for files in (self._member_files, self._gpu_files):
+            self._write(files.close)
+        self._write(lambda: self._record.write(time.time(), ended=True))
+        self._watch.close()
+
+    # -- one tick -------------------------------------------------------------------------------
+
+    def _tick(self, at: float, now: float) -> None:
+        periods = self._periods
+        self._sample(at, now, with_processes=self._is_due("processes", periods.processes_s, now))
+        if self._is_due("latest", periods.latest_s, now):
+            self._write(lambda: self._write_latest(at))
+        if self._is_due("piece", periods.piece_s, now, first_s=periods.piece_s):
+            with self._timed("writing"):
+                self._write(self._gpu_files.write_piece)
+                self._write(self._member_files.write_piece)
+                self._record.rows_dropped = self._gpu_files.dropped + self._member_files.dropped
+                self._write(lambda: self._record.write(at))
+
+    def _sample(self, at: float, now: float, *, with_processes: bool) -> None:
+        self._read_setup()
+        self._watch.ask(self._uuids, with_processes=with_processes)
+        # The driver works on its answer while /proc is read; only where its list of processes
+        # says whose memory is whose has it to come first.
+        sample = self._collect() if with_processes else None
+        gpu_pids = None if sample is None else _join(sample)
+        with self._timed("reading members"):
+            rows = self._members.read(at, now, gpu_pids)
+        if sample is None:
+            sample = self._collect()
+        for row in rows:
+            self._member_files.add(row)
+        self._latest.update(rows, has_gpu_memory=gpu_pids is not None)
+        self._note_gpus(at, sample)
+        self._keep_apart()
+
+    def _collect(self) -> NvmlSample:
+        with self._timed("NVML"):
+            return self._watch.collect(min(PATIENCE_S, self._periods.tick_s / 2))
+
+    def _note_gpus(self, at: float, sample: NvmlSample) -> None:
+        self._problems = sample.problems
+        general = sample.problems.get("nvml", "")
+        self._gaps.note("nvml", at, general and f"gpu: {general}")
+        known = dict.fromkeys((*self._uuids, *self._record.gpus, *sample.gpus))
+        self._record.gpus = list(known)
+        self._record.gpu_models.update(sample.models)
+        self._last_gpus = {}
+        for uuid in known:
+            problem = sample.problems.get(uuid, "")
+            self._gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
+            values = sample.gpus.get(uuid, {})
+            self._gpu_files.add({"at": at, "attempt": self._attempt, "uuid": uuid, **values})
+            self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
+
+    def _write_latest(self, at: float) -> None:
+        value = {
+            "at": at,
+            "gpus": self._last_gpus,
+            "problems": self._problems,
+            "members": self._latest.build(),
+        }
+        write_json(latest_path(self._pack), value)
+
+    def _is_due(self, what: str, period_s: float, now: float, first_s: float = 0.0) -> bool:
+        """Whether something is to be done now.
+
+        Args:
+            what: What.
+            period_s: How often.
+            now: Monotonic clock.
+            first_s: How long after the beginning for the first time.
+        """
+        due = self._due.setdefault(what, now + first_s)
+        # A tick is never exactly on time: what is due within half a tick is done now.
+        if now + self._periods.tick_s / 2 < due:
+            return False
+        self._due[what] = max(due + period_s, now + period_s / 2)
+        return True
+
+    def _read_setup(self) -> None:
+        """Which GPUs are the pack's may become known, or change, while it runs."""
+        try:
+            status = os.stat(f"{self._pack}/setup.json")
+        except OSError:
+            return
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp == self._setup_stamp:
+            return
+        with contextlib.suppress(StateError):
+            setup = read_setup(Path(self._pack))
+            if setup is not None:
+                # Where no UUID could be read these are numbers of Slurm's.
+                gpus = tuple(one for one in setup.gpus if one.startswith(("GPU-", "MIG-")))
+                self._uuids = gpus
+                self._record.mode = setup.mode
+            self._setup_stamp = stamp
+
+    def _keep_apart(self) -> None:
+        """Run on CPUs that no member is bound to, where there are any."""
+        bound = self._members.cpus
+        if bound == self._bound_to:
+            return
+        self._bound_to = bound
+        chosen = self._may_use - bound or self._may_use
+        with contextlib.suppress(OSError):
+            for task in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(task), chosen)
+
+    # -- waiting and ending ---------------------------------------------------------------------
+
+    def _sleep_until(self, deadline: float) -> bool:
+        """Wait for the next tick; True where the pack is over."""
+        while True:
+            if os.getppid() != self._parent:
+                return True
+            left_s = deadline - time.monotonic()
+            info = signal.sigtimedwait(SIGNALS, max(0.0, left_s))
+            if info is None:
+                return self._is_superseded()
+            if info.si_signo == signal.SIGTERM:
+                if info.si_pid == self._parent or os.getppid() != self._parent:
+                    return True
+                # Slurm's: what comes next may be a KILL, or half a minute of members that save.
+                self._due["piece"] = 0.0
+
+    def _is_superseded(self) -> bool:
+        """A newer attempt of this pack has begun, and its monitor writes these files."""
+        if not self._is_due("attempt", self._periods.piece_s, time.monotonic()):
+            return False
+        with contextlib.suppress(OSError, StateError):
+            return read_attempt(self._pack) > self._attempt
+        return False
+
+    def _write(self, act: Callable[[], None]) -> None:
+        """Write something; a full disk, or a file of before that is damaged, ends nothing."""
+        try:
+            act()
+        except (OSError, StateError, ValueError) as error:
+            if str(error) != self._written_problem:
+                self._written_problem = str(error)
+                sys.stderr.write(f"csub monitor: {error}\n")
+                sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Any:
+        """Notice what takes longest in a tick."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - started
+            if took > self._busy[0]:
+                self._busy = (took, what)
+
+
+def _join(sample: NvmlSample) -> dict[int, float | None] | None:
+    """All process lists as one, None where none was read; a process may be on several GPUs."""
+    if not sample.processes:
+        return None
+    joined: dict[int, float | None] = {}
+    for processes in sample.processes.values():
+        for pid, size in processes.items():
+            known = joined.get(pid, 0.0)
+            joined[pid] = None if size is None or known is None else known + size
+    return joined

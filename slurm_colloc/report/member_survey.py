@@ -1,0 +1,304 @@
+"""Members as a reader must see them: what was written, joined with what Slurm says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.end_causes import choose_plain_cause
+from slurm_colloc.model.member import (
+    FINAL_STATES,
+    MemberId,
+    MemberState,
+    SlurmJobState,
+    effective_state,
+)
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.sbatch.dependency import describe
+from slurm_colloc.model.share_request import AUTO
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import (
+    is_local_alive,
+    read_ended,
+    read_moved,
+    read_slurm_job_id,
+)
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord, parse_spec
+from slurm_colloc.store.pack.runner_kills import RunnerKill, find_kill
+from slurm_colloc.store.pack_reading import (
+    MemberFiles,
+    StateReader,
+    explain_unreadable,
+    list_member_files,
+)
+
+HELD = "JobHeldUser"
+"""What Slurm says of a job that its user holds, and csub of such a member."""
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One member.
+
+    Attributes:
+        member: Its name.
+        state: What it is (see effective_state).
+        record: What its runner wrote last; None before its first start.
+        reason: Why it is in this state, in words.
+        name: Its job name.
+        wall_limit_s: Its wall limit as planned; None for none of its own.
+        is_held: It is held by itself: its runner does not start it.
+        moved_to: The pack in which it was submitted again; None if it was not.
+        files: Its directory.
+    """
+
+    member: MemberId
+    state: MemberState
+    record: StateRecord | None
+    reason: str
+    name: str
+    wall_limit_s: int | None
+    is_held: bool
+    moved_to: str | None
+    files: MemberFiles
+    _value: Mapping[str, Any] = field(repr=False)
+
+    @cached_property
+    def spec(self) -> MemberSpec:
+        """What it runs; made of spec.json where it is asked for, thousands are not.
+
+        Raises:
+            StateError: Its spec.json is damaged.
+        """
+        try:
+            return parse_spec(dict(self._value))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{self.files.path}/spec.json is damaged ({error})") from error
+
+    @property
+    def is_final(self) -> bool:
+        """It will not run again."""
+        return self.state in FINAL_STATES
+
+
+@dataclass(frozen=True)
+class PackView:
+    """One pack.
+
+    Attributes:
+        record: What was planned.
+        job_id: What Slurm calls it, `4711` or `4711_2`; empty while that is not known.
+        slurm: Slurm's row; None where Slurm has forgotten it or does not answer.
+        slurm_state: State of its Slurm job; None where Slurm could not be asked.
+        attempt: Its newest attempt, 0 before its first start.
+        is_elsewhere: Its Slurm job is one of another cluster.
+        members: Its members by number.
+        kill: The killed runner for which Slurm has put it back into its queue; None where it is
+            not there for one.
+    """
+
+    record: PackRecord
+    job_id: str
+    slurm: SlurmJob | None
+    slurm_state: SlurmJobState | None
+    attempt: int
+    is_elsewhere: bool
+    members: tuple[MemberView, ...]
+    kill: RunnerKill | None = None
+
+    def mode_of(self, member: MemberView) -> str:
+        """How a member shares the GPU; before its first start, how it will."""
+        if member.record is not None and member.record.gpu is not None:
+            return member.record.gpu.mode
+        if self.record.mode is not SharingMode.MPS or self.record.share != AUTO:
+            return self.record.mode.value
+        # Who has started without a GPU that could be named has had no MPS.
+        has_started = member.record is not None and member.record.starts > 0
+        return SharingMode.TIMESLICE.value if has_started else AUTO
+
+    @staticmethod
+    def cause_of(member: MemberView) -> str:
+        """The class of a member's end; empty where it has not ended."""
+        record = member.record
+        if record is not None and record.cause and member.state is record.state:
+            return record.cause
+        code = record.exit_code if record else None
+        started = record is not None and record.starts > 0
+        cause = choose_plain_cause(member.state, code, started=started)
+        return cause.value if cause else ""
+
+    @property
+    def shown_id(self) -> str:
+        """The id that its members are named after."""
+        return self.job_id.partition("_")[0]
+
+
+def survey_packs(
+    state: StateReader,
+    pack_ids: Iterable[str],
+    jobs: Mapping[str, SlurmJob] | None,
+    damaged: list[StateError] | None = None,
+    known: Mapping[str, PackRecord | None] | None = None,
+) -> list[PackView]:
+    """Look at packs.
+
+    Args:
+        state: The state directory.
+        pack_ids: Which packs.
+        jobs: What squeue shows; None where Slurm did not answer.
+        damaged: Takes what is wrong with packs that cannot be read, which are then left out.
+        known: Packs whose pack.json was read a moment ago, by id.
+
+    Raises:
+        StateError: A file is damaged, and `damaged` was not given.
+    """
+    views = []
+    for pack_id in pack_ids:
+        try:
+            record = (known or {}).get(pack_id) or state.read_pack(pack_id)
+            if record is not None:
+                views.append(_with_members(state, _look_at(state, record, jobs)))
+        except (OSError, StateError) as error:
+            problem = explain_unreadable(state.pack_path(pack_id), error)
+            if damaged is None:
+                raise problem from error
+            damaged.append(problem)
+    return sorted(views, key=_compute_order)
+
+
+def _look_at(
+    state: StateReader, record: PackRecord, jobs: Mapping[str, SlurmJob] | None
+) -> PackView:
+    path = state.pack_path(record.pack_id)
+    job_id = read_slurm_job_id(path) or ""
+    slurm_state = _read_slurm_state(state, record, job_id, jobs)
+    attempt = read_attempt(path)
+    is_requeued = attempt > 0 and slurm_state is SlurmJobState.PENDING
+    kill = find_kill(path, attempt) if is_requeued else None
+    return PackView(
+        record=record,
+        job_id=job_id,
+        slurm=(jobs or {}).get(job_id),
+        slurm_state=slurm_state,
+        attempt=attempt,
+        is_elsewhere=state.is_elsewhere(record),
+        members=(),
+        kill=None if kill is None or kill.refusal else kill,
+    )
+
+
+def _compute_order(view: PackView) -> tuple[bool, bool, int, int]:
+    """By Slurm's job ids and elements, then packs without Slurm, then those without an id yet."""
+    number = view.shown_id.removeprefix("L")
+    is_local = number != view.shown_id
+    return (not number, is_local, int(number or 0), view.record.index)
+
+
+def _read_slurm_state(
+    state: StateReader, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob] | None
+) -> SlurmJobState | None:
+    path = state.pack_path(record.pack_id)
+    ended = read_ended(path)
+    if ended is not None:
+        return ended
+    if record.local:
+        return SlurmJobState.RUNNING if is_local_alive(path) else SlurmJobState.ABSENT
+    if jobs is None or state.is_elsewhere(record):
+        return None
+    if not job_id:
+        return SlurmJobState.PENDING
+    job = jobs.get(job_id)
+    return SlurmJobState.ABSENT if job is None else job.state
+
+
+def _with_members(state: StateReader, view: PackView) -> PackView:
+    path = str(state.pack_path(view.record.pack_id))
+    shown_id = view.shown_id or "?"
+    members = tuple(
+        _build_member(state, view, path, shown_id, files) for files in list_member_files(path)
+    )
+    return replace(view, members=members)
+
+
+def _build_member(
+    state: StateReader, view: PackView, path: str, shown_id: str, files: MemberFiles
+) -> MemberView:
+    spec_path = f"{files.path}/spec.json"
+    value = read_json(spec_path)
+    if value is None:
+        raise StateError(f"{spec_path} is missing")
+    try:
+        name, wall_limit_s = value["job"]["name"], value["plan"]["wall_limit_s"]
+    except (KeyError, TypeError) as error:
+        raise StateError(f"{spec_path} is damaged ({error})") from error
+    record = read_state(path, files.number, view.attempt, files.names)
+    moved_to = None
+    if files.is_moved:
+        moved_to = read_moved(state.pack_path(view.record.pack_id), files.number)
+    effective = effective_state(
+        record.state if record else MemberState.PENDING,
+        view.slurm_state,
+        cancelled=files.is_cancelled,
+        carried=view.record.carried,
+        moved=moved_to is not None,
+        held=files.is_held,
+    )
+    return MemberView(
+        member=MemberId(shown_id, files.number),
+        state=effective,
+        record=record,
+        reason=_name_dependency(
+            _compute_reason(effective, record, view, path, is_held=files.is_held), value["job"]
+        ),
+        name=name,
+        wall_limit_s=wall_limit_s,
+        is_held=files.is_held,
+        moved_to=moved_to,
+        files=files,
+        _value=value,
+    )
+
+
+def _name_dependency(reason: str, job: Mapping[str, Any]) -> str:
+    """`Dependency on afterok:4711/3`: Slurm only knows the pack of a member."""
+    if reason != "Dependency" or not job.get("depends"):
+        return reason
+    return f"Dependency on {describe(job['depends'], is_any=bool(job.get('depends_on_any')))}"
+
+
+def _compute_reason(
+    state: MemberState, record: StateRecord | None, view: PackView, path: str, *, is_held: bool
+) -> str:
+    if state is MemberState.PENDING:
+        return _compute_waiting_reason(record, view, is_held=is_held)
+    if view.record.carried and state is MemberState.FAILED:
+        return "a member of its pack failed; csub-*.log in the submission directory says which"
+    if state is MemberState.REQUEUED:
+        return "it never started here and was submitted again"
+    if state is MemberState.LOST and (record is None or record.state is not state):
+        kill = find_kill(path, view.attempt if record is None else record.attempt)
+        if kill is not None:
+            return f"{kill}; {kill.refusal}" if kill.refusal else str(kill)
+        if view.attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
+            return "it ended before the pack began: do the compute nodes see the state directory?"
+        return "its Slurm job is gone, and how it ended is not known"
+    if record is not None and record.state is state:
+        return record.reason
+    return f"its Slurm job: {view.slurm_state.value}" if view.slurm_state else ""
+
+
+def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:
+    if is_held:
+        # Its runner holds what it must not start yet, see runtime.queue.may_start.
+        waits = record is not None and record.reason.startswith("Dependency")
+        return record.reason if record is not None and waits else HELD
+    if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:
+        return view.slurm.reason
+    if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
+        return "Degree" if record is None or not record.reason else record.reason
+    return ""

@@ -1,0 +1,1 @@
+"""What `csub plan` shows; nothing here chooses."""

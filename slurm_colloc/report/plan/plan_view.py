@@ -1,0 +1,271 @@
+"""`csub plan`: a plan that is not submitted, as text and as JSON; docs/json.md has the fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.queue_waits import WaitEstimate
+from slurm_colloc.model.sbatch.arrays import format_task_ids, parse_array
+from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.planning.explain.explanation import (
+    MemberExplanation,
+    PackExplanation,
+    PlanExplanation,
+)
+from slurm_colloc.report.plan.plan_figures import compute_plan_figures, render_budget, tell_pairs
+from slurm_colloc.report.terminal_tables import (
+    Column,
+    build_table,
+    format_figure,
+    format_mb_figure,
+    format_span,
+    render,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PLAN_SCHEMA = 1
+_REASONS_MOST = 20
+_TOLD_MOST = 12
+"""Packs that are alike whose members are told."""
+_NUMBERS_WIDE = 16
+_NUMBERS_LINES = 4
+"""Columns and lines of the numbers of members that are alike; the blanks between them go away."""
+_UNIT = re.compile(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
+_GLUE = "\x1f"
+"""Stands for the blank between them: no text has it whose control characters are escaped."""
+
+
+def render_plan(
+    explanation: PlanExplanation,
+    width: int,
+    *,
+    explain: bool = False,
+    sources: Sequence[str] = (),
+    waits: Sequence[WaitEstimate | None] = (),
+) -> str:
+    """A plan as text.
+
+    Args:
+        explanation: The plan and its reasons.
+        width: Columns of the terminal.
+        explain: With all reasons.
+        sources: What the prediction rests on, a sentence each; for `explain`.
+        waits: How long each pack waits in the queue; none where nothing tells.
+    """
+    parts: list[RenderableType] = [_fold(_tell_head(explanation), width)]
+    for numbers, packs in group_packs(explanation.packs):
+        parts += ["", *_render_packs(numbers, packs, width, explain=explain)]
+        wait = waits[numbers[0] - 1] if waits else None
+        if wait is not None:
+            parts.append(_fold(_tell_wait(wait), width, "  "))
+    if explain:
+        parts += _render_reasons(explanation, sources, width)
+    return render(parts, width)
+
+
+def _tell_head(explanation: PlanExplanation) -> str:
+    figures = compute_plan_figures(explanation)
+    jobs = sum(len(pack.members) for pack in explanation.packs)
+    text = f"{_count(jobs, 'job')} in {_count(figures.packs, 'pack')}"
+    if figures.gpu_hours is None:
+        return f"{text}; how long they hold a GPU is not known yet"
+    text += f": {_tell_hours(figures.gpu_hours)} of GPU time"
+    if figures.serial_gpu_hours is not None and jobs > 1:
+        text += f", {_tell_hours(figures.serial_gpu_hours)} one after the other"
+    at_once = explanation.packs_at_once
+    if at_once is not None and at_once < figures.packs:
+        text += f"; {_count(at_once, 'pack')} at a time, the last ends "
+        text += f"{format_span(figures.finish_s)} after the first has started"
+    return text
+
+
+def _tell_wait(wait: WaitEstimate) -> str:
+    return (
+        f"waits {format_span(wait.median_s)} in the median, nine of ten at most "
+        f"{format_span(wait.p90_s)} ({wait.jobs} jobs with {wait.of})"
+    )
+
+
+def _tell_hours(hours: float) -> str:
+    return format_span(hours * 3600)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def group_packs(
+    packs: Sequence[PackExplanation],
+) -> list[tuple[tuple[int, ...], tuple[PackExplanation, ...]]]:
+    """Packs that look alike together, with their numbers from 1 on."""
+    found: dict[object, list[int]] = {}
+    for number, pack in enumerate(packs, start=1):
+        members = tuple(_key(member) for member in pack.members)
+        key = (dataclasses.replace(pack, members=(), reasons=()), members)
+        found.setdefault(key, []).append(number)
+    return [
+        (tuple(numbers), tuple(packs[number - 1] for number in numbers))
+        for numbers in found.values()
+    ]
+
+
+def _key(member: MemberExplanation) -> MemberExplanation:
+    """A member without what names it."""
+    return dataclasses.replace(member, job_index=0, number=0)
+
+
+def _render_packs(
+    numbers: Sequence[int], packs: Sequence[PackExplanation], width: int, *, explain: bool
+) -> list[RenderableType]:
+    pack = packs[0]
+    name, each = f"Pack {numbers[0]}", ""
+    if len(numbers) > 1:
+        name, each = f"Packs {format_task_ids(tuple(numbers))}, alike", " each"
+    words = [f"{len(pack.members)} members{each}, {pack.degree} at once, {pack.mode.value}"]
+    if len(pack.members) == 1:
+        words = [f"one job{each}, alone" if each else "alone"]
+    if pack.start_degree is not None and pack.start_degree < pack.degree:
+        words.append(f"begins with {pack.start_degree}")
+    if pack.predicted_finish_s is not None:
+        words.append(f"ends after {format_span(pack.predicted_finish_s)}")
+    elif pack.known:
+        words.append("how long is not known yet")
+    if pack.time_limit_s is not None:
+        words.append(f"time limit {format_time_limit(pack.time_limit_s)}")
+    parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width, hanging=2)]
+    if len(pack.members) > 1:
+        parts += [f"  {line}" for line in render_budget(pack, width - 2)]
+    parts += _indent(_render_members(packs, width - 2))
+    if len(packs) > 1 and len(pack.members) > 1:
+        parts += _tell_who(numbers, packs, width)
+    if explain:
+        parts += [_fold(text, width, "  because ") for text in pack.reasons]
+    return parts
+
+
+def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: int) -> list[str]:
+    """Which members are in which of packs that are alike."""
+    told = [
+        f"{number} has {format_task_ids(sorted(member.number for member in pack.members))}"
+        for number, pack in zip(numbers, packs, strict=True)
+    ]
+    left = len(told) - _TOLD_MOST
+    more = f"; and {left} more, which --json lists" if left > 0 else ""
+    return [_fold(f"pack {'; '.join(told[:_TOLD_MOST])}{more}", width, "  ", hanging=2)]
+
+
+def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
+    """The members of packs that are alike, those that are alike on one line."""
+    columns = [
+        Column("MEMBER", is_number=False),
+        Column("NAME", is_number=False, gives_way=True),
+        Column("KNOWN\nBY", is_number=False),
+        Column("STEPS/S\nALONE"),
+        Column("STEPS/S\nHERE"),
+        Column("SLOW-\nDOWN"),
+        Column("AT\nMOST"),
+        Column("THREADS"),
+        Column("GPU_MEM"),
+    ]
+    groups: dict[MemberExplanation, list[int]] = {}
+    for pack in packs:
+        for member in pack.members:
+            shown = member
+            if len(pack.members) == 1:
+                rate = member.solo_steps_per_s
+                shown = dataclasses.replace(member, slowdown=1.0, predicted_steps_per_s=rate)
+            groups.setdefault(_key(shown), []).append(member.number)
+    rows: list[tuple[str, ...]] = []
+    for member, numbers in groups.items():
+        first, *more = _wrap_numbers(numbers)
+        cells = (
+            member.name,
+            member.known_by.value,
+            format_figure(member.solo_steps_per_s),
+            format_figure(member.predicted_steps_per_s),
+            format_figure(member.slowdown),
+            "" if member.max_slowdown is None else f"{member.max_slowdown:g}",
+            "all" if member.thread_percentage is None else f"{member.thread_percentage} %",
+            format_mb_figure(member.gpu_memory_mb),
+        )
+        rows.append((first, *cells))
+        rows += [(line, *[""] * len(cells)) for line in more]
+    return render([build_table(columns, rows, width)], width)
+
+
+def _wrap_numbers(numbers: Sequence[int]) -> list[str]:
+    """The numbers of members on a few lines, and how many more there are."""
+    import textwrap
+
+    spaced = format_task_ids(numbers).replace(",", ", ")
+    wrapped = textwrap.wrap(spaced, _NUMBERS_WIDE, break_on_hyphens=False, break_long_words=False)
+    lines = [line.replace(" ", "") for line in wrapped]
+    if len(lines) <= _NUMBERS_LINES:
+        return lines
+    shown = "".join(lines[: _NUMBERS_LINES - 1]).rstrip(",")
+    left = len(set(numbers)) - len(parse_array(shown).task_ids)
+    return [*lines[: _NUMBERS_LINES - 1], f"and {left} more"]
+
+
+def _render_reasons(
+    explanation: PlanExplanation, sources: Sequence[str], width: int
+) -> list[RenderableType]:
+    parts: list[RenderableType] = [""]
+    told = list(dict.fromkeys(explanation.reasons))[:_REASONS_MOST]
+    parts += [_fold(text, width, "Plan: ") for text in told]
+    parts += [_fold(text, width, hanging=2) for text in sources]
+    pairs = tell_pairs(explanation)
+    if pairs:
+        parts.append("Not together:")
+        parts += [_fold(text, width, "  ", hanging=2) for text in pairs]
+    return parts
+
+
+def build_plan_json(
+    explanation: PlanExplanation, waits: Sequence[WaitEstimate | None] = ()
+) -> dict[str, Any]:
+    """A plan with the fields that docs/json.md describes."""
+    estimates = waits or [None] * len(explanation.packs)
+    return {
+        "figures": dataclasses.asdict(compute_plan_figures(explanation)),
+        "packs": [
+            {**_build_pack(pack), "queue": None if wait is None else dataclasses.asdict(wait)}
+            for pack, wait in zip(explanation.packs, estimates, strict=True)
+        ],
+        "not_together": [dataclasses.asdict(pair) for pair in explanation.pairs],
+        "not_together_left_out": explanation.pairs_left_out,
+        "reasons": list(dict.fromkeys(explanation.reasons)),
+    }
+
+
+def _build_pack(pack: PackExplanation) -> dict[str, Any]:
+    value = dataclasses.asdict(pack)
+    value["mode"] = SharingMode(pack.mode).value
+    for member in value["members"]:
+        member["known_by"] = member["known_by"].value
+    return value
+
+
+def _fold(text: str, width: int, lead: str = "", *, hanging: int = 0) -> str:
+    """A sentence on lines of this width, without control characters; units stay with numbers."""
+    import textwrap
+
+    lines = textwrap.wrap(
+        _UNIT.sub(f"{_GLUE}\\1", escape_controls(text)),
+        max(20, width),
+        initial_indent=lead,
+        subsequent_indent=" " * (len(lead) + hanging),
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace(_GLUE, " ")
+
+
+def _indent(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]

@@ -1,0 +1,143 @@
+"""The rows of `csub queue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.member_survey import MemberView, PackView
+
+HEADER = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
+
+
+Found = Sequence[tuple[PackView, Sequence[MemberView]]]
+"""Members by pack."""
+
+
+def pick(views: Iterable[PackView], *, finished: bool) -> Found:
+    """The members of packs, those that have ended only if they are wanted."""
+    return [(view, [m for m in view.members if finished or not m.is_final]) for view in views]
+
+
+def build_rows(found: Found, now: float) -> list[tuple[str, ...]]:
+    """One row per member.
+
+    Args:
+        found: The members.
+        now: Seconds since the epoch.
+    """
+    return [build_row(view, member, now) for view, members in found for member in members]
+
+
+def build_row(view: PackView, member: MemberView, now: float) -> tuple[str, ...]:
+    """One member's row."""
+    return (
+        str(member.member),
+        member.name,
+        member.state.value,
+        view.mode_of(member),
+        format_where(member),
+        format_elapsed_of(member, now),
+        format_left(view, member, now),
+        member.reason,
+    )
+
+
+def format_where(member: MemberView) -> str:
+    """`node1:0`: node and Slurm's GPU indices; empty before the start."""
+    record = member.record
+    if record is None or record.node is None or member.state is MemberState.PENDING:
+        return ""
+    gpus = ",".join(record.gpus)
+    return f"{record.node}:{gpus}" if gpus else record.node
+
+
+def compute_elapsed_s(member: MemberView, now: float) -> int | None:
+    """How long it has run, or ran; None where nobody saw its end."""
+    record = member.record
+    if record is None or record.started_at is None or member.state is MemberState.PENDING:
+        return 0
+    if record.ended_at is None and member.is_final:
+        return None
+    end = record.ended_at if record.ended_at is not None else now
+    return max(0, int(end - record.started_at))
+
+
+def format_elapsed_of(member: MemberView, now: float) -> str:
+    """How long it has run, as squeue prints it; empty where that is not known."""
+    elapsed_s = compute_elapsed_s(member, now)
+    return "" if elapsed_s is None else format_elapsed(elapsed_s)
+
+
+def format_left(view: PackView, member: MemberView, now: float) -> str:
+    """Time to its wall limit, as squeue prints it."""
+    record = member.record
+    if member.state is not MemberState.RUNNING or record is None:
+        limit = member.wall_limit_s
+        return "" if member.is_final else _format_limit(limit)
+    if record.wall_limit_s is None:
+        return view.slurm.time_left if view.slurm else "UNLIMITED"
+    left = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
+    return format_elapsed(max(0, left))
+
+
+def _format_limit(limit_s: int | None) -> str:
+    return "UNLIMITED" if limit_s is None else format_elapsed(limit_s)
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width, the last one as long as it is; a line for each row."""
+    table = [header, *(tuple(map(escape_controls, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    return "".join(
+        "  ".join(
+            [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)] + [row[-1]]
+        ).rstrip()
+        + "\n"
+        for row in table
+    )
+
+
+def build_json(found: Found, now: float) -> list[dict[str, Any]]:
+    """Members with the fields that docs/json.md describes."""
+    return [build_member_json(view, member, now) for view, members in found for member in members]
+
+
+def build_member_json(view: PackView, member: MemberView, now: float) -> dict[str, Any]:
+    """One member's fields; what is not known is null."""
+    record = member.record
+    code = record.exit_code if record else None
+    use = record.gpu if record else None
+    return {
+        "member": str(member.member),
+        "name": member.name,
+        "state": member.state.value,
+        "reason": member.reason or None,
+        "mode": view.mode_of(member),
+        "share": view.record.share,
+        "degree": view.record.degree,
+        "slurm_job_id": view.job_id or None,
+        "slurm_state": view.slurm_state.value if view.slurm_state else None,
+        "step": record.step if record else None,
+        "node": record.node if record else None,
+        "slurm_gpu_indices": list(record.gpus) if record else [],
+        "gpu_uuids": list(use.uuids) if use else [],
+        "thread_percentage": use.thread_percentage if use else None,
+        "gpu_memory_limit_mb": use.gpu_memory_limit_mb if use else None,
+        "is_mps_client": use.is_mps_client if use else None,
+        "cpus": list(record.cpus) if record else [],
+        "starts": record.starts if record else 0,
+        "started_at": record.started_at if record else None,
+        "ended_at": record.ended_at if record else None,
+        "elapsed_s": compute_elapsed_s(member, now),
+        "wall_limit_s": member.wall_limit_s,
+        "exit_code": None if code is None else {"code": code.code, "signal": code.signal},
+        "cause": view.cause_of(member) or None,
+        "evidence": list(record.evidence) if record else [],
+        "script": member.spec.job.script_name,
+        "arguments": list(member.spec.job.arguments),
+        "directory": member.spec.job.directory,
+    }

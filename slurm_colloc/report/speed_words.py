@@ -1,0 +1,65 @@
+"""How fast a member that shares a GPU is against alone, in words; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_colloc.report.member_survey import MemberView
+
+STALE_S = 15.0
+"""A monitor that has not written for longer has gone, or its file system hangs."""
+
+_AHEAD_S = 5.0
+_WINDOW_LEAST_S = 5.0
+_LEAST, _MOST = 1e-6, 1e15
+"""No figure of a monitor is smaller or larger."""
+_EVEN = 1.01
+"""Below it nobody would call it slower."""
+
+
+def describe_pace(member: MemberView, latest: Mapping[str, Any] | None, now: float) -> str:
+    """How much slower than alone a running member is; empty where nothing is known of that.
+
+    What is measured now counts; where nothing is, what its plan has predicted.
+
+    Args:
+        member: It.
+        latest: The content of its pack's latest.json; None where there is none.
+        now: Seconds since the epoch.
+    """
+    plan = member.spec.plan
+    solo = plan.solo_steps_per_s
+    figures = _find_figures(member, latest, now)
+    rate, window_s = (_read_positive(figures.get(key)) for key in ("steps_per_s", "window_s"))
+    if solo and rate is not None and window_s is not None and window_s >= _WINDOW_LEAST_S:
+        return (
+            f"{_describe(solo / rate)} ({rate:.3g} of {solo:.3g} steps/s, over the last "
+            f"{window_s:.0f} s)"
+        )
+    if plan.predicted_slowdown:
+        return f"predicted to be {_describe(plan.predicted_slowdown)} while all run"
+    return ""
+
+
+def _describe(slowdown: float) -> str:
+    return "as fast as alone" if slowdown < _EVEN else f"{slowdown:.2f} times slower than alone"
+
+
+def _find_figures(
+    member: MemberView, latest: Mapping[str, Any] | None, now: float
+) -> Mapping[str, Any]:
+    """The monitor's figures of the member's present start; empty without any that are new."""
+    value = latest or {}
+    at, members = _read_positive(value.get("at")), value.get("members")
+    if at is None or not now - STALE_S <= at <= now + _AHEAD_S or not isinstance(members, dict):
+        return {}
+    found = members.get(str(member.member.number))
+    starts = member.record.starts if member.record is not None else None
+    return found if isinstance(found, dict) and found.get("start") == starts else {}
+
+
+def _read_positive(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if _LEAST <= value <= _MOST else None

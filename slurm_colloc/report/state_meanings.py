@@ -1,0 +1,257 @@
+"""What each state and each end of a member means, what comes next, what can be done; pure."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.member_survey import HELD as HELD_REASON
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.waiting_reasons import REASONS, Reason, find_reason
+from slurm_colloc.report.why_line import Facts, explain_why
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A state, or the class of an end, explained.
+
+    Attributes:
+        meaning: What it says.
+        next: What will happen by itself.
+        can: What the user can do: a command with `{id}` for the member, and what it does.
+    """
+
+    meaning: str
+    next: str
+    can: tuple[tuple[str, str], ...]
+
+
+_SHOW = ("csub show {id}", "request, limits and files")
+_LOGS = ("csub logs {id}", "what it wrote")
+_CANCEL = ("csub cancel {id}", "end it")
+_WHY = ("csub show {id}", "which lines show it (Evidence)")
+_LIMITS = ("csub --gpu-mem=... SCRIPT", "submit it again with what it needs of the GPU's memory")
+
+MEANINGS: dict[MemberState, Meaning] = {
+    MemberState.PENDING: Meaning(
+        "It has not started, or was put back into the queue.",
+        "It starts by itself: its pack when Slurm finds a place, the member when its pack has one.",
+        (
+            ("csub why {id}", "what it waits for"),
+            ("csub hold {id}", "keep it from starting, until csub release"),
+            _CANCEL,
+        ),
+    ),
+    MemberState.RUNNING: Meaning(
+        "Its script runs.",
+        "It ends by itself, or at its wall limit: SIGTERM, then SIGKILL after KillWait.",
+        (
+            ("csub logs -f {id}", "what it writes"),
+            ("csub shell {id}", "a shell inside its CPUs and environment"),
+            ("csub requeue {id}", "end it and start it again"),
+            _CANCEL,
+        ),
+    ),
+    MemberState.COMPLETED: Meaning(
+        "Its script ended with exit code 0.", "Nothing more.", (_LOGS, _SHOW)
+    ),
+    MemberState.FAILED: Meaning(
+        "Its script ended with another exit code than 0, by a signal, or could not be started.",
+        "Nothing more. Its neighbours are not touched.",
+        (_LOGS, _SHOW),
+    ),
+    MemberState.CANCELLED: Meaning(
+        "Somebody ended it: csub cancel, scancel, or scancel from inside the script.",
+        "Nothing more.",
+        (_LOGS, _SHOW),
+    ),
+    MemberState.TIMEOUT: Meaning(
+        "It reached its wall limit (--time multiplied by the accepted slowdown), or its pack's.",
+        "Nothing more. Its neighbours are not touched, unless the whole pack ran out of time.",
+        (_LOGS, ("csub --time=... SCRIPT", "submit it again with more time")),
+    ),
+    MemberState.OUT_OF_MEMORY: Meaning(
+        "It used more host memory than its limit, and the kernel ended it. This is not the "
+        "GPU's memory.",
+        "Nothing more. Its neighbours are not touched.",
+        (_LOGS, _SHOW, ("csub --mem=... SCRIPT", "submit it again with more host memory")),
+    ),
+    MemberState.PREEMPTED: Meaning(
+        "Slurm gave its pack's place to a job with a higher priority and did not requeue it.",
+        "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
+        (_LOGS, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
+    MemberState.NODE_FAIL: Meaning(
+        "The node of its pack failed, and Slurm did not requeue the job.",
+        "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
+        (_LOGS, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
+    MemberState.REQUEUED: Meaning(
+        "Its pack was over before it started, and csub submitted it again in another pack.",
+        "It goes on under the new id; csub follows the old one where you name it.",
+        (("csub show {id}", "the member under its new id"), ("csub queue", "all that wait or run")),
+    ),
+    MemberState.LOST: Meaning(
+        "Its Slurm job is gone, and how the member ended was not recorded: its node or runner was "
+        "killed at once, or the nodes do not see the state directory.",
+        "Nothing more. It is not started again: it may have done its work. With --requeue, or the "
+        "site's JobRequeue, a pack whose runner is killed starts again, at most twice.",
+        (_LOGS, ("sacct -j {job}", "what Slurm's accounting knows of the job"), _SHOW),
+    ),
+}
+
+HELD = Meaning(
+    "It is held: it keeps its place but is not started.",
+    "Nothing until it is released.",
+    (("csub release {id}", "let it go on"), _CANCEL),
+)
+
+CAUSES: dict[str, Meaning] = {
+    EndCause.SUCCESS: MEANINGS[MemberState.COMPLETED],
+    EndCause.EXIT_CODE: Meaning(
+        "Its script ended by itself, with another exit code than 0.",
+        "Nothing more. Its neighbours are not touched.",
+        (_LOGS, _SHOW),
+    ),
+    EndCause.SIGNAL: Meaning(
+        "A signal ended its script: a crash (SIGSEGV, SIGABRT), or somebody's kill.",
+        "Nothing more. Its neighbours are not touched.",
+        (_LOGS, _SHOW),
+    ),
+    EndCause.TIME_LIMIT: MEANINGS[MemberState.TIMEOUT],
+    EndCause.CUDA_OUT_OF_MEMORY: Meaning(
+        "The GPU's memory was not enough for it: its limit under MPS, or what its neighbours left.",
+        "Where it may be requeued it waits and runs again with twice its share, in the end alone; "
+        "its neighbours go on. Where alone was not enough either, it fails.",
+        (_LOGS, _LIMITS, ("csub --share=exclusive SCRIPT", "submit it again for a GPU of its own")),
+    ),
+    EndCause.HOST_OUT_OF_MEMORY: MEANINGS[MemberState.OUT_OF_MEMORY],
+    EndCause.CUDA_FAULT: Meaning(
+        "Its program failed on the GPU, in a way that stays with it: a device-side assert, or an "
+        "illegal address outside MPS.",
+        "Nothing more. Its neighbours are not touched.",
+        (_LOGS, ("CUDA_LAUNCH_BLOCKING=1", "set it and run again: the traceback then fits")),
+    ),
+    EndCause.MPS_CULPRIT: Meaning(
+        "Its program used an address on the GPU that is not its own, or the like. Under MPS that "
+        "ends all clients on the GPU. It came again when it ran apart from them, or it was the "
+        "only client, so it is its own fault.",
+        "It is not started again. The same script with the same arguments runs alone until it has "
+        "succeeded alone once.",
+        (
+            _LOGS,
+            _WHY,
+            ("compute-sanitizer PROGRAM", "NVIDIA's tool, finds the faulty kernel"),
+            ("csub --share=timeslice SCRIPT", "share without MPS: a fault stays with its process"),
+        ),
+    ),
+    EndCause.MPS_VICTIM: Meaning(
+        "A neighbour's fault on the GPU ended it: under MPS all clients of a GPU fall with one.",
+        "Where it may be requeued it runs again, apart from MPS, and its output goes on in the "
+        "same file; at most twice.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
+    EndCause.MPS_SUSPECT: Meaning(
+        "A fault on the GPU ended all clients of MPS, it among them, and neither MPS nor the "
+        "driver says whose fault it was.",
+        "Where they may be requeued all of them run again apart from MPS, where a fault stays "
+        "with its process: who has it again is the culprit, the others finish. At most twice.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
+    EndCause.MPS_GONE: Meaning(
+        "The pack's MPS server or daemon was ended, and with it the GPU work of all its members.",
+        "Where it may be requeued it runs again under a new one, at most twice; its output goes "
+        "on in the same file.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
+    EndCause.MPS_FULL: Meaning(
+        "The MPS server had as many clients as it takes (48 on a GPU, 60 since CUDA 13.1): members "
+        "with several GPU processes count several times.",
+        "Where it may be requeued it runs again apart from MPS, at most twice.",
+        (_LOGS, ("csub --degree=N SCRIPT", "submit it again with fewer members at a time")),
+    ),
+    EndCause.NOT_STARTED: Meaning(
+        "It could not be started, or the GPU could not be shared in the only way that was allowed.",
+        "Nothing more.",
+        (("csub show {id}", "why"), ("csub --share=auto SCRIPT", "allow any mode of sharing")),
+    ),
+    EndCause.NODE_FAILURE: MEANINGS[MemberState.NODE_FAIL],
+    EndCause.CANCELLED: MEANINGS[MemberState.CANCELLED],
+    EndCause.PREEMPTED: MEANINGS[MemberState.PREEMPTED],
+    EndCause.LOST: MEANINGS[MemberState.LOST],
+}
+
+
+def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
+    """What a member is, why, what comes next, and what can be done."""
+    held = member.state is MemberState.PENDING and (member.is_held or member.reason == HELD_REASON)
+    cause = view.cause_of(member)
+    meaning = HELD if held else MEANINGS[member.state]
+    lines = [explain_why(view, member, facts)]
+    if cause and not held:
+        label = "Before:" if member.state is MemberState.PENDING else "End:"
+        lines.append(f"  {label:<10} {cause}")
+        meaning = CAUSES.get(cause, meaning)
+    evidence = member.record.evidence if member.record is not None else ()
+    lines += [f"  {'Shown by:':<10} {line}" for line in evidence]
+    lines += _render_meaning(meaning, str(member.member))
+    reason = find_reason(member.reason) if member.state is MemberState.PENDING else None
+    if reason is not None and reason.advice and not held:
+        lines.append(f"  To know:   {_render_advice(reason, view.job_id or '')}")
+    return "".join(f"{escape_controls(line)}\n" for line in lines)
+
+
+def explain_word(text: str) -> str:
+    """What a state, the class of an end or one of Slurm's reasons means.
+
+    Raises:
+        UsageProblem: It is none of these.
+    """
+    for state, meaning in MEANINGS.items():
+        if text.upper() == state.value:
+            return "\n".join([state.value, *_render_meaning(meaning, "ID")]) + "\n"
+    for cause, meaning in CAUSES.items():
+        if text.lower() == cause.lower():
+            return "\n".join([cause, *_render_meaning(meaning, "ID")]) + "\n"
+    names = {name.lower(): name for name in REASONS}
+    name = names.get(text.lower(), text)
+    reason = find_reason(name)
+    if reason is None:
+        known = {
+            **{state.value.lower(): state.value for state in MemberState},
+            **names,
+            **{cause.value.lower(): cause.value for cause in EndCause},
+        }
+        near = difflib.get_close_matches(text.lower(), known, n=1)
+        raise UsageProblem(
+            f"{text!r} is no member, no state and no reason that csub knows",
+            hint=f"did you mean {known[near[0]]}?"
+            if near
+            else "csub queue shows states and reasons, squeue(1) lists all of Slurm's",
+        )
+    lines = [name, f"  Means:     {reason.meaning}."]
+    if reason.advice:
+        lines.append(f"  To know:   {_render_advice(reason, '')}")
+    return "\n".join(lines) + "\n"
+
+
+def _render_advice(reason: Reason, job_id: str) -> str:
+    return (f"{reason.advice}.").replace("=ID", f"={job_id}" if job_id else "=ID")
+
+
+def _render_meaning(meaning: Meaning, name: str) -> list[str]:
+    job = name.partition("/")[0]
+    commands = [
+        (command.format(id=name, job=job), what.format(id=name, job=job))
+        for command, what in meaning.can
+    ]
+    width = max(len(command) for command, _ in commands)
+    lines = [f"  Means:     {meaning.meaning}", f"  Next:      {meaning.next}"]
+    for index, (command, what) in enumerate(commands):
+        label = "You can:" if index == 0 else ""
+        lines.append(f"  {label:<10} {command:<{width}}  {what}")
+    return lines

@@ -1,0 +1,243 @@
+"""One pack as figures need it: its members' records joined with their samples."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.metrics.presence import Phase, Stay, compute_phases
+from slurm_colloc.metrics.rates import Settled, settle
+from slurm_colloc.metrics.series import Window
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.profile import ProfileRecord
+from slurm_colloc.report.member_survey import MemberView, PackView, survey_packs
+from slurm_colloc.report.summary.pack_samples import (
+    NO_GPU,
+    GpuSamples,
+    Samples,
+    StartSamples,
+    read_samples,
+)
+from slurm_colloc.store.atomic_files import read_bytes, read_json
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profiles import compute_family, list_profiles
+from slurm_colloc.store.pack.node_setup import Setup, read_setup
+from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
+from slurm_colloc.store.pack.sample_files import monitor_path
+from slurm_colloc.store.pack_reading import StateReader
+
+
+@dataclass(frozen=True)
+class MemberRun:
+    """A member and what was measured of it.
+
+    Attributes:
+        view: What was written about it.
+        starts: Its samples, a start each, in order.
+        stays: When it was there.
+        signature: Of its job; None where its script cannot be read.
+        family: The same without numbers among the arguments.
+        profile: Its usage profile on this GPU model; None where there is none.
+        relatives: The usage profiles of its family on this GPU model.
+    """
+
+    view: MemberView
+    starts: tuple[StartSamples, ...]
+    stays: tuple[Stay, ...]
+    signature: str | None
+    family: str | None
+    profile: ProfileRecord | None
+    relatives: tuple[ProfileRecord, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return self.view.member.number
+
+    def settle(self) -> tuple[Settled, ...]:
+        """Its progress, a start each, without warm-up and pauses; large where it ran long."""
+        return tuple(settle(start.build_progress()) for start in self.starts)
+
+    @property
+    def present_s(self) -> float:
+        """How long it was there."""
+        return sum(stay.end - stay.begin for stay in self.stays)
+
+
+@dataclass(frozen=True)
+class PackRun:
+    """A pack and what was measured in it.
+
+    Attributes:
+        path: Its directory.
+        view: What was written about it.
+        setup: How its node was prepared; None where nobody wrote it.
+        monitor: What the monitor says of itself; None where it did not run.
+        samples: All samples.
+        members: Its members by number.
+        problems: What could not be read, a sentence each.
+        ramp: What its runner has decided about how many run at once; None where nothing.
+    """
+
+    path: Path
+    view: PackView
+    setup: Setup | None
+    monitor: Mapping[str, Any] | None
+    samples: Samples
+    members: tuple[MemberRun, ...]
+    problems: tuple[str, ...]
+    ramp: RampRecord | None = None
+
+    @property
+    def gpu_model(self) -> str | None:
+        """The GPU's model; None where unknown."""
+        return self.gpu_details[0]
+
+    @property
+    def gpu_details(self) -> tuple[str | None, int | None]:
+        """The GPU's model and its memory in MB, from who has seen it; None where unknown."""
+        return find_gpu_details(self.setup, self.monitor)
+
+    @cached_property
+    def gpu_uuid(self) -> str | None:
+        """The pack's GPU: that of its setup, else the first that was measured."""
+        known = self.setup.gpus if self.setup is not None else ()
+        measured = [uuid for uuid in known if uuid in self.samples.gpus]
+        return next(iter((*measured, *known, *self.samples.gpus)), None)
+
+    @property
+    def gpu(self) -> GpuSamples:
+        """What was measured of the GPU; false where nothing was."""
+        return self.samples.gpus.get(self.gpu_uuid or "", NO_GPU)
+
+    def compute_mean(self, metric: str, windows: Sequence[Window]) -> float | None:
+        """The mean of one of the GPU's metrics over windows; None where it was not measured."""
+        track = self.gpu.get(metric)
+        return None if track is None else track.compute_mean(windows)
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """The run, cut wherever a member came or went."""
+        return compute_phases(stay for member in self.members for stay in member.stays)
+
+    @property
+    def window(self) -> Window | None:
+        """From the first start to the last end; None before the first start."""
+        return (self.phases[0].begin, self.phases[-1].end) if self.phases else None
+
+    @property
+    def is_final(self) -> bool:
+        """No member will run again."""
+        return all(member.view.is_final for member in self.members)
+
+
+def find_gpu_details(
+    setup: Setup | None, monitor: Mapping[str, Any] | None
+) -> tuple[str | None, int | None]:
+    """The model of a pack's GPU and its memory in MB; None where unknown; pure.
+
+    Args:
+        setup: What the runner has found; it does not look where a job runs alone.
+        monitor: The monitor's record.
+    """
+    if setup is not None and setup.gpu_name:
+        return setup.gpu_name, setup.gpu_memory_mb
+    for model in ((monitor or {}).get("gpu_models") or {}).values():
+        if model.get("name"):
+            return model["name"], model.get("memory_mb")
+    return None, None
+
+
+def look_at_pack(path: Path) -> PackView:
+    """A pack as its runner wrote it, without asking Slurm.
+
+    Raises:
+        NotFound: There is no such pack.
+        StateError: It is damaged.
+    """
+    views = survey_packs(StateReader(path.parent.parent), [path.name], None)
+    if not views:
+        raise NotFound(f"{path} is no pack of csub")
+    return views[0]
+
+
+def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRun:
+    """Read a pack.
+
+    Args:
+        path: The pack's directory.
+        profiles: The state directory that has the usage profiles.
+        view: What Slurm and the runner say of it; None for what the runner wrote.
+
+    Raises:
+        NotFound: There is no such pack.
+        StateError: It is damaged, or its samples cannot be read at all.
+    """
+    view = view or look_at_pack(path)
+    problems = []
+    setup, monitor, ramp = None, None, None
+    try:
+        setup = read_setup(path)
+    except StateError as problem:
+        problems.append(str(problem))
+    try:
+        monitor = read_json(monitor_path(path))
+    except StateError as problem:
+        problems.append(str(problem))
+    try:
+        ramp = read_ramp(path, view.attempt)
+    except StateError as problem:
+        problems.append(str(problem))
+    interval_s = monitor.get("interval_s") if monitor is not None else None
+    samples = read_samples(path, interval_s or 1.0)
+    last_at = max((s.end for starts in samples.starts.values() for s in starts), default=None)
+    model, _ = find_gpu_details(setup, monitor)
+    known = [] if model is None else list_profiles(profiles)[0]
+    members = tuple(
+        _build_member(member, samples.starts.get(member.member.number, ()), last_at, model, known)
+        for member in view.members
+    )
+    told = (*problems, *samples.problems)
+    return PackRun(path, view, setup, monitor, samples, members, told, ramp)
+
+
+def _build_member(
+    view: MemberView,
+    starts: tuple[StartSamples, ...],
+    last_at: float | None,
+    gpu_model: str | None,
+    known: Sequence[ProfileRecord],
+) -> MemberRun:
+    signature = family = profile = None
+    relatives: tuple[ProfileRecord, ...] = ()
+    with contextlib.suppress(OSError, StateError):
+        script = read_bytes(f"{view.files.path}/script")
+        signature = compute_signature(script, view.spec.job)
+        family = compute_family(script, view.spec.job)
+    here = [record for record in known if record.gpu_model == gpu_model]
+    if signature is not None:
+        profile = next((record for record in here if record.signature == signature), None)
+        relatives = tuple(record for record in here if record.family == family)
+    stays = _find_stays(view, starts, last_at)
+    return MemberRun(view, starts, stays, signature, family, profile, relatives)
+
+
+def _find_stays(
+    view: MemberView, starts: tuple[StartSamples, ...], last_at: float | None
+) -> tuple[Stay, ...]:
+    """When a member was there: its samples, and for its last start what its runner wrote."""
+    number, record = view.member.number, view.record
+    stays = {(s.attempt, s.start): (s.begin, s.end) for s in starts}
+    if record is not None and record.started_at is not None:
+        key = (record.attempt, record.starts)
+        ended_at = record.ended_at
+        if ended_at is None and view.state is MemberState.RUNNING:
+            ended_at = last_at
+        begin, end = stays.get(key, (record.started_at, record.started_at))
+        stays[key] = (min(begin, record.started_at), max(end, ended_at or end))
+    return tuple(Stay(begin, end, number) for begin, end in sorted(stays.values()) if end > begin)

@@ -1,0 +1,225 @@
+"""summary.json: all figures of one pack; docs/report.md describes every field and formula."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.attribution import attribute_whole
+from slurm_colloc.metrics.series import describe_values
+from slurm_colloc.report.member_survey import PackView
+from slurm_colloc.report.show_view import read_fallbacks
+from slurm_colloc.report.summary.member_figures import Figures, compute_figures
+from slurm_colloc.report.summary.member_summary import build_member
+from slurm_colloc.report.summary.pack_run import PackRun, read_run
+from slurm_colloc.report.summary.shared_slowdown import measure_together
+from slurm_colloc.report.summary.sharing_summary import (
+    build_pack,
+    build_unexplained,
+    compute_energy,
+)
+from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
+from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
+from slurm_colloc.store.pack_reading import StateReader
+
+SUMMARY_SCHEMA = 1
+Summary = dict[str, Any]
+"""The value of summary.json."""
+
+_COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
+_GAPS_MOST = 50
+
+
+def summary_path(pack: Path) -> Path:
+    """Where a pack's summary lies."""
+    return Path(report_directory(pack)) / "summary.json"
+
+
+def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> Summary:
+    """Compute the summary of a pack from what its runner and monitor wrote.
+
+    Args:
+        pack: The pack's directory.
+        profiles: The state directory that has the usage profiles.
+        view: What Slurm and the runner say of it; None for what the runner wrote.
+
+    Raises:
+        NotFound: There is no such pack.
+        StateError: It is damaged, or its samples cannot be read at all.
+    """
+    run = read_run(pack, profiles, view)
+    return _build(run, compute_figures(run))
+
+
+def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
+    energy = compute_energy(run, figures)
+    together = measure_together(run, figures)
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "pack_id": run.view.record.pack_id,
+        "attempt": run.view.attempt,
+        "job": run.view.job_id or None,
+        "name": run.view.record.name,
+        "node": run.setup.node if run.setup is not None else None,
+        "made_at": time.time(),
+        "final": run.is_final,
+        "gpu": {
+            "uuid": run.gpu_uuid,
+            "model": run.gpu_model,
+            "memory_mb": run.gpu_details[1],
+        },
+        "setup": _build_setup(run),
+        "window": None if run.window is None else {"from": run.window[0], "to": run.window[1]},
+        "coverage": _build_coverage(run),
+        "gpu_use": _build_gpu_use(run),
+        "throttled_s": _build_throttled(run),
+        "energy_j": energy.window_j,
+        "unexplained": build_unexplained(run, figures, energy),
+        "members": [
+            build_member(
+                run,
+                entry,
+                together.get(entry.member.number),
+                energy.split.parts.get(entry.member.number),
+                energy.explain(entry.member.number),
+            )
+            for entry in figures
+        ],
+        "pack": build_pack(run, figures, energy, together),
+        "ramp": _build_ramp(run),
+        "notes": _list_notes(run),
+    }
+
+
+def _build_setup(run: PackRun) -> dict[str, Any] | None:
+    setup = run.setup
+    if setup is None:
+        return None
+    return {
+        "mode": setup.mode,
+        "asked": setup.asked,
+        "reason": setup.reason,
+        "by": setup.by,
+        "notes": [*setup.notes, *read_fallbacks(StateReader(run.path.parent.parent), run.view)],
+    }
+
+
+def _build_ramp(run: PackRun) -> dict[str, Any] | None:
+    ramp = run.ramp
+    if ramp is None:
+        return None
+    return {
+        "state": ramp.state.value,
+        "target": ramp.target,
+        "places": ramp.places,
+        "reason": ramp.reason or None,
+        "decisions": [
+            {
+                "at": decision.at,
+                "state": decision.state.value,
+                "running": decision.running,
+                "target": decision.target,
+                "stp": decision.stp,
+                "reason": decision.reason,
+            }
+            for decision in ramp.decisions
+        ],
+    }
+
+
+def _build_coverage(run: PackRun) -> dict[str, Any] | None:
+    monitor = run.monitor
+    if monitor is None:
+        return None
+    due, taken = monitor.get("ticks_due"), monitor.get("ticks_taken")
+    # A gap that had not ended when the monitor was killed has no end.
+    gaps = [gap for gap in monitor.get("gaps") or [] if None not in gap[:2]]
+    return {
+        "share": min(1.0, taken / due) if due and taken is not None else None,
+        "not_watched": monitor.get("not_watched"),
+        "interval_s": monitor.get("interval_s"),
+        "ticks_due": due,
+        "ticks_taken": taken,
+        "gaps": gaps[:_GAPS_MOST],
+        "gap_s": sum(gap[1] - gap[0] for gap in gaps),
+        "monitor_cpu_s": monitor.get("cpu_s"),
+        "monitor_rss_peak_mb": monitor.get("rss_peak_mb"),
+        "not_readable": {
+            metric: state.get("state")
+            for metric, state in sorted((monitor.get("capabilities") or {}).items())
+            if isinstance(state, dict) and state.get("state") != "ok"
+        },
+    }
+
+
+def _build_gpu_use(run: PackRun) -> dict[str, Any]:
+    word = attribute_whole([member for member in run.members if member.stays]).value
+    found: dict[str, Any] = {}
+    for metric in GPU_METRICS:
+        track = run.gpu.get(metric)
+        if metric in _COUNTERS or track is None or run.window is None:
+            continue
+        spread = describe_values(track.select([run.window]))
+        found[metric] = None if spread is None else {
+            "mean": spread.mean,
+            "p50": spread.p50,
+            "p95": spread.p95,
+            "max": spread.max,
+            "attribution": word,
+        }  # fmt: skip
+    return found
+
+
+def _build_throttled(run: PackRun) -> dict[str, float | None]:
+    found = {}
+    for metric in _COUNTERS[1:]:
+        track = run.gpu.get(metric)
+        values = [value for value in (track.values if track else ()) if value is not None]
+        rise = values[-1] - values[0] if values else None
+        found[metric.removeprefix("throttle_").removesuffix("_s")] = (
+            None if rise is None or rise < 0 else rise
+        )
+    return found
+
+
+def _list_notes(run: PackRun) -> list[str]:
+    notes = list(run.problems)
+    if run.samples.is_empty:
+        notes.append("there are no samples: the monitor did not run, or wrote nothing yet")
+    elif not run.gpu:
+        notes.append("nothing could be read of the GPU")
+    others = [uuid for uuid in run.samples.gpus if uuid != run.gpu_uuid]
+    if others:
+        notes.append(f"figures are of {run.gpu_uuid}; {', '.join(others)} was measured, too")
+    if run.samples.stride_s > 0:
+        notes.append(f"long run: each row stands for {run.samples.stride_s:.0f} s")
+    if run.gpu_model is None and run.members:
+        notes.append("the GPU's model is not known, so there are no usage profiles")
+    return notes
+
+
+def write_summary(run: PackRun, figures: Sequence[Figures]) -> None:
+    """Write a pack's summary.json, whole or not at all.
+
+    Raises:
+        StateError: It cannot be written, or something that it tells cannot be read.
+    """
+    summary = _build(run, figures)
+    make_directory(report_directory(run.path))
+    write_json(summary_path(run.path), summary)
+
+
+def read_summary(pack: Path) -> Summary | None:
+    """The summary that the newest attempt of a pack left; None where there is no final one."""
+    try:
+        value = read_json(summary_path(pack))
+        attempt = read_attempt(pack)
+    except StateError:
+        return None
+    if value is None or value.get("schema") != SUMMARY_SCHEMA:
+        return None
+    return value if value.get("final") is True and value.get("attempt") == attempt else None

@@ -1,0 +1,240 @@
+"""A member alone: its solo rate, and the starts of a pack that tell what it uses alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from slurm_colloc.metrics.energy import find_idle_power_w
+from slurm_colloc.metrics.presence import find_alone, find_shared
+from slurm_colloc.metrics.rates import Interval, Rate, compute_rate, select_within
+from slurm_colloc.metrics.series import Window, measure_windows
+from slurm_colloc.metrics.stalls import find_covered
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.pack_samples import StartSamples
+
+ALONE_LEAST_S = 20.0
+"""A shorter time alone gives no solo rate."""
+_WARM_UP_S = 10.0
+
+PROFILE = "profile"
+THIS_RUN = "this run"
+ALONE = "alone"
+FAMILY = "family"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class SoloRate:
+    """A member's rate alone.
+
+    Attributes:
+        steps_per_s: The rate.
+        source: `profile`, `this run` for a part of this run, `alone` where it never shared,
+            `family` for jobs that differ from it in numbers among their arguments alone.
+        n: How many runs it is the mean of.
+        sm_active: The GPU's SM activity then, 0 to 1; None where unknown.
+        power_w: The GPU's power then, in watts; None where unknown.
+    """
+
+    steps_per_s: float
+    source: str
+    n: int
+    sm_active: float | None
+    power_w: float | None
+
+
+def find_solo_rate(
+    run: PackRun, member: MemberRun, intervals: Sequence[Interval], relatives: Relatives
+) -> SoloRate | None:
+    """A member's solo rate; None where it is unknown.
+
+    From its usage profile; else from at least 20 s of this run in which it was alone, with all of
+    the GPU; else from its family. A member that never shared was as fast as it is alone, whatever
+    its profile says.
+
+    Args:
+        run: The pack.
+        member: The member.
+        intervals: Its settled intervals.
+        relatives: What is known of its family.
+    """
+    shared = find_shared(run.phases, member.number)
+    profile = member.profile
+    rate = profile.steps_per_s if profile is not None else None
+    if shared and profile is not None and rate is not None:
+        return SoloRate(rate.mean, PROFILE, rate.n, profile.sm_active, profile.energy_w)
+    windows = find_alone(run.phases, member.number)
+    intervals = select_within(intervals, windows)
+    # Who never shared needs no more than what a rate needs.
+    found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
+    if was_limited(member) or (shared and found.steps_per_s is None):
+        return relatives.find(member)
+    if found.steps_per_s is None:
+        return None
+    used = _hull(intervals, windows)
+    return SoloRate(
+        found.steps_per_s,
+        THIS_RUN if shared else ALONE,
+        1,
+        # The rate has no pauses, so what it is modelled with has none.
+        run.compute_mean("sm_active", find_covered(intervals)),
+        run.compute_mean("power_w", used),
+    )
+
+
+def was_limited(member: MemberRun) -> bool:
+    """Whether a start of it had a part of the GPU's threads only, even while it was alone.
+
+    Only of the last start it is written down; so one that was started again may have been.
+    """
+    record = member.view.record
+    if record is None or record.gpu is None:
+        return False
+    if len(member.starts) > 1 and record.gpu.mode != SharingMode.EXCLUSIVE.value:
+        return True
+    percentage = record.gpu.thread_percentage
+    return percentage is not None and percentage < 100
+
+
+class Relatives:
+    """What the members of a pack can learn from their families.
+
+    Args:
+        run: The pack.
+    """
+
+    def __init__(self, run: PackRun) -> None:
+        self._run = run
+        self._found: dict[str, SoloRate | None] = {}
+
+    def find(self, member: MemberRun) -> SoloRate | None:
+        """The rate alone of a member's family; None where it is not known, or not one."""
+        family = member.family
+        if family is None:
+            return None
+        if family not in self._found:
+            self._found[family] = self._compute(family, member.relatives)
+        return self._found[family]
+
+    def _compute(self, family: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
+        known = [
+            (record.steps_per_s.mean, record.sm_active, record.energy_w)
+            for record in profiles
+            if record.steps_per_s is not None
+        ]
+        counted = {source for record in profiles for source in record.seen}
+        for member in self._run.members:
+            if member.family == family:
+                known += [
+                    (
+                        alone.rate.steps_per_s,
+                        self._run.compute_mean("sm_active", alone.stepping),
+                        self._run.compute_mean("power_w", alone.used),
+                    )
+                    for alone in find_alone_starts(self._run, member)
+                    if alone.rate.steps_per_s is not None and alone.source not in counted
+                ]
+        if not known:
+            return None
+        rates = [rate for rate, _, _ in known]
+        mean = fmean(rates)
+        if not rates_agree(rates):
+            return None
+        activities = [value for _, value, _ in known if value is not None]
+        powers = [value for _, _, value in known if value is not None]
+        return SoloRate(
+            mean,
+            FAMILY,
+            len(known),
+            fmean(activities) if activities else None,
+            fmean(powers) if powers else None,
+        )
+
+
+def find_idle_power(run: PackRun) -> tuple[float | None, str]:
+    """The GPU's idle power in watts, and in words where it is from.
+
+    From samples before the first member started, else before the first step; else from a usage
+    profile.
+    """
+    power = run.gpu.get("power_w")
+    firsts = [s.first_step_at for m in run.members for s in m.starts if s.first_step_at is not None]
+    begins = [stay.begin for member in run.members for stay in member.stays]
+    moments = [(begins, "before the first member started"), (firsts, "before the first step")]
+    for times, words in moments:
+        value = find_idle_power_w(power, min(times)) if power is not None and times else None
+        if value is not None:
+            return value, f"{MEASURED} {words}"
+    for member in run.members:
+        if member.profile is not None and member.profile.idle_power_w is not None:
+            return member.profile.idle_power_w, f"from the usage profile of {member.view.member}"
+    return None, ""
+
+
+@dataclass(frozen=True)
+class AloneStart:
+    """A start of a member that was alone, with all of the GPU, for 20 s after its warm-up.
+
+    Attributes:
+        samples: What was read of the start.
+        source: Names the start, so that the same one is not counted twice.
+        windows: When it was alone.
+        used: The same after its warm-up.
+        stepping: The same without pauses.
+        intervals: Its settled intervals then; none where it reports no steps.
+    """
+
+    samples: StartSamples
+    source: str
+    windows: list[Window]
+    used: list[Window]
+    stepping: list[Window]
+    intervals: Sequence[Interval]
+
+    @cached_property
+    def rate(self) -> Rate:
+        """Its rate alone."""
+        return compute_rate(self.intervals, ALONE_LEAST_S)
+
+
+def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
+    """The starts of a member that tell what it uses alone.
+
+    With a thread limit it was alone without all of the GPU, which is no use alone.
+    """
+    windows = find_alone(run.phases, member.number)
+    if run.gpu_model is None or member.signature is None or not windows or was_limited(member):
+        return []
+    found = []
+    for start, settled in zip(member.starts, member.settle(), strict=True):
+        own = _clip(windows, (start.begin, start.end))
+        intervals = select_within(settled.intervals, own)
+        if settled.steps > 0:
+            used, stepping = _hull(intervals, own), find_covered(intervals)
+        else:
+            # Nothing tells when it had settled; a GPU job without progress still has a peak.
+            used = stepping = _clip(own, (start.begin + _WARM_UP_S, start.end))
+        if measure_windows(used) >= ALONE_LEAST_S:
+            source = f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}"
+            found.append(AloneStart(start, source, own, used, stepping, intervals))
+    return found
+
+
+def _clip(windows: list[Window], to: Window) -> list[Window]:
+    clipped = [(max(begin, to[0]), min(end, to[1])) for begin, end in windows]
+    return [(begin, end) for begin, end in clipped if end > begin]
+
+
+def _hull(intervals: Sequence[Interval], windows: list[Window]) -> list[Window]:
+    """The parts of windows from their first settled interval to their last."""
+    found = []
+    for window in windows:
+        inside = select_within(intervals, [window])
+        if inside:
+            found.append((inside[0].begin, inside[-1].end))
+    return found

@@ -1,0 +1,285 @@
+"""`csub why`: one line that says why a member is as it is; pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_colloc.model.degree.probe_window import ALONE_FIRST
+from slurm_colloc.model.degree.ramp_decision import is_time_reason
+from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.member_survey import HELD, MemberView, PackView
+from slurm_colloc.report.queue_rows import compute_elapsed_s, format_where
+from slurm_colloc.report.speed_words import describe_pace
+from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
+from slurm_colloc.store.pack.ramp_record import RampRecord
+
+_DEPENDENCY = "Dependency "
+_ALONE = "runs alone: "
+_UNLESS_JOINED = "unless another joins it"
+"""Of a single script; why no job may join it says more."""
+_UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
+_PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
+"""Ends of which the reason says all."""
+
+_SHARING = {
+    SharingMode.TIMESLICE.value: "by time slices",
+    SharingMode.MPS.value: "through MPS",
+    SharingMode.MIG.value: "in MIG devices of their own",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known besides the state directory.
+
+    Attributes:
+        now: Seconds since the epoch.
+        fields: `scontrol show job` of the pack's job, empty where it was not asked for.
+        unreachable: Why Slurm could not be asked; empty where it answered.
+        moved: The member's new name, where it was submitted again.
+        ramp: What its runner has decided about how many run at once; None where nothing.
+        latest: The newest figures of the pack's monitor; None where there are none.
+    """
+
+    now: float
+    fields: Mapping[str, str] = field(default_factory=dict)
+    unreachable: str = ""
+    moved: str = ""
+    ramp: RampRecord | None = None
+    latest: Mapping[str, Any] | None = None
+
+
+def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
+    """One line: what it waits for, with whom it shares, or how it ended."""
+    if member.state is MemberState.PENDING:
+        text = _explain_pending(view, member, facts)
+    elif member.state is MemberState.RUNNING:
+        text = _explain_running(view, member, facts)
+    else:
+        text = _explain_ended(view, member, facts)
+    if member.state is MemberState.RUNNING and facts.ramp is not None:
+        text = "; ".join(filter(None, (text, facts.ramp.describe())))
+    clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
+    if facts.unreachable and not member.is_final and not view.record.local:
+        clauses.append(f"as last written: {facts.unreachable}")
+    elif view.is_elsewhere and not member.is_final:
+        clauses.append(f"as last written: ask csub on the cluster {view.record.cluster}")
+    return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
+
+
+def list_sharing_reasons(view: PackView) -> list[str]:
+    """Which partners or packs were refused and by which limit, as they were written down."""
+    record = view.record
+    found = [text for text in record.reasons if text.startswith("no further member")]
+    if record.request is None:
+        # Besides why it is alone, notes stand there.
+        whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
+        whys = [text for text in whys if not (record.closed and _UNLESS_JOINED in text)]
+        told = whys or ([record.closed] if record.closed else list(record.reasons))
+        found += [f"it {_ALONE}{text}" for text in told]
+        if record.closed and not any(record.closed in text for text in told):
+            found.append(f"no job may join: {record.closed}")
+    elif record.closed:
+        found.append(f"no job may join: {record.closed}")
+    return found + [f"it did not join {text}" for text in record.refusals]
+
+
+def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
+    if member.is_held:
+        return _explain_held(member)
+    if view.record.local:
+        if view.attempt == 0:
+            return f"waits on {view.record.submit_host} until the packs before it have ended"
+        return _explain_degree(view, member, facts)
+    if view.slurm_state is SlurmJobState.PENDING:
+        has_run = member.record is not None and member.record.starts > 0
+        again = f"to be started again ({view.kill}): " if view.kill and has_run else ""
+        return f"{again}{_explain_slurm_pending(view, member, facts)}"
+    if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
+        if view.attempt == 0:
+            return "its Slurm job has begun, and the pack is starting"
+        return _explain_degree(view, member, facts)
+    if view.slurm_state is SlurmJobState.SUSPENDED:
+        return "its Slurm job is suspended"
+    return "it had not started"
+
+
+def _explain_held(member: MemberView) -> str:
+    # Its runner holds what it must not start yet, see runtime.queue.may_start.
+    waits = member.reason.startswith(_DEPENDENCY)
+    for_what = member.reason.removeprefix(_DEPENDENCY).removeprefix("on ")
+    why = f"held, waits for {for_what} (Dependency)" if waits else "held by csub hold"
+    return f"{why}; csub release {member.member} lets it go on"
+
+
+def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
+    if not view.job_id:
+        return "its submission is not complete: Slurm has not answered it yet"
+    text = facts.fields.get("Reason", "") if view.slurm is None else view.slurm.reason
+    word = text.split(",")[0]
+    start = read_start(facts.fields)
+    if word == "BeginTime":
+        return f"may begin {start}" if start else describe_reason(text)
+    if word == "Resources":
+        needs = describe_request(facts.fields)
+        said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
+    elif word == "Dependency" and member.reason.startswith(f"{_DEPENDENCY}on "):
+        # Slurm waits for the pack of a member, see model.sbatch.dependency.
+        said = f"waits for {member.reason.removeprefix(f'{_DEPENDENCY}on ')} (Dependency)"
+    elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
+        said = f"waits for {facts.fields['Dependency']} (Dependency)"
+    elif word == HELD:
+        return f"held; csub release {view.shown_id} lets it go on"
+    else:
+        said = describe_reason(text)
+    if start:
+        return f"{said}; Slurm expects to start it {start}"
+    reason = find_reason(text)
+    waits = reason is not None and word in ("Resources", "Priority")
+    return f"{said}; Slurm has not planned its start yet" if waits else said
+
+
+def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
+    if is_time_reason(member.reason):
+        # However many places become free.
+        return "; ".join(filter(None, (f"waits: {member.reason}", _tell_limit(facts.ramp))))
+    running = [m for m in view.members if m.state is MemberState.RUNNING]
+    waiting = [
+        m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
+    ]
+    requeued = member.record is not None and member.record.starts > 0
+    again = f"to be started again ({member.reason}): " if requeued and member.reason else ""
+    ramp = "" if facts.ramp is None else facts.ramp.explain_waiting(len(running))
+    if ramp:
+        # The runner writes the same down for those that have a place.
+        return f"waits: {ramp}" if member.reason == ramp else f"{again}waits: {ramp}"
+    if len(running) < view.record.degree and not requeued:
+        reasons = [m.record.reason for m in (member, *waiting) if m.record is not None]
+        alone = next((text for text in reasons if ALONE_FIRST in text), "")
+        if alone:
+            return f"waits: {alone}"
+        return f"{again}its pack runs and has a place: it is about to start"
+    before = [str(m.member) for m in waiting if m.member.number < member.member.number]
+    places = member.record.retries.places if member.record is not None else 1
+    if running and places > 1:
+        enough = f"{places} of {view.record.degree} places are free"
+        if places >= view.record.degree:
+            enough = "it has the GPU to itself"
+        return f"{again}it starts as soon as {enough}"
+    if not running or requeued:
+        return f"{again}it starts as soon as its pack has a place for it"
+    names = ", ".join(str(m.member) for m in running)
+    left = [
+        m.record.wall_limit_s - (compute_elapsed_s(m, facts.now) or 0)
+        for m in running
+        if m.record is not None and m.record.wall_limit_s is not None
+    ]
+    at_most = f" (left {format_elapsed(max(0, min(left)))} at most)" if left else ""
+    which = f"one of {names}" if len(running) > 1 else names
+    after = f", after {', '.join(before)}" if before else ""
+    return f"{again}starts when {which}{at_most} ends{after} (Degree {view.record.degree})"
+
+
+def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
+    record = member.record
+    if record is None or record.started_at is None:
+        return "its Slurm job runs; nothing else comes back from the node"
+    text = f"on {format_where(member)} since {format_moment(record.started_at, facts.now)}"
+    if view.slurm_state is SlurmJobState.SUSPENDED:
+        text += ", suspended by Slurm"
+    partners = [m for m in view.members if m.state is MemberState.RUNNING and m != member]
+    if not partners:
+        return f"{text}, alone in its pack at present{_format_end(member, facts)}"
+    names = _join(
+        [
+            f"{m.member} (since {format_moment(m.record.started_at, facts.now)})"
+            for m in partners
+            if m.record is not None and m.record.started_at is not None
+        ]
+    )
+    how = _SHARING.get(view.mode_of(member), "in one allocation")
+    pace = describe_pace(member, facts.latest, facts.now)
+    told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
+    return f"{told}{_format_end(member, facts)}"
+
+
+def _format_end(member: MemberView, facts: Facts) -> str:
+    record = member.record
+    if record is None or record.wall_limit_s is None:
+        return ""
+    left = record.wall_limit_s - (compute_elapsed_s(member, facts.now) or 0)
+    return f"; at most {format_elapsed(max(0, left))} left"
+
+
+def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
+    record = member.record
+    if member.state is MemberState.REQUEUED:
+        again = f"it never started and was submitted again as {facts.moved or 'another member'}"
+        return "; ".join(filter(None, (again, _tell_limit(facts.ramp))))
+    reason = member.reason
+    code = record.exit_code if record else None
+    if code is not None and (code.code or code.signal):
+        shown = f"signal {code.signal}" if code.signal else f"exit code {code.code}"
+        if shown not in reason:
+            reason = f"{reason}, {shown}" if reason else shown
+    cause = view.cause_of(member)
+    if member.state is MemberState.FAILED and cause not in _PLAIN:
+        reason = f"{cause}: {reason}" if reason else cause
+    parts = [reason] if reason else []
+    if record is not None and record.started_at is not None:
+        elapsed = compute_elapsed_s(member, facts.now)
+        where = f"ran on {format_where(member)}"
+        parts.append(where if elapsed is None else f"{where} for {format_elapsed(elapsed)}")
+    else:
+        parts.append("it never started")
+    if record is not None and record.ended_at is not None:
+        parts.append(f"ended {format_moment(record.ended_at, facts.now)}")
+    if record is not None and record.starts > 1:
+        parts.append(f"started {record.starts} times")
+    return "; ".join(filter(None, (*parts, _tell_limit(facts.ramp))))
+
+
+def _tell_limit(ramp: RampRecord | None) -> str:
+    """Why fewer ran at once than had a place; empty where that was not so."""
+    said = ramp.describe() if ramp is not None and ramp.target < ramp.places else ""
+    return f"in its pack {said}" if said else ""
+
+
+def describe_request(fields: Mapping[str, str]) -> str:
+    """What a job asks for: `4 CPUs, 16000M host memory and gpu:1 on a node of partition gpu`."""
+    tres = fields.get("ReqTRES") or fields.get("TRES", "")
+    asked = dict(part.split("=", 1) for part in tres.split(",") if "=" in part)
+    parts = []
+    if cpus := fields.get("NumCPUs", asked.get("cpu", "")).split("-")[0]:
+        parts.append(f"{cpus} CPU{'s' * (cpus != '1')}")
+    if memory := asked.get("mem"):
+        parts.append(f"{memory} host memory")
+    gres = fields.get("TresPerNode") or fields.get("TresPerJob") or ""
+    if gres not in _UNKNOWN:
+        parts.append(gres.removeprefix("gres:").removeprefix("gres/"))
+    partition = fields.get("Partition", "")
+    where = f" on a node of partition {partition}" if partition else ""
+    return f"{_join(parts)}{where}" if parts else ""
+
+
+def read_start(fields: Mapping[str, str]) -> str:
+    """When Slurm expects to start a pending job, or lets it begin; empty where it does not say."""
+    text = fields.get("StartTime", "")
+    return "" if text in _UNKNOWN else f"at {text.replace('T', ' ')}"
+
+
+def format_moment(moment: float, now: float) -> str:
+    """`10:01:07`, with the date where it was another day."""
+    then = time.localtime(moment)
+    same_day = time.strftime("%F", then) == time.strftime("%F", time.localtime(now))
+    return time.strftime("%H:%M:%S" if same_day else "%F %H:%M:%S", then)
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

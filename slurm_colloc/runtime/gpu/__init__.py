@@ -1,0 +1,1 @@
+"""How the members share the GPU: the mode that holds, the MPS daemon and its clients."""

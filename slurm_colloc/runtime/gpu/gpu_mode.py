@@ -1,0 +1,306 @@
+"""How the members of a pack share its GPU: the mode that really holds, and why.
+
+What MPS needs is loaded only by packs that are to have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.gpu.setup_record import SetupRecord
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_states import GpuUse
+from slurm_colloc.store.pack.node_setup import Setup
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+if TYPE_CHECKING:
+    from slurm_colloc.host.mps.mps_options import StopReport
+    from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
+    from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
+
+_ONE_PROCESS = "EXCLUSIVE_PROCESS"
+
+
+class GpuMode:
+    """Prepares the GPU for an attempt of a pack, and watches over it.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        journal: The pack's log.
+        lone: The pack has one member, which runs as its batch script would.
+        announce: Told of a directory that must be gone before the batch script ends.
+        identifies: The GPU's model is wanted whatever the mode.
+        find_likely_degree: As many as may run at once in the end; None for as many as planned.
+        waits: How patient to be.
+    """
+
+    def __init__(
+        self,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        journal: Journal,
+        *,
+        lone: bool,
+        announce: Callable[[str], None] | None = None,
+        identifies: bool = False,
+        find_likely_degree: Callable[[], int | None] = lambda: None,
+        waits: GpuPatience | None = None,
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._journal = journal
+        self._waits = waits or GpuPatience()
+        self._announce = announce
+        self._identifies = identifies
+        self._find_likely_degree = find_likely_degree
+        self._request = ShareRequest.parse(record.share)
+        setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
+        self._preparation = SetupRecord(pack, setup, journal)
+        self._search: BackgroundCall[GpuFinding] | None = None
+        self._look: BackgroundCall[tuple[int, ...]] | None = None
+        self._daemon: PackDaemon | None = None
+        self._pipe_directory = ""
+        self._takes_one_process = False
+        self.clients = MpsClients(journal, self._waits)
+        self.mode: SharingMode | None = SharingMode.EXCLUSIVE if lone else None
+        """The mode that holds; None while it is being prepared."""
+        self.refusal = ""
+        """Why nothing may start: another mode than the one asked for is not allowed."""
+
+    @property
+    def setup(self) -> Setup:
+        """What is prepared, as far as it is known."""
+        return self._preparation.setup
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to prepare the GPU; `work` goes on with it."""
+        if self.mode is not None:
+            return
+        if not self._allocation.gpus and not self._record.local:
+            self._settle(SharingMode.TIMESLICE, "the pack has no GPU")
+        elif self._record.mode is not SharingMode.MPS and not self._identifies:
+            self._settle(self._record.mode, "as planned")
+        else:
+            from slurm_colloc.runtime.gpu.discover_gpus import search_gpus
+
+            self._search = search_gpus(self._allocation.environment, self._waits.nvml_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """It is known how members share the GPU, or that they must not."""
+        if self.refusal:
+            return True
+        is_mending = self._daemon is not None and self._daemon.is_mending
+        return self.mode is not None and not (self.mode is SharingMode.MPS and is_mending)
+
+    @property
+    def takes_one_member(self) -> bool:
+        """The GPU lets one process in at a time, and there is no MPS server to be that one."""
+        return self._takes_one_process and self.mode is not SharingMode.MPS
+
+    @property
+    def needs_mps(self) -> bool:
+        """Nobody can use the GPU beside the MPS server, who is no client of it."""
+        return self._takes_one_process and self.mode is SharingMode.MPS
+
+    def filenos(self) -> list[int]:
+        """What wakes the runner."""
+        found = [errand.fileno() for errand in (self._search, self._look) if errand is not None]
+        return found if self._daemon is None else found + self._daemon.filenos()
+
+    def work(self) -> None:
+        """Do all that can be done now."""
+        if self._search is not None and (finding := self._search.poll()) is not None:
+            self._search.close()
+            self._search = None
+            self._note_finding(finding)
+        if self._daemon is not None:
+            self._daemon.work()
+            self._look_outside()
+
+    def _look_outside(self) -> None:
+        """See who uses the GPU without being a client, as long as somebody is not known as one."""
+        if self._look is not None:
+            pids = self._look.poll()
+            if pids is not None:
+                self._look.close()
+                self._look = None
+                self.clients.note_outside(pids)
+        elif self.clients.wants_gpu_look():
+            from slurm_colloc.runtime.gpu.discover_gpus import search_outside
+
+            self._look = search_outside(self.setup.gpus, self._waits.nvml_s)
+
+    def _note_finding(self, finding: GpuFinding) -> None:
+        from slurm_colloc.runtime.gpu.node_daemon import find_prepared
+
+        gpu = finding.gpu
+        prepared = find_prepared(
+            {} if self._record.local else self._allocation.environment, finding.uuids
+        )
+        self._takes_one_process = gpu is not None and gpu.compute_mode == _ONE_PROCESS
+        self._preparation.note_gpu(finding, prepared.gpus)
+        if self._record.mode is not SharingMode.MPS:
+            self._settle(self._record.mode, "as planned")
+            return
+        # What NVML does not tell the job, it may have told root.
+        problem = "" if prepared.gpus and not finding.uuids else finding.problem
+        cap = finding.client_cap
+        if not problem and cap is not None and self._record.degree > cap:
+            problem = f"{self._record.degree} members at once are more than {cap} MPS clients"
+        if problem:
+            self._fall_back(problem)
+            return
+        from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
+
+        self._preparation.add_notes(*prepared.notes)
+        self._daemon = PackDaemon(
+            self._pack,
+            self.setup.gpus,
+            self._allocation.environment,
+            self._allocation.job_id,
+            clients=self.clients,
+            journal=self._journal,
+            listener=self,
+            waits=self._waits,
+            prepared=prepared.daemon,
+        )
+        self._daemon.start()
+
+    def _settle(self, mode: SharingMode, reason: str) -> None:
+        self.mode = mode
+        self._preparation.write(mode=mode.value, reason=reason)
+        self._journal.write("sharing", mode=mode.value, reason=reason)
+
+    def _fall_back(self, reason: str) -> None:
+        """Go on without MPS, or not at all where that is not allowed."""
+        self._pipe_directory = ""
+        if self._request.strict:
+            self.refusal = f"{self._request} was asked for, and {reason}"
+            self.mode = None
+            self._preparation.write(mode="", reason=reason)
+            self._journal.write("no_sharing", asked=str(self._request), reason=reason)
+            return
+        if self._takes_one_process:
+            self._preparation.add_notes(
+                f"the GPU is in compute mode {_ONE_PROCESS}: without MPS one member at a time"
+            )
+        self._settle(SharingMode.TIMESLICE, reason)
+        if self._request.mode is SharingMode.MPS:
+            sys.stderr.write(f"csub: members share the GPU by time slices: {reason}\n")
+            sys.stderr.flush()
+
+    # -- what becomes of the daemon -----------------------------------------------------------
+
+    def note_control(
+        self, pipe_directory: str, control_ms: float, restarts: int, notes: tuple[str, ...]
+    ) -> None:
+        """The daemon answers. Whether its server comes up is not known yet."""
+        self._pipe_directory = pipe_directory
+        by = "runner" if self._daemon is None else self._daemon.by
+        if self._announce is not None and by == "runner":
+            self._announce(os.path.dirname(pipe_directory))
+        self._preparation.note_control(by, control_ms, restarts)
+        self._preparation.add_notes(*notes)
+
+    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
+        """Its server is ACTIVE: members can be started."""
+        self.mode = SharingMode.MPS
+        self._preparation.add_notes(*notes)
+        self._preparation.write(
+            mode=SharingMode.MPS.value,
+            reason="the node has MPS, and its GPU takes it",
+            active_ms=active_ms,
+        )
+        self._journal.write(
+            "sharing", mode=SharingMode.MPS.value, ms=self.setup.control_ms, active_ms=active_ms
+        )
+
+    def note_unprepared(self, reason: str) -> None:
+        """The node's own daemon cannot be used; the pack gets one of its own."""
+        self._preparation.add_notes(f"the node's own MPS daemon is not used: {reason}")
+
+    def note_lost(self) -> None:
+        """It is gone, and is being started again: nothing can start meanwhile."""
+        self._pipe_directory = ""
+        self.mode = None
+
+    def note_given_up(self, reason: str) -> None:
+        """There is none, and there will be none."""
+        self._fall_back(reason)
+
+    def note_stopped(self, report: StopReport) -> None:
+        """It has been ended."""
+        self._preparation.note_stopped(report)
+
+    # -- members ------------------------------------------------------------------------------
+
+    def place(self, member: Member) -> tuple[GpuUse | None, dict[str, str]]:
+        """How a member that starts now is put on the GPU, and the environment that does it."""
+        retries = member.record.retries
+        is_apart = retries.apart and not self.needs_mps
+        if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
+            from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
+
+            shared = SharedGpu(
+                self.setup.gpus,
+                self.setup.gpu_memory_mb,
+                max(1, self._record.degree),
+                self._find_likely_degree() or self._record.degree,
+                self._pipe_directory,
+            )
+            plan = member.spec.plan
+            if member.is_probed:
+                # A limit holds as long as its process lives, and it is to show what it does alone.
+                plan = dataclasses.replace(plan, thread_percentage=100)
+            return place_under_mps(shared, plan, retries.places)
+        if not self.setup.gpus:
+            return None, {}
+        mode = self.mode or SharingMode.TIMESLICE
+        apart = SharingMode.TIMESLICE if mode is SharingMode.MPS else mode
+        uuids = tuple(gpu for gpu in self.setup.gpus if gpu.startswith(("GPU-", "MIG-")))
+        return GpuUse(apart.value, uuids=uuids), {}
+
+    def list_stuck(self) -> list[int]:
+        """Members that a fault has hit and that keep the server from taking new clients."""
+        return [] if self._daemon is None else self._daemon.list_stuck()
+
+    def catch_up(self) -> None:
+        """Hear all that the daemon has said up to now; waits for a moment at most."""
+        if self._daemon is not None:
+            self._daemon.catch_up()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Leave no files behind: Slurm is about to kill all that is left of the pack."""
+        if self._daemon is not None:
+            self._daemon.let_go()
+
+    def close(self) -> None:
+        """End the daemon, once all members have ended."""
+        for errand in (self._search, self._look):
+            if errand is not None:
+                errand.close()
+        self._search = self._look = None
+        if self._daemon is not None:
+            self._daemon.close()

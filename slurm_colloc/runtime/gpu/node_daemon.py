@@ -1,0 +1,71 @@
+"""Whether the node's prolog has prepared an MPS daemon for this pack, and whether it will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
+from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
+
+RUN_VARIABLE = "SLURM_COLLOC_RUN"
+"""Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
+names is believed only where nobody but root can have written it."""
+
+
+@dataclass(frozen=True)
+class PreparedFinding:
+    """What was found.
+
+    Attributes:
+        daemon: The daemon to use; None for none.
+        notes: Why the node's own is not used, a sentence each; empty where it has prepared nothing.
+    """
+
+    daemon: PreparedDaemon | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The daemon's GPUs; empty without one."""
+        return () if self.daemon is None else self.daemon.gpus
+
+
+def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFinding:
+    """Look for what the prolog has prepared.
+
+    Args:
+        environ: The batch script's environment; empty where there is no Slurm.
+        gpus: The pack's GPUs by UUID; empty where they are not known.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not is_job_id(job_id):
+        return PreparedFinding()
+    run = environ.get(RUN_VARIABLE) or DEFAULT_RUN
+    run = run.replace("%n", environ.get("SLURMD_NODENAME", ""))
+    try:
+        setup = read_prepared(run, job_id)
+    except NodeError as error:
+        return PreparedFinding(notes=(f"the node's own MPS daemon is not used: {error.message}",))
+    if setup is None:
+        return PreparedFinding()
+    if setup.mode != "mps":
+        return PreparedFinding(notes=(f"the node has prepared no MPS: {setup.reason}",))
+    daemon, reason = choose_daemon(setup, gpus)
+    if daemon is None:
+        return PreparedFinding(notes=(f"the node's own MPS daemon is not used: {reason}",))
+    return PreparedFinding(daemon)
+
+
+def choose_daemon(setup: PreparedSetup, gpus: Sequence[str]) -> tuple[PreparedDaemon | None, str]:
+    """The daemon that serves all GPUs of the pack, or why there is none; pure.
+
+    Args:
+        setup: What root has prepared.
+        gpus: The pack's GPUs by UUID; empty where they are not known.
+    """
+    fits = [daemon for daemon in setup.daemons if not gpus or set(daemon.gpus) == set(gpus)]
+    if len(fits) != 1:
+        return None, f"none of its {len(setup.daemons)} daemons serves exactly the pack's GPUs"
+    return fits[0], ""

@@ -1,0 +1,1 @@
+"""Starting a member and ending it: command line, environment, processes, signals."""

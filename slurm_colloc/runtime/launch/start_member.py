@@ -1,0 +1,230 @@
+"""Starting members: what each finds in its environment, where it writes, and what runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch import member_environment as environments
+from slurm_colloc.runtime.launch.path_shims import write_shims
+from slurm_colloc.runtime.launch.step_command import (
+    build_launch,
+    build_srun_argv,
+    build_wrapper_argv,
+    start_process,
+)
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import GpuUse
+from slurm_colloc.store.pack.pack_directory import parse_environment_block
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+PORTS = range(12000, 28000)
+"""Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
+
+PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
+Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
+
+
+class MemberStarter:
+    """Starts the members of one attempt.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        launcher: `srun`, `process`, or `auto` (steps first).
+        kill_wait_s: From TERM to KILL.
+        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
+        lone: The only member, in an allocation that is exactly what it asked for: it runs as
+            the batch script would, with the batch script's output.
+        journal: The pack's log.
+        place_on_gpu: How a member is put on the GPU, and the environment that does it.
+        watch: The environment by which a member's progress is followed.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        launcher: str,
+        kill_wait_s: float,
+        passes_on: bool,
+        lone: bool,
+        journal: Journal,
+        place_on_gpu: PlaceOnGpu,
+        watch: Watch,
+    ) -> None:
+        self._place_on_gpu = place_on_gpu
+        self._watch = watch
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._attempt = attempt
+        self._kill_wait_s = kill_wait_s
+        self._passes_on = passes_on
+        self._lone = lone
+        self._journal = journal
+        self._may_fall_back = launcher == "auto"
+        self.launcher = "srun" if launcher == "auto" else launcher
+        self._added = environments.compute_added_by_slurm(
+            allocation.environment, dict(record.client_environment)
+        )
+        self._shims = ""
+        if not lone and not record.local:
+            self._shims = str(write_shims(pack, sys.executable))
+        self._ports: set[int] = set()
+
+    def start(self, member: Member, place: PackPlace) -> bool:
+        """Start a member in a place; False where it was held at the last moment.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        job, plan = member.spec.job, member.spec.plan
+        directory = self._pack / "members" / format_number(member.number)
+        member.prefix = str(directory / f"run.{self._attempt}.{member.record.starts + 1}")
+        cpus = place.choose_cpus(plan.cpus)
+        captured = environments.parse_pairs(
+            parse_environment_block((directory / "env").read_bytes()).items()
+        )
+        name = str(MemberId(self._allocation.shown_job_id, member.number))
+        shared = not self._lone and self._record.degree > 1
+        where = environments.MemberContext(
+            job_id=self._allocation.shown_job_id,
+            member=name,
+            pack=str(self._pack),
+            run=member.prefix,
+            shims=self._shims,
+            cpus=cpus,
+            starts=member.record.starts,
+            tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
+            port=self._choose_port(member.number) if shared else None,
+            shared=not self._lone,
+            started_at=int(time.time()),
+        )
+        composed = environments.compose_environment(captured, self._added, job, plan, where)
+        member.gpu, on_gpu = self._place_on_gpu(member)
+        composed.update(on_gpu)
+        member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
+        output, error = (None, None) if self._lone else self._choose_outputs(member)
+        written = self._find_own_outputs() if self._lone else (output, error)
+        member.outputs = _measure_outputs(
+            *(path and os.path.join(job.directory, path) for path in written),
+            truncates=job.truncate_output and not self._lone,
+        )
+        composed.update(self._watch(member, composed))
+        member.launcher = self.launcher
+        is_step = member.launcher == "srun"
+        launch = build_launch(
+            job=job,
+            script=str(directory / "script"),
+            environment=composed,
+            cpus=cpus,
+            output=output,
+            error=error,
+            umask=member.spec.umask,
+            prefix=member.prefix,
+            runner_pid=os.getpid(),
+            kill_wait_s=self._kill_wait_s,
+            passes_on=self._passes_on and is_step,
+            tmpdir=member.tmpdir,
+            is_step=is_step,
+        )
+        launch_file = f"{member.prefix}.launch"
+        write_atomic(launch_file, json.dumps(launch).encode())
+        if is_held(self._pack, member.number):
+            # See store.pack.member_holds: csub has held it before it could see this file.
+            return False
+        argv = build_wrapper_argv(sys.executable, launch_file)
+        outer = dict(self._allocation.environment)
+        if is_step:
+            argv = build_srun_argv(name, plan.host_memory_mb, argv)
+            outer = environments.build_step_environment(outer)
+        member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
+        return True
+
+    def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
+        job = member.spec.job
+        values = PatternValues(
+            job_id=self._allocation.shown_job_id,
+            number=member.number,
+            is_array=job.array_task is not None,
+            name=job.name,
+            node=self._allocation.node.partition(".")[0] or socket.gethostname(),
+            user=getpass.getuser(),
+        )
+        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    @staticmethod
+    def _find_own_outputs() -> list[str]:
+        """Where this process writes, which is where a lone member does."""
+        found = []
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return found
+
+    def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
+        base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
+        # A name that nobody can have made before, on a path where everybody can write.
+        return f"{base}/csub-{self._allocation.job_id}-{number}-{os.urandom(6).hex()}"
+
+    def _choose_port(self, number: int) -> int:
+        """A port that is free now and belongs to no neighbour."""
+        seed = "".join(filter(str.isdigit, self._allocation.job_id))
+        first = (int(seed or "0") * 97 + number) % len(PORTS)
+        for offset in range(len(PORTS)):
+            port = PORTS[(first + offset) % len(PORTS)]
+            if port in self._ports:
+                continue
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("", port))
+                except OSError:
+                    continue
+            self._ports.add(port)
+            return port
+        raise OSError("no free port between 12000 and 27999")
+
+    def fall_back(self, member: Member, reason: str) -> bool:
+        """Use plain processes from now on, if that is allowed; False if it is not."""
+        if not self._may_fall_back or member.launcher != "srun":
+            return False
+        if self.launcher == "process":
+            return True
+        self.launcher = "process"
+        self._journal.write("fallback", wanted="srun", used="process", reason=reason)
+        sys.stderr.write(
+            f"csub: job steps do not work here ({reason}); members run as plain processes\n"
+        )
+        sys.stderr.flush()
+        return True
+
+
+def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, int], ...]:
+    """A member's output files, each with its size now; what is behind that is the member's."""
+    found: dict[str, int] = {}
+    for path in paths:
+        if path is not None:
+            found[path] = 0
+            with contextlib.suppress(OSError):
+                found[path] = 0 if truncates else os.stat(path).st_size
+    return tuple(found.items())

@@ -1,0 +1,139 @@
+"""How a member is started: the srun command line and the wrapper's launch file; pure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.runtime import programs
+
+WRAPPER = os.path.join(os.path.dirname(programs.__file__), "wrapper.py")
+
+
+def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
+    """The wrapper's command line: isolated, without site packages, so that it starts fast.
+
+    Like all interpreters that csub starts on a node it writes no bytecode (-B): under a file size
+    limit or on a full disk older Pythons leave half a file behind, at which every later start
+    fails (python/cpython#126606).
+    """
+    return [python, "-IB", "-S", WRAPPER, launch_file]
+
+
+def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:
+    """Start one task beside others: no -c, no --exact, no --gres.
+
+    Overlapping steps with --exact get the same cores, and --gres conflicts with --gpus-per-node
+    of the job from 23.11 on; without them a step sees all of the job's CPUs and GPUs, and the
+    wrapper binds itself (srun(1); seen on 22.05 and 26.05).
+    """
+    memory = [] if host_memory_mb is None else [f"--mem={host_memory_mb}"]
+    return [
+        "srun",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        *memory,
+        f"--job-name={name}",
+        "--cpu-bind=none",
+        "--export=ALL",
+        "--input=none",
+        "--kill-on-bad-exit=0",
+        *command,
+    ]
+
+
+def build_launch(
+    *,
+    job: Job,
+    script: str,
+    environment: Mapping[str, str],
+    cpus: Sequence[int],
+    output: str | None,
+    error: str | None,
+    umask: int,
+    prefix: str,
+    runner_pid: int,
+    kill_wait_s: float,
+    passes_on: bool,
+    tmpdir: str,
+    is_step: bool,
+) -> dict[str, Any]:
+    """The launch file's value; see runtime.programs.wrapper for who reads it."""
+    return {
+        "argv": [script, *job.arguments],
+        "environment": sorted(environment.items()),
+        "directory": job.directory,
+        "cpus": list(cpus),
+        "input": job.input,
+        "output": output,
+        "error": error,
+        "truncate": job.truncate_output,
+        "umask": umask,
+        "prefix": prefix,
+        "runner_pid": runner_pid,
+        "kill_wait_s": kill_wait_s,
+        "passes_on": passes_on,
+        "own_tmpdir": tmpdir,
+        "is_step": is_step,
+    }
+
+
+class StartedProcess:
+    """A started member: the srun that waits for its step, or its wrapper itself."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._popen.kill()
+
+
+def start_process(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log: str | None,
+    *,
+    own_group: bool = True,
+) -> StartedProcess:
+    """Start a command in the background.
+
+    Args:
+        argv: Command and arguments.
+        environment: Its environment.
+        log: File for its output; None to share this process's output.
+        own_group: Start it in a process group of its own.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    descriptor = None
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        return StartedProcess(
+            subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                env=dict(environment),
+                process_group=0 if own_group else None,
+            )
+        )
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

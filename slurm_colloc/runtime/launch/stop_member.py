@@ -1,0 +1,129 @@
+"""Ending and signalling members: requests, time limits, `--signal`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.member_processes import InnerSteps, kill, terminate
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
+
+KILL_MARGIN_S = 5.0
+"""Beyond KillWait, after which the runner ends a wrapper that did not do it."""
+
+
+class MemberControl:
+    """What may happen to a member besides running to its end.
+
+    Args:
+        pack: The pack's directory.
+        roster: The members.
+        inner_steps: The steps that their own scripts have started.
+        ledger: Writes their states.
+        journal: The pack's log.
+        kill_wait_s: From TERM to KILL.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        roster: PackMembers,
+        inner_steps: InnerSteps,
+        ledger: StateWriter,
+        journal: Journal,
+        kill_wait_s: float,
+    ) -> None:
+        self._pack = pack
+        self._roster = roster
+        self._inner_steps = inner_steps
+        self._ledger = ledger
+        self._journal = journal
+        self._kill_wait_s = kill_wait_s
+
+    def take_requests(self) -> list[Request]:
+        """The requests that were left since the last look, oldest first."""
+        return take_requests(self._pack)
+
+    def handle(self, member: Member, request: Request) -> None:
+        """Do what was asked for a member that has not ended."""
+        self._journal.write(
+            "request", action=request.action, member=request.number, reason=request.reason
+        )
+        if request.action is Action.SIGNAL:
+            self.signal(member, request.signal, steps_only=request.steps_only)
+        elif member.process is not None:
+            cancel = request.action is Action.CANCEL
+            self.end(member, StopReason.CANCEL if cancel else StopReason.REQUEUE)
+        elif request.action is Action.CANCEL and member.number in self._roster.waiting:
+            self._roster.waiting.remove(member.number)
+            code = ExitCode(0, signal.SIGTERM)
+            self._ledger.write_end(member, MemberState.CANCELLED, code, request.reason)
+
+    def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
+        """Send a signal to a member's script, or to the job steps that it has started."""
+        if steps_only:
+            self._inner_steps.signal(member, number)
+        elif member.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)  # noqa: TID251 - its own
+
+    def end(self, member: Member, why: StopReason) -> None:
+        """TERM to the member now, KILL after KillWait (the wrapper does both)."""
+        # Who is stopped for a while may still be cancelled, or requeue itself.
+        if member.asked in (None, StopReason.STEPPED_BACK):
+            member.asked = why
+            if member.end_by is None:
+                self._terminate(member)
+
+    def end_stuck(self, numbers: Iterable[int]) -> None:
+        """End those who keep a broken MPS server from mending, unless they are being ended."""
+        for number in numbers:
+            member = self._roster.members[number]
+            if member.process is not None and member.asked is None:
+                self.end(member, StopReason.FAULT)
+
+    def step_back(self, member: Member) -> None:
+        """Stop a member that goes on later: its `--signal` now, TERM as long after as it asks."""
+        request = member.spec.job.signal
+        if request is None or member.asked is not None:
+            return
+        member.asked = StopReason.STEPPED_BACK
+        member.signal_at = None
+        member.stop_at = time.monotonic() + request.seconds_before_end
+        self.signal(member, request.number, steps_only=not request.batch_shell)
+
+    def _terminate(self, member: Member) -> None:
+        member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
+        terminate(member)
+        self._inner_steps.signal(member, signal.SIGTERM)
+        why = "" if member.asked is None else member.asked.value
+        self._journal.write("terminate", member=member.number, reason=why)
+
+    def enforce_limits(self) -> None:
+        """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
+        now = time.monotonic()
+        for member in self._roster.running():
+            if member.signal_at is not None and now >= member.signal_at:
+                member.signal_at = None
+                request = member.spec.job.signal
+                assert request is not None
+                self.signal(member, request.number, steps_only=not request.batch_shell)
+            if member.stop_at is not None and now >= member.stop_at:
+                member.stop_at = None
+                if member.end_by is None:
+                    self._terminate(member)
+            if member.deadline is not None and now >= member.deadline and member.asked is None:
+                self.end(member, StopReason.TIMEOUT)
+            if member.end_by is not None and now >= member.end_by:
+                member.end_by = now + KILL_MARGIN_S
+                kill(member)

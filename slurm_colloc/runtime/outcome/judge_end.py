@@ -1,0 +1,174 @@
+"""Judging how a member ended, with all that is known of the GPU it shared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.gpu.mps_clients import MpsMember
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.blame import Blame, Circumstances, judge_aftermath
+from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, Sign, find_signs
+from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.learned.faults import compute_signature, forget_culprit, note_culprit
+from slurm_colloc.store.pack.inbox import format_number
+
+OUTPUT_LIMIT = 256 * 1024
+"""How much of the end of a member's output is looked at."""
+
+
+class BlameFinder:
+    """Finds out why a member ended, and what follows for it.
+
+    Args:
+        pack: The pack's directory.
+        allocation: The allocation.
+        roster: The members.
+        ledger: Writes their states.
+        sharing: Knows who shared the GPU how.
+        journal: The pack's log.
+        site_requeues: Slurm's JobRequeue.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        allocation: Allocation,
+        roster: PackMembers,
+        ledger: StateWriter,
+        sharing: GpuMode,
+        journal: Journal,
+        site_requeues: bool,
+    ) -> None:
+        self._pack = pack
+        self._allocation = allocation
+        self._roster = roster
+        self._ledger = ledger
+        self._sharing = sharing
+        self._journal = journal
+        self._site_requeues = site_requeues
+        self._suspected_with: dict[int, set[int]] = {}
+
+    def assess(self, member: Member, verdict: Verdict) -> Blame:
+        """Judge an end; called before the member's process is forgotten."""
+        around = Circumstances(
+            retries=member.record.retries, places=max(1, len(self._roster.places))
+        )
+        seen = self._sharing.clients.get(member.number)
+        if verdict.state is MemberState.FAILED and not verdict.never_started:
+            around = self._look_around(member, around)
+        elif seen is not None and not (seen.is_client or seen.is_outside):
+            # It was quick: whether it was a client stands in the daemon's log.
+            self._sharing.catch_up()
+        if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
+            member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
+        aftermath = judge_aftermath(verdict, around)
+        self._sharing.clients.forget(member.number)
+        if around.suspects:
+            self._suspected_with.setdefault(member.number, set()).update(around.suspects)
+        if aftermath.is_culprit:
+            self._blame(member, aftermath)
+        elif verdict.state is MemberState.COMPLETED and _ran_alone(member):
+            self._clear(member)
+        return aftermath
+
+    def _look_around(self, member: Member, around: Circumstances) -> Circumstances:
+        findings = find_signs(read_end_of_output(member))
+        use = member.gpu
+        seen = None
+        if use is not None and use.mode == SharingMode.MPS.value:
+            # Its end may have been seen before what the server said of it.
+            self._sharing.catch_up()
+            seen = self._sharing.clients.get(member.number)
+        if seen is None:
+            # Somebody else's MPS, if any.
+            findings = tuple(found for found in findings if found.sign not in MPS_SIGNS)
+        requeue = member.spec.job.requeue
+        around = dataclasses.replace(
+            around,
+            findings=findings,
+            may_restart=self._site_requeues if requeue is None else requeue,
+            shared=len(self._roster.places) > 1,
+            needs_mps=self._sharing.needs_mps,
+        )
+        return around if seen is None else add_seen(around, member.number, seen)
+
+    def _blame(self, member: Member, aftermath: Blame) -> None:
+        """A culprit is proven: write it down for later packs, and for those whom it hit."""
+        name = str(MemberId(self._allocation.shown_job_id, member.number))
+        self._journal.write("mps_culprit", member=member.number, evidence=aftermath.evidence)
+        with contextlib.suppress(StateError, OSError):
+            note_culprit(
+                self._pack.parent.parent, self._compute_signature(member), name, aftermath.evidence
+            )
+        told = f"the fault was that of member {name}"
+        # An earlier attempt of the pack may have seen the fault; this one knows only who was hit.
+        hit = self._suspected_with.get(member.number)
+        for other in self._roster.members.values():
+            was_hit = other.record.retries.suspected if hit is None else other.number in hit
+            if other.number == member.number or not was_hit:
+                continue
+            cause = other.record.cause
+            self._ledger.write(
+                other,
+                other.record.state,
+                evidence=tuple(dict.fromkeys((*other.record.evidence, told))),
+                cause=EndCause.MPS_VICTIM.value if cause == EndCause.MPS_SUSPECT else cause,
+            )
+
+    def _clear(self, member: Member) -> None:
+        with contextlib.suppress(OSError):
+            if forget_culprit(self._pack.parent.parent, self._compute_signature(member)):
+                self._journal.write("mps_cleared", member=member.number)
+
+    def _compute_signature(self, member: Member) -> str:
+        script = self._pack / "members" / format_number(member.number) / "script"
+        return compute_signature(script.read_bytes(), member.spec.job)
+
+
+def _ran_alone(member: Member) -> bool:
+    """It had the GPU to itself. By time slices beside others is not alone."""
+    return member.gpu is not None and member.gpu.mode == SharingMode.EXCLUSIVE.value
+
+
+def add_seen(around: Circumstances, number: int, seen: MpsMember) -> Circumstances:
+    """What the MPS server has to do with the end of a member that ran under MPS."""
+    tells = {found.sign for found in around.findings}
+    if Sign.MPS_GONE in tells:
+        return dataclasses.replace(around, mps_lost=seen.lost or "the MPS server has ended")
+    if seen.lost and seen.is_client:
+        return dataclasses.replace(around, mps_lost=seen.lost)
+    # Who is not known to be a client may have been too quick to be seen as one.
+    if seen.suspects and (seen.is_client or Sign.FAULT in tells):
+        return dataclasses.replace(around, suspects=seen.suspects, fault=seen.fault)
+    if seen.is_client and Sign.FAULT in tells:
+        # Nobody else is known to be hit, and that proves nothing without the server's word.
+        return dataclasses.replace(around, suspects=(number,))
+    return around
+
+
+def read_end_of_output(member: Member) -> str:
+    """The end of what a member has written since its last start; empty where it cannot be read."""
+    texts = []
+    for path, start in member.outputs:
+        with contextlib.suppress(OSError):
+            # A pipe or a device would be waited for, or read what is not there.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+            with open(path, "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(min(start, end), end - OUTPUT_LIMIT))
+                texts.append(file.read(OUTPUT_LIMIT).decode("utf-8", "replace"))
+    return "\n".join(texts)

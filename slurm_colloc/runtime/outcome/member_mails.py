@@ -1,0 +1,289 @@
+"""The mails of members: what slurmctld sends for a job, the runner sends for each member.
+
+A pack's Slurm job has no `--mail-type`. The site's MailProg gets the arguments and variables that
+slurmctld gives it; runtime.outcome.send_mail runs it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from slurm_colloc.errors import CollocError
+from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.sbatch.mail_types import (
+    TIME_SHARES,
+    MailEvent,
+    MailRequest,
+    build_subject,
+    choose_end_event,
+    describe_end,
+    describe_ends,
+    format_mail_time,
+)
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S, Mail, Outbox
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import list_members
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+_PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
+_OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLURM_JOB_ID",
+                "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
+                "SLURM_JOB_QOS", "SLURM_JOB_UID", "SLURM_JOB_USER")  # fmt: skip
+
+
+class MemberMails:
+    """Sends the mails of one attempt's members.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: The allocation.
+        config: Slurm's configuration; None where the pack runs without Slurm.
+        roster: The members.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        config: Mapping[str, str] | None,
+        roster: PackMembers,
+        journal: Journal,
+    ) -> None:
+        self._roster = roster
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._config = config
+        # A job that was submitted alone: Slurm mails for the pack what was asked for it.
+        self._by_slurm = any(word.startswith("--mail-type=") for word in record.slurm_options)
+        self._outbox = Outbox((config or {}).get("MailProg", ""), journal)
+        self._shares: dict[int, list[tuple[float, MailEvent]]] = {}
+
+    def note(self, member: Member, before: StateRecord) -> None:
+        """Note that a member's state was written; the mails that it calls for will be sent."""
+        after = member.record
+        request = self._get_request(member)
+        if request is None or after.state is before.state:
+            return
+        if after.state is MemberState.RUNNING:
+            self._plan_shares(member, request)
+            since = member.spec.joined_at or self._record.created_at
+            queued = format_mail_time((after.started_at or since) - since)
+            self._tell(member, request, MailEvent.BEGIN, f"Queued time {queued}")
+        elif after.state is MemberState.PENDING:
+            self.note_requeue(member)
+        elif after.state in FINAL_STATES:
+            self._shares.pop(member.number, None)
+            self._tell_end(member, request)
+
+    def note_requeue(self, member: Member) -> None:
+        """Note that a member that ran will start again."""
+        self._shares.pop(member.number, None)
+        request = self._get_request(member)
+        if request is not None and not self._is_summed_up(member, request):
+            self._tell(member, request, MailEvent.REQUEUE, _describe_run_time(member.record))
+
+    def work(self) -> None:
+        """Send what is due, and look after what is being sent; never waits."""
+        now = time.monotonic()
+        for member in [self._roster.members[number] for number in self._shares]:
+            self._tell_shares(member, now)
+        self._outbox.work()
+
+    def list_due(self) -> list[float]:
+        """When there is something to do, on the monotonic clock."""
+        return [shares[0][0] for shares in self._shares.values() if shares]
+
+    def finish(self, wait: Callable[[], None]) -> None:
+        """Send the last mails, as far as that is a matter of seconds.
+
+        Args:
+            wait: Waits for a moment.
+        """
+        deadline = time.monotonic() + LAST_WAIT_S
+        self.work()
+        while not self._outbox.is_empty and time.monotonic() < deadline:
+            wait()
+            self.work()
+        self._outbox.give_up()
+
+    # -- what to tell -------------------------------------------------------------------------
+
+    def _get_request(self, member: Member) -> MailRequest | None:
+        request = member.spec.job.mail
+        if request is None or (self._by_slurm and not member.spec.joined):
+            return None
+        return request
+
+    def _is_summed_up(self, member: Member, request: MailRequest) -> bool:
+        return member.spec.job.array_task is not None and not request.each_task
+
+    def _plan_shares(self, member: Member, request: MailRequest) -> None:
+        limit_s = member.record.wall_limit_s
+        if limit_s is not None and member.deadline is not None:
+            self._shares[member.number] = sorted(
+                (member.deadline - limit_s * (1.0 - share), event)
+                for event, share in TIME_SHARES.items()
+                if request.wants(event)
+            )
+
+    def _tell_shares(self, member: Member, now: float) -> None:
+        """Tell of the part of its time limit that a running member has used."""
+        shares = self._shares[member.number]
+        request = self._get_request(member)
+        while shares and request is not None and now >= shares[0][0]:
+            _, event = shares.pop(0)
+            self._tell(member, request, event, _describe_run_time(member.record), once=False)
+
+    def _tell_end(self, member: Member, request: MailRequest) -> None:
+        record = member.record
+        if not self._is_summed_up(member, request):
+            event = choose_end_event(record.state, request)
+            if event is not None:
+                end = describe_end(record.state, record.exit_code)
+                self._tell(member, request, event, _describe_run_time(record), end)
+            return
+        ends = self._collect_ends()
+        if ends is None:
+            return
+        codes = [code for _, code, _ in ends]
+        failed = [state for state, _, _ in ends if state not in _WELL]
+        state = failed[0] if failed else record.state
+        if any(starts > 1 for _, _, starts in ends):
+            self._tell(member, request, MailEvent.REQUEUE, "")
+        event = choose_end_event(state, request)
+        if event is not None:
+            self._tell(member, request, event, "", describe_ends(state, codes))
+
+    def _collect_ends(self) -> list[tuple[MemberState, ExitCode, int]] | None:
+        """How all tasks of the array have ended; None while one of them has not."""
+        ends = []
+        try:
+            for pack in self._list_packs():
+                attempt = read_attempt(pack)
+                for number in list_members(pack):
+                    record = read_state(pack, number, attempt)
+                    if os.path.lexists(pack / "members" / f"{number:04d}" / "cancelled"):
+                        ends.append((MemberState.CANCELLED, ExitCode(0, 15), 0))
+                    elif record is None or record.state not in FINAL_STATES:
+                        return None
+                    else:
+                        ends.append((record.state, record.exit_code or ExitCode(1), record.starts))
+        except CollocError:
+            return None
+        return ends
+
+    def _list_packs(self) -> Iterator[Path]:
+        if self._record.carried:
+            yield self._pack
+            return
+        for index in self._record.indices:
+            yield self._pack.parent / f"{self._record.submission}.{index}"
+
+    def _is_first_to_tell(self, event: MailEvent) -> bool:
+        """True for one runner of all packs of an array: they agree by a file."""
+        first = next(self._list_packs())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            os.close(os.open(first / f"mailed.{event.name.lower()}", flags, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _tell(
+        self,
+        member: Member,
+        request: MailRequest,
+        event: MailEvent,
+        time_text: str,
+        end_text: str = "",
+        *,
+        once: bool = True,
+    ) -> None:
+        if not request.wants(event):
+            return
+        summed_up = self._is_summed_up(member, request)
+        if summed_up and once and not self._is_first_to_tell(event):
+            return
+        job = member.spec.job
+        job_id = self._allocation.shown_job_id
+        raw = self._allocation.environment.get("SLURM_JOB_ID", job_id)
+        if summed_up:
+            shown = f"Array Summary Job_id={job_id}_* ({raw})"
+            time_text = "" if once else time_text
+        elif job.array_task is not None:
+            shown = f"Array Task Job_id={job_id}_{member.number} ({raw})"
+        else:
+            shown = f"Job_id={job_id}/{member.number}"
+        self._outbox.put(
+            Mail(
+                request.user or self._get_default_user(),
+                build_subject(shown, job.name, event, time_text, end_text),
+                self._build_environment(member, event, time_text),
+            )
+        )
+
+    def _get_default_user(self) -> str:
+        domain = (self._config or {}).get("MailDomain", "")
+        user = getpass.getuser()
+        return f"{user}@{domain}" if domain and domain != "(null)" else user
+
+    def _build_environment(
+        self, member: Member, event: MailEvent, time_text: str
+    ) -> dict[str, str]:
+        """What slurmctld gives to MailProg, with the member's values."""
+        batch, record = self._allocation.environment, member.record
+        environment = {name: batch[name] for name in _PASSED_ON if name in batch}
+        environment |= {name: batch[name] for name in _OF_THE_PACK if name in batch}
+        environment |= {
+            "SLURM_JOB_NAME": member.spec.job.name,
+            "SLURM_JOB_WORK_DIR": member.spec.job.directory,
+            "SLURM_JOB_STATE": record.state.value,
+            "SLURM_JOB_MAIL_TYPE": event.value,
+            "SLURM_JOB_CPUS_PER_NODE": str(member.spec.plan.cpus),
+            "SLURM_JOB_RESTART_COUNT": str(max(0, record.starts - 1)),
+            "SLURM_COLLOC_MEMBER": f"{self._allocation.shown_job_id}/{member.number}",
+        }
+        if member.spec.job.array_task is not None:
+            environment["SLURM_ARRAY_JOB_ID"] = self._allocation.shown_job_id
+            environment["SLURM_ARRAY_TASK_ID"] = str(member.number)
+        kind, _, value = time_text.rpartition(" ")
+        if value:
+            name = "QUEUED" if kind.startswith("Queued") else "RUN"
+            environment[f"SLURM_JOB_{name}_TIME"] = value
+        # From 24.11 on, in seconds since 1970.
+        moments = (("START", record.started_at), ("END", record.ended_at))
+        environment |= {
+            f"SLURM_JOB_{name}_TIME": str(int(moment))
+            for name, moment in moments
+            if moment is not None
+        }
+        if record.state in FINAL_STATES and record.exit_code is not None:
+            code = record.exit_code
+            environment["SLURM_JOB_EXIT_CODE"] = str(code.code << 8 | code.signal)
+            environment["SLURM_JOB_EXIT_CODE2"] = str(code)
+            environment["SLURM_JOB_EXIT_CODE_MAX"] = str(code.code)
+        return environment
+
+
+_WELL = frozenset({MemberState.COMPLETED, MemberState.CANCELLED})
+
+
+def _describe_run_time(record: StateRecord) -> str:
+    if record.started_at is None:
+        return ""
+    ended = record.ended_at if record.state in FINAL_STATES else None
+    return f"Run time {format_mail_time((ended or time.time()) - record.started_at)}"

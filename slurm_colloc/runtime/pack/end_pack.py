@@ -1,0 +1,110 @@
+"""A pack whose job Slurm ends: its members' last states, and what may be killed before them."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.outcome.collect_ends import EndCollector
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.pack_directory import write_ended
+
+LET_GO_SHARE = 0.3
+"""Of KillWait, after which members that have not ended at TERM are not counted on any more."""
+
+
+class PackEnd:
+    """Ends one attempt once its fate is that it ends.
+
+    Args:
+        pack: The pack's directory.
+        is_carried: The pack travels in its batch script.
+        roster: Its members.
+        ledger: Writes their states.
+        fate: What Slurm says of the job.
+        tender: Knows how members ended before Slurm had said it.
+        sharing: Is told to let go before Slurm kills.
+        adopt: Takes a new member into the roster.
+        kill_wait_s: Slurm's KillWait.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        is_carried: bool,
+        roster: PackMembers,
+        ledger: StateWriter,
+        fate: SlurmDecision,
+        tender: EndCollector,
+        sharing: GpuMode,
+        adopt: Callable[[int], None],
+        kill_wait_s: float,
+    ) -> None:
+        self._pack = pack
+        self._is_carried = is_carried
+        self._roster = roster
+        self._ledger = ledger
+        self._fate = fate
+        self._tender = tender
+        self._sharing = sharing
+        self._adopt = adopt
+        self._kill_wait_s = kill_wait_s
+        self._let_go_at: float | None = None
+
+    def work(self) -> bool:
+        """Go on with the end; True once every member has ended and all is written."""
+        if self._roster.running():
+            self._expect_kill()
+            return False
+        self._settle()
+        return True
+
+    def list_due(self) -> list[float]:
+        """When something is to be done (monotonic clock)."""
+        return [] if self._let_go_at is None else [self._let_go_at]
+
+    def _expect_kill(self) -> None:
+        """Members do not end: Slurm will kill them after KillWait, and this process with them."""
+        now = time.monotonic()
+        if self._let_go_at is None:
+            self._let_go_at = now + self._kill_wait_s * LET_GO_SHARE
+        if now >= self._let_go_at:
+            self._let_go_at = math.inf
+            self._sharing.let_go()
+
+    def _settle(self) -> None:
+        """Write what is certain; what Slurm has yet to say is left to whoever reads."""
+        fate = self._fate.settle()
+        if fate is None or fate.state is None:
+            return
+        # Who never had its turn is no time-out: the next csub call submits it again.
+        stays = fate.state is MemberState.TIMEOUT and not self._is_carried
+        for number in [] if stays else inbox.list_waiting(str(self._pack)) or []:
+            if inbox.take(str(self._pack), number) and number not in self._roster.members:
+                self._adopt(number)
+        for member in self._roster.members.values():
+            is_left = member.record.starts == 0 or is_held(self._pack, member.number)
+            if not member.is_final and not (stays and is_left):
+                verdict = self._tender.undecided.get(member.number)
+                code = verdict.exit_code if verdict else None
+                self._ledger.write_end(
+                    member,
+                    fate.state,
+                    code or ExitCode(0, signal.SIGTERM),
+                    fate.reason,
+                    ended_at=verdict.ended_at if verdict else None,
+                )
+        if stays:
+            # Slurm itself forgets it after some minutes.
+            write_ended(self._pack, SlurmJobState.TIMEOUT)
+        inbox.close(str(self._pack))

@@ -1,0 +1,183 @@
+"""A pack whose runner was killed starts again, as it would after the loss of its node.
+
+The guard asks Slurm to requeue it, where Slurm itself would do so after a failure of the node. What
+Slurm is ending already it leaves to Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
+from slurm_colloc.model.member import FINAL_STATES
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.verdict import judge_pack
+from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
+from slurm_colloc.settings import read_given_environment
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import list_members
+from slurm_colloc.store.pack.runner_kills import (
+    RunnerKill,
+    forget_kill,
+    list_kills,
+    read_kill,
+    write_kill,
+)
+
+RESTARTS_MAX = 2
+"""How often a pack starts again because of killed runners: what kills them may be in the pack."""
+
+
+class JobStanding(enum.Enum):
+    """How Slurm stands to a pack whose runner was killed."""
+
+    RUNS = "its job runs"
+    ENDS = "its job is being ended, for whatever reason"
+    ELSEWHERE = "a later attempt runs"
+
+
+def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> JobStanding:
+    """Judge the pack from `scontrol show job`; pure.
+
+    Args:
+        fields: The job's fields.
+        restarts: Slurm's restart count when the runner began.
+        now: The local time as scontrol writes it.
+    """
+    fate = judge_pack(fields, restarts, "")
+    # Slurm looks for jobs whose time is up every 30 s, and shows them as running until then.
+    if fate is None or not fate.goes_on or fields.get("EndTime", "Unknown") <= now:
+        return JobStanding.ENDS
+    is_this = int(fields.get("Restarts", "0")) == restarts
+    return JobStanding.RUNS if is_this else JobStanding.ELSEWHERE
+
+
+def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: bool) -> str:
+    """Why a pack that Slurm shows running is not to be requeued; empty for nothing; pure.
+
+    Args:
+        fields: The job's fields.
+        earlier: How often it was requeued for a killed runner before.
+        has_unfinished: A member has not ended.
+    """
+    if not has_unfinished:
+        return "all its members had ended"
+    if fields.get("Requeue") != "1":
+        return "it may not be requeued"
+    if earlier >= RESTARTS_MAX:
+        return f"it was restarted {earlier} times before"
+    return ""
+
+
+def revive(path: str, number: int) -> bool:
+    """Ask Slurm to requeue the pack of this job; see `KilledRunner.try_it`."""
+    allocation = read_allocation(read_given_environment())
+    return KilledRunner(Path(path), allocation, SlurmCommands(), number).try_it()
+
+
+class KilledRunner:
+    """One killed runner.
+
+    Args:
+        pack: The pack's directory.
+        allocation: What Slurm gave the runner.
+        slurm: Slurm.
+        number: The signal that it died of.
+    """
+
+    def __init__(self, pack: Path, allocation: Allocation, slurm: SlurmAccess, number: int) -> None:
+        self._pack = pack
+        self._job_id = allocation.job_id
+        self._restarts = allocation.restarts
+        self._slurm = slurm
+        self._kill = RunnerKill(allocation.restarts, read_attempt(pack), number, time.time())
+
+    def try_it(self) -> bool:
+        """Have the pack requeued, where it may be, and write down what came of it.
+
+        Returns:
+            Slurm ends the job now, by this requeue or because it does anyway.
+
+        Raises:
+            StateError: It cannot be written down, so nothing was done.
+        """
+        try:
+            fields = self._slurm.read_job(self._job_id)
+        except SlurmError as error:
+            return self._refuse(f"Slurm could not be asked to requeue it: {error.message}")
+        if fields is None:
+            return self._refuse("Slurm does not know its job any more")
+        standing = self._judge(fields)
+        if standing is not JobStanding.RUNS:
+            return standing is JobStanding.ENDS
+        earlier = sum(not kill.refusal for kill in list_kills(self._pack))
+        refusal = find_refusal(fields, earlier, has_unfinished=self._has_unfinished())
+        if refusal:
+            return self._refuse(refusal)
+        # Before Slurm is asked: it counts, whatever becomes of this process.
+        write_kill(self._pack, self._kill)
+        return self._requeue()
+
+    def _requeue(self) -> bool:
+        problem = ""
+        try:
+            self._slurm.requeue_running(self._job_id)
+        except SlurmNoAnswer as error:
+            problem = error.message
+        except SlurmError as error:
+            return self._refuse(f"Slurm did not requeue it: {error.message}")
+        fields = None
+        with contextlib.suppress(SlurmError):
+            fields = self._slurm.read_job(self._job_id)
+        if fields is not None and int(fields.get("Restarts", "0")) <= self._restarts:
+            if self._judge(fields) is JobStanding.RUNS:
+                return self._refuse(f"Slurm did not requeue it: {problem or 'it runs on'}")
+            # It was cancelled, or the like, between the two questions.
+            forget_kill(self._pack, self._restarts)
+            return True
+        self._tell("")
+        return True
+
+    def _judge(self, fields: Mapping[str, str]) -> JobStanding:
+        return judge_standing(fields, self._restarts, time.strftime("%Y-%m-%dT%H:%M:%S"))
+
+    def _has_unfinished(self) -> bool:
+        records = (
+            read_state(self._pack, number, self._kill.attempt)
+            for number in list_members(self._pack)
+        )
+        return any(record is None or record.state not in FINAL_STATES for record in records)
+
+    def _refuse(self, refusal: str) -> bool:
+        write_kill(self._pack, dataclasses.replace(self._kill, refusal=refusal))
+        self._tell(refusal)
+        return False
+
+    def _tell(self, refusal: str) -> None:
+        Journal(self._pack).write(
+            "runner_killed", signal=self._kill.signal, requeued=not refusal, reason=refusal
+        )
+
+
+def find_killed_before(pack: Path, allocation: Allocation) -> RunnerKill | None:
+    """The killed runner for which Slurm has restarted the job; None where it was not for one."""
+    with contextlib.suppress(StateError):
+        kill = read_kill(pack, allocation.restarts - 1)
+        if kill is not None and not kill.refusal:
+            return kill
+    return None
+
+
+def tell_of_restart(record: StateRecord, kill: RunnerKill) -> StateRecord:
+    """A member's record with the reason why it starts again."""
+    evidence = (*record.evidence, f"restarted: {kill}")
+    return dataclasses.replace(
+        record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence))
+    )

@@ -1,0 +1,364 @@
+"""Runs inside a member's step, around the user's script: who: the user; where: compute node.
+
+Started by path, not as a module, and imports the standard library only, so that it is up in a
+few milliseconds. srun would answer 1 for an OOM kill and would overwrite CUDA_VISIBLE_DEVICES;
+the wrapper gives the script exactly the environment it was handed and writes down how it ended.
+
+    wrapper.py LAUNCH_FILE
+
+The launch file (JSON, removed as soon as it was read, it holds the environment) says everything;
+see runtime.launch.step_command.build_launch. Records are written beside it: PREFIX.started and
+PREFIX.exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_WATCHED = (
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGQUIT,
+    signal.SIGALRM,
+    signal.SIGCONT,
+)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LEFTOVER_GRACE_S = 2.0
+_FULL_DISK_S = 60.0
+
+
+def main(argv: list[str]) -> int:
+    """Run the member to its end; the exit status is the script's, 128 + signal for a signal."""
+    path = argv[1]
+    with open(path, "rb") as file:
+        launch = json.load(file)
+    os.unlink(path)
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if not launch["is_step"]:
+        # Nobody else would end the member of a killed runner: its parent's end is a TERM from it.
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != launch["runner_pid"]:
+            return 1
+    if launch["cpus"]:
+        os.sched_setaffinity(0, launch["cpus"])
+    oom_kills = read_oom_kills()
+    environment = {
+        name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
+        for name, value in launch["environment"]
+    }
+    if launch["own_tmpdir"]:
+        os.mkdir(launch["own_tmpdir"], 0o700)
+    started_at = time.time()
+    ready, hold = os.pipe()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hold)
+        if os.read(ready, 1) != b"\0":
+            # The wrapper could not say that it is up, and has said why.
+            os._exit(126)
+        os.close(ready)
+        run_script(launch, environment, tell)
+    os.close(ready)
+    os.close(tell)
+    write_record(
+        launch["prefix"] + ".started",
+        {
+            "pid": child,
+            "wrapper_pid": os.getpid(),
+            "at": started_at,
+            "step": os.environ.get("SLURM_STEP_ID") if launch["is_step"] else None,
+            "cpus": sorted(os.sched_getaffinity(0)),
+        },
+    )
+    # The script starts only now: whoever sees it running also finds its record.
+    os.write(hold, b"\0")
+    os.close(hold)
+    status, foreign, kill_at = wait_for(child, launch)
+    ended_at = time.time()
+    end_leftovers(kill_at)
+    after = read_oom_kills()
+    killed = None if after is None or oom_kills is None else after - oom_kills
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    write_record(
+        launch["prefix"] + ".exit",
+        {
+            "wait_status": status,
+            "started_at": started_at,
+            "at": ended_at,
+            "oom_kills": killed,
+            "foreign_signals": foreign,
+            "problem": os.read(told, 4096).decode("utf-8", "replace"),
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+            "host_memory_peak_kb": usage.ru_maxrss,
+        },
+    )
+    if launch["own_tmpdir"]:
+        # Only now: every waiting member would hold half a megabyte for it.
+        import shutil
+
+        shutil.rmtree(launch["own_tmpdir"], ignore_errors=True)
+    return 128 + (status & 0x7F) if status & 0x7F else (status >> 8) & 0xFF
+
+
+def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: int) -> None:
+    """In the child: become the script, or say through `tell` why not. Never returns."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        # Python ignores these two, and the script would inherit that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        os.umask(launch["umask"])
+        directory = launch["directory"]
+        note = ""
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            # As slurmstepd does (22.05 to 26.05).
+            note = (
+                f"error: couldn't chdir to `{directory}': {error.strerror}: going to /tmp instead\n"
+            )
+            os.chdir("/tmp")
+        note += make_tmpdir(environment)
+        redirect(launch)
+        if note:
+            os.write(2, note.encode("utf-8", "surrogateescape"))
+        environment[b"SLURM_TASK_PID"] = str(os.getpid()).encode()
+        argv = launch["argv"]
+        try:
+            os.execve(argv[0], argv, environment)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOEXEC):
+                raise
+            # The state may lie on a file system mounted noexec: do what the kernel would do.
+            with open(argv[0], "rb") as file:
+                line = file.readline()[2:].split(maxsplit=1)
+            os.execve(line[0], [*(part.strip() for part in line), *argv], environment)
+    except BaseException as error:  # noqa: BLE001 - a forked child must never return
+        text = str(error)
+        if isinstance(error, OSError) and error.errno:
+            text = f"{os.fsdecode(error.filename or '')}: {os.strerror(error.errno)}"
+        problem = f"it could not be started: {text}".encode("utf-8", "surrogateescape")
+        for descriptor, message in ((tell, problem), (2, b"csub: " + problem + b"\n")):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, message)
+        os._exit(127 if getattr(error, "errno", 0) == errno.ENOENT else 126)
+
+
+def make_tmpdir(environment: dict[bytes, bytes]) -> str:
+    """Make the member's TMPDIR if it is missing, as slurmstepd does; what went wrong, or ''."""
+    path = environment.get(b"TMPDIR")
+    if path is None:
+        return ""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return ""
+    except OSError as error:
+        environment[b"TMPDIR"] = b"/tmp"
+        shown = path.decode("utf-8", "surrogateescape")
+        return f"error: Unable to create TMPDIR [{shown}]: {error.strerror}: using /tmp instead\n"
+    return ""
+
+
+def redirect(launch: dict[str, Any]) -> None:
+    """Open the member's files as sbatch would: append unless --open-mode=truncate.
+
+    They are named from the working directory even where that is missing, and then cannot be
+    opened: slurmstepd fails there, too, instead of leaving the output in /tmp.
+    """
+    output, error, source = (
+        launch[name] and os.path.join(launch["directory"], launch[name])
+        for name in ("output", "error", "input")
+    )
+    if output:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if launch["truncate"] else os.O_APPEND)
+        target = os.open(output, flags, 0o666)
+        os.dup2(target, 1)
+        if error and os.path.normpath(error) != os.path.normpath(output):
+            target = os.open(error, flags, 0o666)
+        os.dup2(target, 2)
+    # Last, so that the member's own file says what is wrong with it.
+    os.dup2(os.open(source or "/dev/null", os.O_RDONLY), 0)
+
+
+def wait_for(
+    child: int, launch: dict[str, Any]
+) -> tuple[int, list[tuple[int, float]], float | None]:
+    """Wait for the script; pass on what the runner sends, note what others send.
+
+    Slurm signals every process of a step by itself, or with proctrack/cgroup its task alone: this
+    wrapper, which then passes it on to the script, as the script would have got it. The runner
+    signals the wrapper alone: TERM goes to all processes of the member and KILL follows after
+    kill_wait_s; other signals go to the script.
+
+    Returns:
+        The script's status, foreign signals with their times, and when everything is to be killed
+        (monotonic clock), where the runner has sent TERM.
+    """
+    foreign: list[tuple[int, float]] = []
+    kill_at: float | None = None
+    while True:
+        timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        info = signal.sigtimedwait(_WATCHED, timeout)
+        if info is None:
+            if kill_at is not None:
+                signal_all(signal.SIGKILL)
+                kill_at = time.monotonic() + 1.0
+        elif info.si_signo != signal.SIGCHLD:
+            if info.si_pid != launch["runner_pid"]:
+                foreign.append((int(info.si_signo), time.time()))
+                if launch["passes_on"]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, info.si_signo)
+            elif info.si_signo == signal.SIGTERM:
+                # TERM first: a stopped process that goes on finds it waiting.
+                signal_all(signal.SIGTERM)
+                signal_all(signal.SIGCONT)
+                kill_at = time.monotonic() + launch["kill_wait_s"]
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, info.si_signo)
+        status = reap(child)
+        if status is not None:
+            return status, foreign, kill_at
+
+
+def reap(child: int) -> int | None:
+    """Collect every ended descendant; the child's status once it is there."""
+    status = None
+    while True:
+        try:
+            pid, word = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == child:
+            status = word
+
+
+def list_descendants() -> list[int]:
+    """Process ids below this one; orphans stay below it because it is their reaper."""
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        pid = todo.pop()
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children") as file:
+                    children = [int(word) for word in file.read().split()]
+                found += children
+                todo += children
+        except OSError:
+            continue
+    return found
+
+
+def signal_all(number: int) -> None:
+    """Send a signal to every process of the member but this one.
+
+    A TERM to an srun kills its step at once (srun(1), 22.05 to 26.05); the runner sends TERM to
+    the tasks of such a step instead.
+    """
+    for pid in list_descendants():
+        if number != signal.SIGTERM or read_name(pid) != "srun":
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+
+def read_name(pid: int) -> str:
+    """The name of a process's program, empty where it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def end_leftovers(kill_at: float | None) -> None:
+    """End what the script left running, as the end of a batch script does.
+
+    Args:
+        kill_at: When the member is killed that is being ended anyway (monotonic clock).
+    """
+    deadline = kill_at if kill_at is not None else time.monotonic() + _LEFTOVER_GRACE_S
+    signal_all(signal.SIGTERM)
+    while list_descendants():
+        signal.sigtimedwait((signal.SIGCHLD,), 0.05)
+        reap(0)
+        if time.monotonic() > deadline:
+            signal_all(signal.SIGKILL)
+            deadline = time.monotonic() + 0.5
+
+
+def read_oom_kills() -> int | None:
+    """OOM kills so far in this step's memory cgroup (v1 or v2); None where none can be read."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return None
+    for hierarchy, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            root, name = "/sys/fs/cgroup/memory", "memory.oom_control"
+        elif hierarchy == "0" and os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+            root, name = "/sys/fs/cgroup", "memory.events"
+        else:
+            continue
+        # The limit may sit on this group (task_N) or on the step's above it.
+        groups = [path, os.path.dirname(path)] if "/step_" in path else [path]
+        total = None
+        for group in groups:
+            try:
+                with open(f"{root}{group}/{name}") as file:
+                    words = dict(line.split()[:2] for line in file if len(line.split()) >= 2)
+            except OSError:
+                continue
+            if "oom_kill" in words:
+                total = max(total or 0, int(words["oom_kill"]))
+        if total is not None:
+            return total
+    return None
+
+
+def write_record(path: str, value: dict[str, Any]) -> None:
+    """Write a small JSON file atomically; wait for room where the disk is full."""
+    temporary = f"{path}.tmp"
+    deadline = time.monotonic() + _FULL_DISK_S
+    while True:
+        try:
+            with open(temporary, "w", encoding="ascii") as file:
+                json.dump(value, file)
+            os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

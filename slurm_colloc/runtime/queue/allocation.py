@@ -1,0 +1,123 @@
+"""What Slurm really gave the pack on this node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_colloc.planning.cpu_division import split_cpus
+
+_CPU_ROOT = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The allocation as the batch script sees it.
+
+    Attributes:
+        job_id: What Slurm calls it, `4711` or `4711_2`; `L3` without Slurm.
+        shown_job_id: The id that members are named after: the array's, for an element.
+        node: The node's name.
+        restarts: How often Slurm has restarted the job.
+        cpus_allocated: CPUs that Slurm gave.
+        cores: CPUs this process may use, grouped by physical core.
+        gpus: Slurm's GPU indices, empty without GPUs.
+        environment: The batch script's environment.
+    """
+
+    job_id: str
+    shown_job_id: str
+    node: str
+    restarts: int
+    cpus_allocated: int
+    cores: tuple[tuple[int, ...], ...]
+    gpus: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def read_allocation(environ: Mapping[str, str], local_id: str = "") -> Allocation:
+    """Read the allocation from the batch script's environment and the kernel.
+
+    Args:
+        environ: The batch script's environment.
+        local_id: The id of a pack that runs without Slurm.
+    """
+    allowed = os.sched_getaffinity(0)
+    array = environ.get("SLURM_ARRAY_JOB_ID")
+    shown = local_id or array or environ["SLURM_JOB_ID"]
+    gpus = environ.get("SLURM_JOB_GPUS") or environ.get("CUDA_VISIBLE_DEVICES", "")
+    return Allocation(
+        job_id=f"{array}_{environ['SLURM_ARRAY_TASK_ID']}" if array and not local_id else shown,
+        shown_job_id=shown,
+        node=environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        cpus_allocated=int(environ.get("SLURM_CPUS_ON_NODE", str(len(allowed)))),
+        cores=read_cores(allowed),
+        gpus=tuple(word for word in gpus.split(",") if word),
+        environment=environ,
+    )
+
+
+def read_cores(allowed: set[int]) -> tuple[tuple[int, ...], ...]:
+    """Group CPUs by physical core; each alone where the kernel does not say."""
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(allowed):
+        path = _CPU_ROOT / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        try:
+            siblings = path.read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, []).append(cpu)
+    return tuple(tuple(core) for core in cores.values())
+
+
+def choose_places(
+    allocation: Allocation, wanted: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], ...], str]:
+    """Give each place its CPUs.
+
+    Args:
+        allocation: The allocation.
+        wanted: CPUs of each place.
+
+    Returns:
+        CPU numbers per place, and an empty string; or no CPUs per place (no binding), and why.
+    """
+    unbound = tuple(() for _ in wanted)
+    usable = sum(len(core) for core in allocation.cores)
+    if usable > allocation.cpus_allocated and "SLURM_JOB_ID" in allocation.environment:
+        return unbound, (
+            f"Slurm gave {allocation.cpus_allocated} CPUs but binds jobs to none: "
+            "members are not bound either"
+        )
+    shares = split_cpus(allocation.cores, wanted)
+    if shares is None:
+        return unbound, (
+            f"{usable} CPUs can be used here, the members want {sum(wanted)}: they are not bound"
+        )
+    return shares, ""
+
+
+def read_kill_wait_s(config: Mapping[str, str]) -> float:
+    """Slurm's KillWait; its default of 30 s where it cannot be read."""
+    with contextlib.suppress(KeyError, ValueError, IndexError):
+        return float(config["KillWait"].split()[0])
+    return 30.0
+
+
+def signals_tasks_alone(config: Mapping[str, str]) -> bool:
+    """Signals other than KILL reach only the tasks of a step, not the processes below them.
+
+    So does proctrack/cgroup (`_slurm_cgroup_is_pid_a_slurm_task`, 22.05 to 26.05); the other
+    plugins signal every process of the step.
+    """
+    return config.get("ProctrackType", "") == "proctrack/cgroup"
+
+
+def requeues_jobs(config: Mapping[str, str]) -> bool:
+    """Slurm's JobRequeue; its default of 1 where it cannot be read."""
+    return config.get("JobRequeue", "1").split()[:1] != ["0"]

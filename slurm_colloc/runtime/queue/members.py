@@ -1,0 +1,190 @@
+"""The members that a runner knows, and the places in which they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from pathlib import Path
+
+from slurm_colloc.model.member import FINAL_STATES, TRANSITIONS, MemberState
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
+from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
+from slurm_colloc.store.pack.pack_directory import list_members, read_spec
+from slurm_colloc.store.pack.pack_records import MemberSpec
+
+
+@dataclasses.dataclass
+class PackPlace:
+    """A place in the pack: as many as the degree, each with its own CPUs.
+
+    Attributes:
+        index: Its number, from 0.
+        wanted: CPUs it was made for.
+        cpus: CPU numbers; empty where members are not bound.
+        occupant: The number of the member in it, None while it is free.
+    """
+
+    index: int
+    wanted: int
+    cpus: tuple[int, ...]
+    occupant: int | None = None
+
+    def choose_cpus(self, wanted: int) -> tuple[int, ...]:
+        """The CPUs for a member: all of the place, or as many as it wants of a larger one."""
+        return self.cpus if wanted >= self.wanted else self.cpus[:wanted]
+
+
+@dataclasses.dataclass
+class Member:
+    """One member, as its runner keeps it.
+
+    Attributes:
+        number: Its number.
+        spec: What it runs.
+        record: Its state as last written.
+        process: The srun or wrapper that runs it, None while it does not run.
+        prefix: Path prefix of the files of its present start.
+        tmpdir: Its own directory for temporary files; empty where it has none of its own.
+        launcher: `srun` or `process`, as it was last started.
+        pid: Process id of its script, once it has started.
+        wrapper_pid: Process id of its wrapper, once it has started.
+        deadline: When its wall limit ends (monotonic clock), None for no limit.
+        signal_at: When `--signal` is due (monotonic clock), None where it is not.
+        stop_at: When it is ended that was told to stop for a while (monotonic clock).
+        asked: Why the runner is ending it, None where it is not.
+        end_by: When the runner kills it if it has not ended (monotonic clock).
+        ended_at: When its record of the end was seen although its srun still ran (monotonic clock).
+        is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
+        gpu: How it was put on the GPU at its last start.
+        outputs: Its output files, each with its size when it started.
+        is_probed: It started alone, in its probe window.
+    """
+
+    number: int
+    spec: MemberSpec
+    record: StateRecord
+    process: StartedProcess | None = None
+    prefix: str = ""
+    tmpdir: str = ""
+    launcher: str = ""
+    pid: int | None = None
+    wrapper_pid: int | None = None
+    deadline: float | None = None
+    signal_at: float | None = None
+    stop_at: float | None = None
+    asked: StopReason | None = None
+    end_by: float | None = None
+    ended_at: float | None = None
+    is_orphan: bool = False
+    gpu: GpuUse | None = None
+    outputs: tuple[tuple[str, int], ...] = ()
+    is_probed: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """It will not run again."""
+        return self.record.state in FINAL_STATES
+
+    @property
+    def is_starting(self) -> bool:
+        """It was launched and its wrapper has not reported yet."""
+        return self.process is not None and self.pid is None
+
+    def list_due(self) -> list[float]:
+        """When something is to be done about it (monotonic clock)."""
+        # Who is being ended has no limit any more that one would wake for.
+        limit = self.deadline if self.asked is None else None
+        moments = (limit, self.signal_at, self.stop_at, self.end_by)
+        return [moment for moment in moments if moment is not None]
+
+    def check_transition(self, state: MemberState) -> None:
+        """Hold the transition table.
+
+        Raises:
+            ValueError: The table does not allow this step.
+        """
+        if state not in TRANSITIONS[self.record.state] and state != self.record.state:
+            raise ValueError(f"member {self.number}: {self.record.state} -> {state}")
+
+
+class PackMembers:
+    """All members of a pack and its places."""
+
+    def __init__(self, places: list[PackPlace]) -> None:
+        self.places = places
+        self.members: dict[int, Member] = {}
+        self.waiting: deque[int] = deque()
+        self.takes_one = False
+        """Only one member can run at a time, however many places there are."""
+
+    def list_members(self) -> list[Member]:
+        """All members by number."""
+        return [self.members[number] for number in sorted(self.members)]
+
+    def running(self) -> list[Member]:
+        """Members that have a process."""
+        return [member for member in self.members.values() if member.process is not None]
+
+    def find_place(self, wanted: int) -> PackPlace | None:
+        """The smallest free place that is large enough, or the largest free one."""
+        free = [place for place in self.places if place.occupant is None]
+        enough = [place for place in free if place.wanted >= wanted]
+        if enough:
+            return min(enough, key=lambda place: (place.wanted, place.index))
+        # A place large enough exists but is taken: wait for it.
+        if any(place.wanted >= wanted for place in self.places):
+            return None
+        return max(free, key=lambda place: place.wanted, default=None)
+
+    def has_room_for(self, member: Member) -> bool:
+        """As many places are free as it takes: more than one where its share was not enough."""
+        taken = sum(
+            self.members[place.occupant].record.retries.places
+            for place in self.places
+            if place.occupant is not None and place.occupant in self.members
+        )
+        if self.takes_one:
+            return not taken
+        return taken + member.record.retries.places <= len(self.places)
+
+    def vacate(self, number: int) -> None:
+        """Free the place of a member."""
+        for place in self.places:
+            if place.occupant == number:
+                place.occupant = None
+
+    def place_of(self, number: int) -> PackPlace | None:
+        """The place of a member, None if it has none."""
+        return next((place for place in self.places if place.occupant == number), None)
+
+
+def make_places(
+    pack: Path, degree: int, allocation: Allocation, *, lone: bool
+) -> tuple[list[PackPlace], str]:
+    """A place for each of the members that run at the same time, the largest first.
+
+    Args:
+        pack: The pack's directory.
+        degree: How many run at the same time.
+        allocation: What Slurm gave.
+        lone: The pack has one member, which has all of it.
+
+    Returns:
+        The places, and why their members are not bound to CPUs; empty where they are.
+
+    Raises:
+        StateError: A member's record is damaged.
+    """
+    wants = sorted((read_spec(pack, n).plan.cpus for n in list_members(pack)), reverse=True)
+    wanted = wants[:degree]
+    shares: tuple[tuple[int, ...], ...] = ((),)
+    why = ""
+    if not lone:
+        shares, why = choose_places(allocation, wanted)
+    places = [
+        PackPlace(index, want, cpus)
+        for index, (want, cpus) in enumerate(zip(wanted, shares, strict=True))
+    ]
+    return places, why

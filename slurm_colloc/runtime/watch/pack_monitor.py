@@ -1,0 +1,316 @@
+"""The monitor beside a pack's members, and the directory in which they publish their progress."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import slurm_colloc.instrument
+from slurm_colloc.errors import StateError
+from slurm_colloc.instrument.layout import VARIABLE
+from slurm_colloc.model.plan import WATCHED_FROM_MB
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.progress_outputs import write_follow_request
+
+START_AFTER_S = 3.0
+"""After the first member; what is over before has nothing to show but its accounting."""
+
+RESTARTS_MAX = 3
+"""How often a monitor that ended by itself is started again."""
+
+STOP_WAIT_S = 3.0
+"""How long the monitor may take to write what it still has."""
+
+SUMMARY_WAIT_S = 30.0
+"""How long the summary may take; `csub report` makes it where it was not made."""
+
+_BASES = ("/dev/shm", "/tmp")
+"""Where members may publish their progress, the best first."""
+
+_PREFIX = "csub-progress-"
+
+
+def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | None) -> str:
+    """Why a pack is not watched; empty where it is; pure.
+
+    Args:
+        record: Its pack.json.
+        settings: The settings of this node.
+        host_memory_mb: What it may use; None where that is not limited or not known.
+    """
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if record.carried:
+        return "nothing comes back from the node of a pack that travels in its batch script"
+    if host_memory_mb is not None and host_memory_mb < WATCHED_FROM_MB:
+        return (
+            f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
+            f"packs with {WATCHED_FROM_MB} MB are watched"
+        )
+    return ""
+
+
+def read_host_memory_mb(environ: Mapping[str, str]) -> int | None:
+    """What Slurm lets the job use on this node, in MB; None where it does not say; pure."""
+    with contextlib.suppress(KeyError, ValueError):
+        if "SLURM_MEM_PER_NODE" in environ:
+            return int(environ["SLURM_MEM_PER_NODE"])
+        return int(environ["SLURM_MEM_PER_CPU"]) * int(environ["SLURM_CPUS_ON_NODE"])
+    return None
+
+
+class PackMonitor:
+    """Starts and ends the monitor of an attempt.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        journal: The pack's log.
+        settings: The settings of this node.
+    """
+
+    def __init__(
+        self,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        journal: Journal,
+        *,
+        settings: Settings,
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._attempt = attempt
+        self._journal = journal
+        self._settings = settings
+        self.obstacle = ""
+        """Why the pack is not watched; empty where it is."""
+        self._root = ""
+        self._lock: int | None = None
+        self._begin_at: float | None = None
+        self._process: StartedProcess | None = None
+        self._starts = 0
+
+    def open(self) -> None:
+        """Make the place where members publish their progress, or write down why there is none."""
+        host_memory_mb = read_host_memory_mb(self._allocation.environment)
+        obstacle = find_obstacle(self._record, self._settings, host_memory_mb)
+        if not obstacle:
+            remove_forgotten()
+            try:
+                self._make_root()
+            except OSError as error:
+                obstacle = f"{error.filename}: {error.strerror}"
+        if obstacle:
+            self._refuse(obstacle)
+
+    def _make_root(self) -> None:
+        base = next((path for path in _BASES if os.access(path, os.W_OK | os.X_OK)), _BASES[-1])
+        # A name that nobody can have made before, on a path where everybody can write.
+        name = f"{_PREFIX}{os.urandom(8).hex()}"
+        making = f"{base}/.{name}"
+        lock = -1
+        os.mkdir(making, 0o700)
+        try:
+            lock = os.open(f"{making}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Found only now: nobody is to take it for forgotten before it is locked.
+            os.rename(making, f"{base}/{name}")
+        except OSError:
+            shutil.rmtree(making, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
+            raise
+        self._root, self._lock = f"{base}/{name}", lock
+
+    def _refuse(self, reason: str) -> None:
+        self.obstacle = reason
+        self._journal.write("not_watched", reason=reason)
+        with contextlib.suppress(OSError, StateError):
+            make_directory(self._pack / "report")
+            value = {
+                "attempt": self._attempt,
+                "node": self._allocation.node,
+                "not_watched": reason,
+            }
+            write_json(f"{self._pack}/report/monitor.json", value)
+
+    # -- members ------------------------------------------------------------------------------
+
+    def place(self, member: Member, environment: Mapping[str, str]) -> dict[str, str]:
+        """What is added to the environment of a member that starts now.
+
+        Args:
+            member: The member.
+            environment: Its environment up to now.
+        """
+        if not self._root:
+            return {}
+        directory = f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            # It was held at the last moment, and starts only now.
+            pass
+        except OSError as error:
+            self._journal.write("no_progress", member=member.number, reason=str(error))
+            return {}
+        if self._begin_at is None:
+            self._begin_at = time.monotonic() + START_AFTER_S
+        if member.spec.job.progress_regex is not None:
+            with contextlib.suppress(StateError):
+                write_follow_request(directory, member.spec.job.progress_regex, member.outputs)
+        if not (self._settings.instrument and member.spec.job.instrument):
+            return {}
+
+        return injected_environment(environment, directory)
+
+    # -- the monitor --------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Start the monitor once that is due, and again where it has ended."""
+        if self._begin_at is None or time.monotonic() < self._begin_at:
+            return
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return
+            self._process = None
+            self._journal.write("monitor_ended", status=status)
+        if self._starts > RESTARTS_MAX:
+            self._begin_at = None
+            self._give_up()
+            return
+        self._starts += 1
+        # One that ends at once is not started again at once.
+        self._begin_at = time.monotonic() + 10.0 * self._starts
+        words = [str(self._pack), str(self._attempt), self._root]
+        words += ["--interval", f"{self._settings.monitor_interval_s:g}"]
+        self._process = self._start("monitor.log", "slurm_colloc.monitor", *words)
+        if self._process is not None:
+            self._journal.write("monitor", pid=self._process.pid)
+
+    def _give_up(self) -> None:
+        """Say why nothing was measured, where no monitor could say anything."""
+        said = ""
+        with contextlib.suppress(OSError), open(f"{self._pack}/monitor.log", "rb") as file:
+            lines = file.read(65536).decode("utf-8", "replace").splitlines()
+            said = lines[-1] if lines else ""
+        if not os.path.exists(f"{self._pack}/report/monitor.json"):
+            self._refuse(f"the monitor ended at each start{said and f': {said}'}")
+
+    def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
+        argv = [sys.executable, "-IB", "-m", module, *words]
+        # An arena for each thread that a driver or library starts would be memory for nothing.
+        environment = {**self._allocation.environment, "MALLOC_ARENA_MAX": "1"}
+        try:
+            return start_process(argv, environment, f"{self._pack}/{log}")
+        except OSError as error:
+            self._journal.write("not_started", program=module, reason=str(error))
+            return None
+
+    def stop(self) -> None:
+        """Have the monitor write what it still has, and end it."""
+        process, self._process = self._process, None
+        self._begin_at = None
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)  # noqa: TID251 - its own
+            if not _wait_for(process, STOP_WAIT_S):
+                process.kill()
+                self._journal.write("monitor_killed")
+        if self._root:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = ""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def summarize(self) -> None:
+        """Have the summary of a pack written that was watched."""
+        if self._starts == 0:
+            return
+        words = ("report", "--write", str(self._pack))
+        process = self._start("summary.log", "slurm_colloc", *words)
+        if process is not None and not _wait_for(process, SUMMARY_WAIT_S):
+            process.kill()
+            self._journal.write("no_summary", reason=f"it took more than {SUMMARY_WAIT_S:g} s")
+
+
+def remove_forgotten() -> None:
+    """Remove what runners have left that were killed."""
+    for base in _BASES:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(base)):
+                if not entry.name.startswith(_PREFIX):
+                    continue
+                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    _remove_unless_locked(entry.path)
+
+
+def _remove_unless_locked(directory: str) -> None:
+    try:
+        lock = os.open(f"{directory}/lock", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        # Another runner is removing it.
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _wait_for(process: StartedProcess, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+SITE_DIRECTORY = os.path.join(os.path.dirname(slurm_colloc.instrument.__file__), "site")
+"""Where the injected sitecustomize lies, in a checkout and in an installed wheel."""
+
+
+def injected_environment(
+    environment: Mapping[str, str], directory: str, site: str = SITE_DIRECTORY
+) -> dict[str, str]:
+    """The variables to set for one start of a member.
+
+    Args:
+        environment: The member's, complete but for these.
+        directory: Where its counter files go; made by the caller, 0700, empty.
+        site: The directory of the injected sitecustomize, as the member sees it.
+
+    Returns:
+        Nothing where PYTHONPATH cannot name the directory, because there is a colon in it.
+    """
+    if os.pathsep in site:
+        return {}
+    path = environment.get("PYTHONPATH", "")
+    # An empty entry is the working directory, so nothing is added to an empty variable.
+    others = [entry for entry in path.split(os.pathsep) if entry != site] if path else []
+    return {"PYTHONPATH": os.pathsep.join([site, *others]), VARIABLE: directory}

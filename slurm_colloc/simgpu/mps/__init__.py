@@ -1,0 +1,1 @@
+"""The simulated MPS programs, on the drivers' own socket protocol."""

@@ -1,0 +1,1 @@
+"""The simulated NVML library: built, installed, and the state that it shows."""

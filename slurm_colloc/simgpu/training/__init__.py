@@ -1,0 +1,1 @@
+"""A process that uses a simulated GPU as a PyTorch training uses a real one."""

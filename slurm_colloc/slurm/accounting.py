@@ -1,0 +1,216 @@
+"""Qualities of service: two questions to Slurm's accounting and one to its controller."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Mapping
+
+from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
+from slurm_colloc.model.qos_limits import USUAL, Association, Qos, QosTable
+from slurm_colloc.model.queue_waits import PastJob
+from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
+
+QOS_WAIT_S = 2.0
+
+_OVER_PARTITION = "OverPartQOS"
+_OVER_MAX_TIME = "PartitionTimeLimit"
+_NONE = ("", "N/A", "(null)")
+_NO_ACCOUNTS = re.compile(r"accounting_storage/slurmdbd'? is supported")
+"""What sacctmgr says alone is supported, in a cluster that has another accounting or none."""
+_PARTITION = re.compile(r"(?:^|\s)(PartitionName|Default|QoS)=(\S*)")
+
+
+def read_qos(
+    *,
+    cluster: str = "",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = QOS_WAIT_S,
+) -> QosTable:
+    """The qualities of service of the cluster, and which the user and the partitions have.
+
+    Args:
+        cluster: The cluster's name: accounts may be those of several. Empty where not known.
+        environment: Environment of the commands; None for the user's, filtered.
+        timeout_s: When to give up one of them.
+    """
+    client = build_client_environment(os.environ) if environment is None else dict(environment)
+
+    def ask(*argv: str) -> str:
+        return run_slurm(argv, environment=client, timeout_s=timeout_s).stdout
+
+    accounting = ("sacctmgr", "--noheader", "--parsable2", "show")
+    try:
+        known = parse_qos(ask(*accounting, "qos", "format=name,maxwall,flags"))
+        # Of the user and not of the associations: only this tells the default account too.
+        rows = parse_associations(
+            ask(*accounting, "user", "where", f"name={_find_user()}", "withassoc",
+                "format=cluster,defaultaccount,account,partition,defaultqos,qos,maxwall"),
+            cluster,
+        )  # fmt: skip
+        bounds = [entry.max_wall_s for entry in known.values()] + [row.max_wall_s for row in rows]
+        lifted = any(entry.over_max_time for entry in known.values())
+        if not lifted and all(bound is None for bound in bounds):
+            return QosTable(known)
+        partitions, usual = parse_partitions(ask("scontrol", "--oneliner", "show", "partition"))
+    except SlurmError as problem:
+        # Where nothing is accounted there is no QoS: that is an answer.
+        return QosTable(unknown="" if _NO_ACCOUNTS.search(problem.stderr) else problem.message)
+    return QosTable(known, rows, partitions, usual)
+
+
+def _find_user() -> str:
+    # LOGNAME may be somebody else's, and Slurm goes by the uid.
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def parse_qos(text: str) -> dict[str, Qos]:
+    """Read `sacctmgr show qos format=name,maxwall,flags` with -nP; pure.
+
+    A line of another shape is left out; a MaxWall that is no time is none.
+    """
+    found = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 3 or not fields[0]:
+            continue
+        flags = fields[2].split(",")
+        found[fields[0].lower()] = Qos(
+            _parse_wall_s(fields[1]), _OVER_PARTITION in flags, _OVER_MAX_TIME in flags
+        )
+    return found
+
+
+def parse_associations(text: str, cluster: str = "") -> tuple[Association, ...]:
+    """Read `sacctmgr show user withassoc` with -nP and the fields that `read_qos` asks for; pure.
+
+    Who has no default QoS gets the only one that they may have, where it is one, and else the
+    usual one (seen on 22.05).
+
+    Args:
+        text: What sacctmgr printed.
+        cluster: The cluster whose rows count; empty for all.
+    """
+    found = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 7 or not fields[2]:
+            continue
+        where, default, account, partition, qos, allowed, wall = fields
+        if cluster and where.lower() != cluster.lower():
+            continue
+        only = allowed if "," not in allowed else ""
+        found.append(
+            Association(
+                account, partition, account == default, qos or only or USUAL, _parse_wall_s(wall)
+            )
+        )
+    return tuple(found)
+
+
+def _parse_wall_s(text: str) -> int | None:
+    try:
+        return parse_time_limit_s(text) if text else None
+    except ValueError:
+        return None
+
+
+def parse_partitions(text: str) -> tuple[dict[str, str], str]:
+    """Read `scontrol --oneliner show partition`; pure.
+
+    Returns:
+        The QoS of the partitions that have one, and the default partition; empty for none.
+    """
+    found, usual = {}, ""
+    for line in text.splitlines():
+        fields = dict(_PARTITION.findall(line))
+        name = fields.get("PartitionName", "")
+        if name and fields.get("QoS", "") not in _NONE:
+            found[name] = fields["QoS"]
+        if fields.get("Default") == "YES":
+            usual = name
+    return found, usual
+
+
+HISTORY_DAYS = 30
+HISTORY_FORMAT = "ReqTRES%200,TimelimitRaw,Eligible,Start,Reason"
+HISTORY_WAIT_S = 2.0
+
+_DISABLED = "accounting storage is disabled"
+_NUMBER = re.compile(r"[0-9]{1,12}")
+"""What int() takes, and what no later sum makes infinite."""
+_OWN_LIMIT = ("Assoc", "QOS")
+"""How reasons begin that tell of a limit of a user, an account or a QoS, and not of the queue."""
+_GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
+
+
+def read_history(
+    partition: str | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = HISTORY_WAIT_S,
+) -> tuple[list[PastJob], str]:
+    """The jobs of a partition that have started in the last days: everybody's, where one may see.
+
+    Args:
+        partition: The partition; None for all.
+        environment: Environment of sacct; None for the user's, filtered.
+        timeout_s: When to give up.
+
+    Returns:
+        The jobs, and why there are none; empty where there may be.
+    """
+    client = build_client_environment(os.environ) if environment is None else dict(environment)
+    chosen = [f"--partition={partition}"] if partition else []
+    try:
+        output = run_slurm(
+            [
+                "sacct", "--allusers", "--allocations", "--noheader", "--parsable2",
+                f"--starttime=now-{HISTORY_DAYS}days", f"--format={HISTORY_FORMAT}", *chosen,
+            ],
+            environment={**client, "SLURM_TIME_FORMAT": "%s"},
+            timeout_s=timeout_s,
+        )  # fmt: skip
+    except SlurmRefused as problem:
+        if _DISABLED in str(problem):
+            return [], "Slurm keeps no accounts here"
+        return [], f"sacct failed: {problem}"
+    except SlurmNoAnswer:
+        return [], f"sacct gave no answer within {timeout_s:g} s"
+    except SlurmError as problem:
+        return [], problem.message
+    return parse_history(output.stdout), ""
+
+
+def parse_history(text: str) -> list[PastJob]:
+    """Read sacct's lines with HISTORY_FORMAT and times in seconds; pure.
+
+    Left out are jobs that asked for no GPU, have not started, were held back by a limit of their
+    association or QoS (Slurm counts them as eligible meanwhile), or whose lines have another shape.
+    """
+    jobs = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 5 or fields[4].startswith(_OWN_LIMIT):
+            continue
+        gpus = count_gpus(fields[0])
+        if not gpus or not all(_NUMBER.fullmatch(field) for field in fields[2:4]):
+            continue
+        wait_s = int(fields[3]) - int(fields[2])
+        # A job whose eligible time was set anew, as by a requeue, has not waited a negative time.
+        if int(fields[2]) > 0 and wait_s >= 0:
+            limit = int(fields[1]) * 60 if _NUMBER.fullmatch(fields[1]) else None
+            jobs.append(PastJob(gpus, limit, float(wait_s)))
+    return jobs
+
+
+def count_gpus(tres: str) -> int:
+    """The GPUs of a TRES text such as `cpu=4,gres/gpu=2,gres/gpu:h200=2`: that without a type."""
+    counts = [(kind, int(number)) for kind, number in _GPUS.findall(tres)]
+    whole = [number for kind, number in counts if not kind]
+    return whole[0] if whole else sum(number for _, number in counts)

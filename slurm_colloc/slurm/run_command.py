@@ -1,0 +1,258 @@
+"""Running one of Slurm's commands: argument list in, text out, errors told apart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.errors import (
+    SlurmError,
+    SlurmNoAnswer,
+    SlurmRefused,
+    SlurmUnreachable,
+)
+
+QUERY_TIMEOUT_S = 30.0
+SUBMIT_TIMEOUT_S = 120.0
+
+HINT_AFTER_NO_ANSWER = (
+    "what was asked may still be done; csub queue shows it as soon as it is known"
+)
+
+_OF_ACCOUNTING = ("sacct", "sacctmgr")
+"""Commands that ask slurmdbd and not the controller."""
+
+# The request may have arrived; only the answer is missing.
+_UNANSWERED = ("timed out", "zero bytes were transmitted", "unexpected message")
+
+_UNCONFIGURED = ("configuration source", "cannot stat file", "unable to process configuration")
+
+_UNREACHABLE = (
+    "unable to contact slurm controller",
+    "unable to establish controller machine",
+    "connection refused",
+    "connect failure",
+    "munge",
+    "no such file or directory: slurm.conf",
+    "slurm_load_ctl_conf",
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command that ended with 0 wrote."""
+
+    stdout: str
+    stderr: str
+
+
+def build_client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for Slurm's commands: the user's, without what changes their output.
+
+    `SBATCH_*`, `SQUEUE_*` and their like set options; csub reads the SBATCH_* variables itself
+    and passes every option explicitly.
+    """
+    prefixes = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SRUN_", "SLURM_JOB")
+    exact = {"SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_EXIT_ERROR", "SLURM_BITSTR_LEN"}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(prefixes) and name not in exact
+    }
+
+
+def run_slurm(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = QUERY_TIMEOUT_S,
+    inherited: Sequence[int] = (),
+    held: HeldInterrupts | None = None,
+    directory: str | None = None,
+) -> Output:
+    """Run one command to its end.
+
+    Args:
+        argv: The command and its arguments.
+        environment: Its environment; by default the user's, filtered.
+        timeout_s: When to give up.
+        inherited: Descriptors that it keeps open.
+        held: Interrupts that are held back until its answer is there: a submission that was sent
+            cannot be unsent. The second one ends the command.
+        directory: Where to run it.
+
+    Raises:
+        SlurmUnreachable: The command is not installed, or no controller answers.
+        SlurmRefused: It ended with another status than 0.
+        SlurmNoAnswer: It did not end in time, or was killed.
+    """
+    env = build_client_environment(os.environ) if environment is None else dict(environment)
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=directory,
+            pass_fds=tuple(inherited),
+            # Its own process group, so that Ctrl-C reaches csub alone.
+            process_group=None if held is None else 0,
+        )
+    except FileNotFoundError as error:
+        raise SlurmUnreachable(
+            f"there is no Slurm here: {argv[0]} is not installed or not in PATH",
+            hint="call csub where sbatch works, or run without Slurm with csub --local",
+            argv=argv,
+        ) from error
+    except OSError as error:
+        raise SlurmError(
+            f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv
+        ) from error
+    if held is not None:
+        held.process = process
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        _, err = process.communicate()
+        # Where slurm.conf is missing, the commands try again for a minute.
+        if b"cannot stat file" in err:
+            raise build_slurm_error(argv, 1, err.decode("utf-8", "replace")) from error
+        raise SlurmNoAnswer(
+            f"{argv[0]} gave no answer within {timeout_s:g} s",
+            hint="the controller may be down: try scontrol ping",
+            argv=argv,
+        ) from error
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
+    finally:
+        if held is not None:
+            held.process = None
+    stdout = out.decode("utf-8", "surrogateescape")
+    stderr = err.decode("utf-8", "replace")
+    if process.returncode != 0:
+        raise build_slurm_error(argv, process.returncode, stderr)
+    return Output(stdout, stderr)
+
+
+class HeldInterrupts:
+    """Ctrl-C while something runs that must come to its end.
+
+    Attributes:
+        count: How often it was pressed.
+        process: The command that is waited for; the second Ctrl-C ends it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def came(self) -> bool:
+        """It was pressed."""
+        return self.count > 0
+
+    def note(self, *_: object) -> None:
+        """Handle SIGINT."""
+        self.count += 1
+        if self.count > 1 and self.process is not None:
+            self.process.terminate()
+
+
+@contextlib.contextmanager
+def hold_interrupts() -> Iterator[HeldInterrupts]:
+    """Count SIGINT instead of raising KeyboardInterrupt; only the main thread can."""
+    held = HeldInterrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    before = signal.signal(signal.SIGINT, held.note)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> SlurmError:
+    """Turn a failed command into a sentence: Slurm's own words without their prefixes."""
+    name = argv[0].rsplit("/", 1)[-1]
+    lines = []
+    for line in stderr.splitlines():
+        text = line.strip()
+        for prefix in (f"{name}: error: ", f"{name}: fatal: ", f"{name}: "):
+            if text.startswith(prefix):
+                text = text[len(prefix) :]
+                break
+        if text and text not in lines:
+            lines.append(text)
+    words = "; ".join(lines) or f"exit status {returncode}"
+    folded = words.lower()
+    if returncode < 0:
+        return SlurmNoAnswer(
+            f"{name} was ended by signal {-returncode} before it answered",
+            hint=HINT_AFTER_NO_ANSWER,
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    if any(mark in folded for mark in _UNCONFIGURED):
+        return SlurmUnreachable(
+            "Slurm is installed but has no configuration here",
+            hint="set SLURM_CONF, or run without Slurm with csub --local",
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    if any(mark in folded for mark in _UNANSWERED):
+        return SlurmNoAnswer(
+            f"Slurm's controller did not answer in time: {words}",
+            hint=HINT_AFTER_NO_ANSWER,
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    if any(mark in folded for mark in _UNREACHABLE):
+        if name in _OF_ACCOUNTING:
+            # Of its layers each says it once more; the last line is the plainest.
+            whom, words, looks = "accounting", lines[-1], ""
+        else:
+            whom, looks = "controller", ", scontrol ping shows when it is back"
+        return SlurmUnreachable(
+            f"Slurm's {whom} does not answer: {words}",
+            hint=f"nothing was changed; try again later{looks}",
+            argv=argv,
+            returncode=returncode,
+            stderr=stderr,
+        )
+    return SlurmRefused(f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr)
+
+
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+"""Where it lies by default, and where slurmd keeps it on configless clusters (slurm.conf(5))."""
+
+
+def read_cluster_name(environ: Mapping[str, str]) -> str:
+    """ClusterName of slurm.conf; empty where it cannot be read.
+
+    A home directory may serve several clusters, whose job ids mean different jobs.
+
+    Args:
+        environ: The environment; SLURM_CONF names the file.
+    """
+    named = environ.get("SLURM_CONF")
+    for path in (named,) if named else _CONFIGURATIONS:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a submission 3 ms
+                for line in file:
+                    name, separator, value = line.partition(b"=")
+                    if separator and name.strip().lower() == b"clustername":
+                        return os.fsdecode(value.split(b"#")[0].strip())
+        except OSError:
+            continue
+    return ""

@@ -1,0 +1,90 @@
+"""Questions about Slurm itself: its versions and its nodes one by one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from slurm_colloc.slurm.output_formats import parse_nodes
+from slurm_colloc.slurm.run_command import run_slurm
+
+NODE_STATE_FORMAT = "%N|%P|%T|%G|%v|%E"
+"""sinfo -N -o: node, partition, state, GRES, slurmd's version, why it is down or drained."""
+
+# sinfo puts a mark behind a state: `~` for a node that is off. One that does not
+# answer has `*`, and gets no job.
+_USABLE = re.compile(
+    r"(idle|mixed|allocated|completing|planned|blocked|reserved|powering_up|powered_down|powering_down)"
+    r"[~#%+@^-]*"
+)
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node of a partition, as sinfo shows it.
+
+    Attributes:
+        name: Its name.
+        partition: The partition.
+        is_default: It is the partition of jobs that name none.
+        state: Its state, in small letters, with sinfo's mark.
+        gpus: How many GPUs Slurm gives from it.
+        version: Of its slurmd; empty where Slurm does not know it.
+        reason: Why it is down or drained; empty for nothing.
+    """
+
+    name: str
+    partition: str
+    is_default: bool
+    state: str
+    gpus: int
+    version: str
+    reason: str
+
+    @property
+    def is_usable(self) -> bool:
+        """It takes jobs, now or when it becomes free."""
+        return _USABLE.fullmatch(self.state) is not None
+
+
+def list_node_states() -> list[NodeState]:
+    """All nodes of all partitions; one question.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    argv = ["sinfo", "--noheader", "--all", "--Node", "--exact", f"--format={NODE_STATE_FORMAT}"]
+    return parse_node_states(run_slurm(argv).stdout)
+
+
+def parse_node_states(text: str) -> list[NodeState]:
+    """Read the lines of sinfo with NODE_STATE_FORMAT; lines of another shape are skipped."""
+    found = []
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6:
+            continue
+        name, partition, state, gres, version, reason = fields
+        shapes = parse_nodes(f"{partition}|0|0|{gres}|n/a|n/a")
+        found.append(
+            NodeState(
+                name,
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                state.lower(),
+                sum(count for shape in shapes for _, count in shape.gpus),
+                version if re.match(r"\d", version) else "",
+                "" if reason in ("none", "None", "(null)") else reason,
+            )
+        )
+    return found
+
+
+def read_client_version() -> str:
+    """The version of the commands here, `22.05.8`; empty where they say something else.
+
+    Raises:
+        SlurmError: They cannot be run.
+    """
+    words = run_slurm(["sinfo", "--version"]).stdout.split()
+    return words[-1] if words else ""

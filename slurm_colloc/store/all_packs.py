@@ -1,0 +1,233 @@
+"""The packs of one user: making them whole or not at all, and finding them again.
+
+<state>/packs/<pack id>/     a pack, see docs/architecture.md
+<state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
+<state>/jobs/<job id>.json   which packs a Slurm job id stands for
+<state>/making/              packs that are being written
+<state>/script.*.json        the batch script as it was rendered last, see
+submission.packs.batch_script
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import SlurmNoAnswer, StateError
+from slurm_colloc.ownership import build_refusal, find_owner, protect
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    make_directory,
+    write_atomic,
+    write_json,
+)
+from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import UNFINISHED_S, StateReader, build_index_path
+
+
+def make_submission_id() -> str:
+    """A name that no other call has: the time for people, random bits for certainty."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+
+
+class State(StateReader):
+    """The caller's own state directory; directories are made 0700, files 0600.
+
+    Args:
+        root: Its path.
+        cluster: Name of the Slurm cluster that job ids are of; empty where it is not known.
+    """
+
+    def prepare(self) -> None:
+        """Make the directories.
+
+        Raises:
+            StateError: They cannot be made, or belong to somebody else.
+        """
+        if not self.making.is_dir() or not self.open.is_dir():
+            for path in (self.root, self.packs, self.open, self.jobs, self.making):
+                make_directory(path)
+        with explain_os_errors("look at", self.root):
+            owner = self.root.stat().st_uid
+        if owner != os.geteuid():
+            raise StateError(
+                f"the state directory {self.root} belongs to uid {owner}, you are {os.geteuid()}",
+                hint="set state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
+            )
+
+    def drop_making(self, submission: str) -> None:
+        """Remove what an interrupted csub left half-written; last the lock that names it."""
+        for folder, pattern in ((self.making, "*"), (self.open, ".*.tmp*")):
+            for path in folder.glob(f"{submission}{pattern}"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path != self._lock_path(submission):
+                    path.unlink(missing_ok=True)
+        if self._drop_unfinished_files(submission):
+            self.forget_lock(submission)
+
+    def _drop_unfinished_files(self, submission: str) -> bool:
+        """Remove temporary files of a killed csub; False if one may be of a living process."""
+        done = True
+        for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
+            for path in folder.glob(pattern):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                        path.unlink()
+                    else:
+                        done = False
+        return done
+
+    @contextlib.contextmanager
+    def writing(self, packs: Sequence[NewPack]) -> Iterator[int]:
+        """Write packs, hold their lock while the body submits them, and drop them if it fails.
+
+        The lock belongs to the open file, so a child that inherits the descriptor holds it too:
+        while csub or its sbatch lives, a sweep leaves the packs alone.
+
+        Yields:
+            The descriptor of the lock, to be inherited by sbatch.
+        """
+        submission = packs[0].record.submission
+        workplace = self.making / submission
+        lock = self._make_lock(submission)
+        placed: list[str] = []
+        try:
+            with explain_os_errors("write", workplace):
+                os.mkdir(workplace, 0o700)
+                for pack in packs:
+                    write_pack(workplace / pack.record.pack_id, pack)
+            for pack in packs:
+                pack_id = pack.record.pack_id
+                placed.append(pack_id)
+                write_atomic(self.open / pack_id, b"")
+                with explain_os_errors("write", self.packs):
+                    os.rename(workplace / pack_id, self.packs / pack_id)
+            with contextlib.suppress(OSError):
+                os.rmdir(workplace)
+            yield lock
+        except SlurmNoAnswer:
+            # Slurm may have the job, or get it late: the sweep finds it by its comment, or drops
+            # the packs in the end.
+            for pack_id in placed:
+                with contextlib.suppress(StateError):
+                    write_atomic(self.packs / pack_id / "unanswered", b"")
+            raise
+        except BaseException:
+            for pack_id in placed:
+                self.discard(pack_id)
+            shutil.rmtree(workplace, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(self._lock_path(submission))
+            raise
+        finally:
+            os.close(lock)
+
+    def _make_lock(self, submission: str) -> int:
+        """Make a submission's lock; it is held before a sweep can see it."""
+        path = self._lock_path(submission)
+        hidden = path.with_suffix(".new")
+        with explain_os_errors("write", path):
+            lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.rename(hidden, path)
+            except BaseException:
+                os.close(lock)
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden)
+                raise
+        return lock
+
+    def discard(self, pack_id: str) -> None:
+        """Remove a pack that no Slurm job knows."""
+        doomed = self.making / f"{pack_id}.discarded"
+        with contextlib.suppress(OSError):
+            # Out of sight first: nobody sees a half-removed pack.
+            os.rename(self.packs / pack_id, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        self.forget_open(pack_id)
+
+    def record_job(self, records: Sequence[PackRecord], job_id: str) -> None:
+        """Write down which Slurm job the packs of one sbatch became.
+
+        Args:
+            records: The packs.
+            job_id: The id that sbatch gave.
+        """
+        for record in records:
+            self.record_pack_job(record, job_id)
+        self.forget_lock(records[0].submission)
+
+    def forget_lock(self, submission: str) -> None:
+        """Note that a submission is complete."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._lock_path(submission))
+
+    def record_pack_job(self, record: PackRecord, job_id: str) -> None:
+        """Write down which Slurm job one pack became."""
+        # The index first: a pack that has its id is looked at no more.
+        index = build_index_path(self.root, job_id, record.cluster)
+        if record.index == record.indices[0] or not index.exists():
+            write_job_index(self.root, job_id, record)
+        path = self.packs / record.pack_id / "slurm_job_id"
+        write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
+
+    def forget_open(self, pack_id: str) -> None:
+        """Note that a pack will not change any more."""
+        with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.open / pack_id)
+
+
+def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> StateReader:
+    """Open a state directory: a `State` where it is the caller's own, else one to read alone.
+
+    Once somebody else's was opened, nothing in this process writes into it any more.
+
+    Args:
+        root: Its path; it need not exist.
+        cluster: Name of the Slurm cluster; empty where it is not known.
+        owner_uid: Whose it is; None for the owner of the directory.
+    """
+    owner_uid = find_owner(root) if owner_uid is None else owner_uid
+    if owner_uid in (None, os.geteuid()):
+        return State(root, cluster)
+    state = StateReader(root, cluster, owner_uid)
+    protect(root, state.owner_name)
+    return state
+
+
+def open_own_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> State:
+    """Open the caller's own state directory, to change it.
+
+    Args:
+        root: Its path; it need not exist.
+        cluster: Name of the Slurm cluster; empty where it is not known.
+        owner_uid: Whose it is; None for the owner of the directory.
+
+    Raises:
+        StateError: It is somebody else's.
+    """
+    state = open_state(root, cluster, owner_uid)
+    if not isinstance(state, State):
+        raise build_refusal(root, state.owner_name)
+    return state
+
+
+def build_element_id(record: PackRecord, job_id: str) -> str:
+    """What Slurm calls a pack's job: `4711`, or `4711_2` for an element of an array."""
+    return f"{job_id}_{record.index}" if record.is_array else job_id
+
+
+def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
+    """Write which packs a Slurm job id stands for; the content is the same whoever writes it."""
+    write_json(
+        build_index_path(root, job_id, record.cluster),
+        {"submission": record.submission, "indices": record.indices},
+    )

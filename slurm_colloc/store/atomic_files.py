@@ -1,0 +1,288 @@
+"""Files that are either whole or absent: temporary file, then `os.replace`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.ownership import refuse_protected
+
+SCHEMA = 1
+"""Version of every JSON file in the state; a reader refuses a newer one."""
+
+_CHUNK_BYTES = 1 << 16
+_BYTES_MOST = 16 << 20
+"""Of a file that is read whole; none that csub writes comes near."""
+
+_WHAT_TO_DO = {
+    errno.ENOSPC: "the disk is full: make room, then try again; nothing was submitted half",
+    errno.EDQUOT: "the disk quota is used up: make room, then try again",
+    errno.EROFS: "the file system is read-only: set state_dir in the settings to another path",
+    errno.EACCES: "set state_dir in the settings to a directory you may write",
+    errno.EPERM: "set state_dir in the settings to a directory you may write",
+}
+
+
+@contextlib.contextmanager
+def explain_os_errors(doing: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what was being done to which path."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StateError(
+            f"cannot {doing} {error.filename or path}: {reason}",
+            hint=_WHAT_TO_DO.get(error.errno or 0, ""),
+        ) from error
+
+
+def write_atomic(path: Path | str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file that is never seen half-written; the old one stays if this fails.
+
+    Raises:
+        StateError: The directory cannot be written, or the disk is full.
+    """
+    write_all({path: data}, mode)
+
+
+def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
+    """Write files that are never seen half-written; no file is replaced before all are written.
+
+    Raises:
+        StateError: A directory cannot be written, belongs to somebody else whose state is only
+            read, or the disk is full; all old files stay.
+    """
+    for path in contents:
+        refuse_protected(path)
+    temporary = {path: f"{path}.tmp{os.getpid()}" for path in contents}
+    current: Path | str = ""
+    try:
+        for current, data in contents.items():
+            _write_whole(temporary[current], data, mode)
+        for current in contents:
+            os.replace(temporary[current], current)
+    except BaseException as error:
+        for name in temporary.values():
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        if not isinstance(error, OSError):
+            raise
+        # Of no temporary file.
+        error.filename = os.fspath(current)
+        with explain_os_errors("write", current):
+            raise
+
+
+def _write_whole(path: str, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        # On network file systems a full disk is often reported only here.
+        os.close(descriptor)
+
+
+def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
+    """Write a versioned JSON file atomically."""
+    text = json.dumps({"schema": SCHEMA, **value}, ensure_ascii=True, separators=(",", ":"))
+    write_atomic(path, text.encode() + b"\n")
+
+
+def tell_kind(mode: int) -> str:
+    """What stands in the place of a file, by its mode as stat has it."""
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: Path | str) -> int:
+    """Open a file to read; a pipe or device of this name is not waited for.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        # What opening a socket says.
+        if error.errno == errno.ENXIO:
+            error.strerror = "it is a socket or a device, no file"
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kind = tell_kind(status.st_mode)
+        raise OSError(errno.EINVAL, f"it is {kind}, no file", os.fspath(path))
+    return descriptor
+
+
+def read_bytes(path: Path | str, most: int | None = None) -> bytes:
+    """Read a small file with as few calls as possible: a queue of thousands reads thousands.
+
+    Args:
+        path: The file.
+        most: How many bytes it may have; 16 MiB where it is not said.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    most = _BYTES_MOST if most is None else most
+    descriptor = open_regular(path)
+    try:
+        if os.fstat(descriptor).st_size > most:
+            raise _too_large(path)
+        parts, read = [], 0
+        while part := os.read(descriptor, _CHUNK_BYTES):
+            parts.append(part)
+            read += len(part)
+            # It may grow while it is read.
+            if read > most:
+                raise _too_large(path)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def _too_large(path: Path | str) -> OSError:
+    return OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+
+
+def read_json(path: Path | str) -> dict[str, Any] | None:
+    """Read a versioned JSON file; None if there is none.
+
+    Raises:
+        StateError: It cannot be read, is damaged, or was written by a newer version.
+    """
+    try:
+        data = read_bytes(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        value = json.loads(data.decode())
+        schema = value["schema"]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise StateError(
+            f"{path} is damaged ({error})", hint="move it away; the Slurm job is not touched"
+        ) from error
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise StateError(
+            f"{path} was written by a newer version (schema {schema}, this one reads {SCHEMA})",
+            hint="use the csub that submitted it",
+        )
+    return dict(value)
+
+
+def make_directory(path: Path | str) -> None:
+    """Make a private directory and its parents; one that exists is left as it is.
+
+    Raises:
+        StateError: It cannot be made, or belongs to somebody else whose state is only read.
+    """
+    refuse_protected(path)
+    with explain_os_errors("make directory", path):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def is_locked(path: Path | str) -> bool:
+    """True while a living process holds the lock of a file; False where there is no such file.
+
+    Raises:
+        StateError: The caller may not look.
+    """
+    try:
+        # To look takes no right to write, and a shared lock: two that look do not see each other.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except PermissionError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}") from error
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+POLL_S = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Lock:
+    """A lock that was asked for; true where it is held.
+
+    Attributes:
+        descriptors: What a child has to inherit, so that the lock lasts until it has ended too.
+        problem: Why it cannot be had at all; None where somebody else keeps it.
+    """
+
+    descriptors: tuple[int, ...] = ()
+    problem: OSError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.descriptors)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
+    """Hold a lock file for the time of the body, if it can be had in time.
+
+    The lock ends with the process that holds it and with those that inherited it. On NFS the
+    kernel turns it into a byte-range lock of the server (flock(2)).
+
+    Args:
+        path: The file, made where it is missing.
+        wait_s: How long to wait for it; 0 looks once.
+
+    Yields:
+        The lock: true where it is held; false where somebody else kept it, or, with its problem,
+        where the file cannot be opened or the file system has no locks. The body decides what it
+        may do without.
+
+    Raises:
+        StateError: It lies in somebody else's state, which is only read.
+    """
+    refuse_protected(path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        lock = Lock(problem=error)
+    else:
+        try:
+            yield _lock(descriptor, time.monotonic() + wait_s)
+        finally:
+            os.close(descriptor)
+        return
+    # Not within the except: what the body raises has nothing to do with it.
+    yield lock
+
+
+def _lock(descriptor: int, deadline: float) -> Lock:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return Lock()
+            time.sleep(POLL_S)
+        except OSError as error:
+            return Lock(problem=error)
+        else:
+            return Lock((descriptor,))

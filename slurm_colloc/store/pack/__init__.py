@@ -1,0 +1,1 @@
+"""The files of one pack and its members; no figure is computed here."""

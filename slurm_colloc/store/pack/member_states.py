@@ -1,0 +1,175 @@
+"""Attempts of a pack, and the states of its members.
+
+Each start of a pack has an attempt number. A member's state is written to a file of that
+attempt (`state.2.json`) and the newest attempt's file counts, so that a runner which was taken
+for dead and still writes can never overwrite what its successor says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.store.atomic_files import read_bytes, read_json, write_atomic, write_json
+from slurm_colloc.store.pack.inbox import format_number
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuUse:
+    """How a member was put on the GPU at its last start.
+
+    Attributes:
+        mode: The sharing mode that really held: `mps`, `timeslice` or `exclusive`.
+        thread_percentage: Its MPS thread limit; None for none.
+        gpu_memory_limit_mb: Its limit on GPU memory; None for none.
+        uuids: The GPUs; empty where they could not be read.
+        is_mps_client: The MPS daemon lists one of its processes; False where one of its processes
+            uses the GPU without MPS; None where it has not been seen on the GPU.
+    """
+
+    mode: str
+    thread_percentage: int | None = None
+    gpu_memory_limit_mb: int | None = None
+    is_mps_client: bool | None = None
+    uuids: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Retries:
+    """What restarts have taught about a member.
+
+    Attributes:
+        faults: How often it was restarted after a fault that may have been another member's.
+        out_of_gpu_memory: How often it was restarted because its GPU memory was too small.
+        apart: It does not run under MPS any more: there, a fault would hit its neighbours.
+        places: How many places it takes, so that it has more of the GPU's memory.
+        suspected: A fault has hit it that may have been its own.
+    """
+
+    faults: int = 0
+    out_of_gpu_memory: int = 0
+    apart: bool = False
+    places: int = 1
+    suspected: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StateRecord:
+    """A member's state as its runner wrote it.
+
+    Attributes:
+        state: The state.
+        attempt: The pack's attempt that wrote it.
+        starts: How often the member was started, over all attempts.
+        started_at: Seconds since the epoch; None before the start.
+        ended_at: Seconds since the epoch; None before the end.
+        exit_code: How it ended; None before the end.
+        node: Node name; None before the start.
+        gpus: UUIDs, or Slurm's indices where no UUID could be read.
+        cpus: CPU numbers it is bound to; empty where it is not bound.
+        step: Slurm step id, `4711.2`; None where it runs as a plain process.
+        wall_limit_s: Its wall-clock limit; None for none.
+        reason: Why it is in this state, for people.
+        gpu: How it was put on the GPU; None before its first start, and where it has no GPU.
+        cause: The class of its end (model.end_causes.EndCause); empty before that, and where its
+            state
+            and exit code say all.
+        evidence: What that class rests on, a line each.
+        retries: What restarts have taught.
+    """
+
+    state: MemberState
+    attempt: int
+    starts: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: ExitCode | None = None
+    node: str | None = None
+    gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    step: str | None = None
+    wall_limit_s: int | None = None
+    reason: str = ""
+    gpu: GpuUse | None = None
+    cause: str = ""
+    evidence: tuple[str, ...] = ()
+    retries: Retries = Retries()
+
+
+def read_attempt(pack: Path | str) -> int:
+    """The newest attempt of a pack, 0 before its first start."""
+    try:
+        return int(read_bytes(f"{pack}/attempt"))
+    except FileNotFoundError:
+        return 0
+    except ValueError as error:
+        raise StateError(f"{pack}/attempt is damaged", hint="it must hold one number") from error
+
+
+def begin_attempt(pack: Path | str, least: int) -> int:
+    """Start a new attempt and fence all older ones; returns its number.
+
+    Args:
+        pack: The pack's directory.
+        least: Slurm's restart count plus 1; the number is at least that.
+    """
+    attempt = max(least, read_attempt(pack) + 1)
+    write_atomic(f"{pack}/attempt", f"{attempt}\n".encode())
+    return attempt
+
+
+def write_state(pack: Path | str, number: int, record: StateRecord) -> None:
+    """Write a member's state under its attempt."""
+    value = dataclasses.asdict(record)
+    value["exit_code"] = None if record.exit_code is None else str(record.exit_code)
+    write_json(f"{pack}/members/{format_number(number)}/state.{record.attempt}.json", value)
+
+
+def read_state(
+    pack: Path | str, number: int, attempt: int, names: Container[str] | None = None
+) -> StateRecord | None:
+    """Read a member's newest state, None if no runner wrote one.
+
+    Args:
+        pack: The pack's directory.
+        number: The member's number.
+        attempt: The newest attempt of the pack, from `read_attempt`.
+        names: The files in the member's directory; None where they were not looked at.
+    """
+    for candidate in range(attempt, 0, -1):
+        if names is not None and f"state.{candidate}.json" not in names:
+            continue
+        path = f"{pack}/members/{format_number(number)}/state.{candidate}.json"
+        value = read_json(path)
+        if value is None:
+            continue
+        try:
+            del value["schema"]
+            value["state"] = MemberState(value["state"])
+            code = value["exit_code"]
+            value["exit_code"] = None if code is None else ExitCode.parse(code)
+            value["gpus"] = tuple(value["gpus"])
+            value["cpus"] = tuple(value["cpus"])
+            value["evidence"] = tuple(value.get("evidence", ()))
+            value["gpu"] = _parse_gpu_use(value.get("gpu"))
+            value["retries"] = Retries(**value.get("retries", {}))
+            return StateRecord(**value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{path} is damaged ({error})") from error
+    return None
+
+
+def _parse_gpu_use(value: dict[str, Any] | None) -> GpuUse | None:
+    return None if value is None else GpuUse(**{**value, "uuids": tuple(value["uuids"])})
+
+
+def remove_environment(pack: Path | str, number: int) -> None:
+    """Remove a member's captured environment: it may hold secrets."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{pack}/members/{format_number(number)}/env")

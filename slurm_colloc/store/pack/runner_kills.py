@@ -1,0 +1,101 @@
+"""killed.N.json: a runner that died of a signal, and what its guard could do about it.
+
+N is Slurm's restart count of the job, so every start of the batch script has a file of its own,
+also one whose runner was killed before it could begin an attempt. The guard alone writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.store.atomic_files import read_json, write_json
+
+_PREFIX, _SUFFIX = "killed.", ".json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerKill:
+    """A runner that was killed.
+
+    Attributes:
+        restarts: Slurm's restart count of the job at that time.
+        attempt: The newest attempt at that time: that of the runner, if it had begun one.
+        signal: What it died of.
+        at: When, in seconds since the epoch.
+        refusal: Why its pack does not start again; empty where Slurm was asked to requeue it.
+    """
+
+    restarts: int
+    attempt: int
+    signal: int
+    at: float
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        return f"its runner was killed by signal {self.signal}"
+
+    @property
+    def outcome(self) -> str:
+        """What follows."""
+        return self.refusal or "its pack was requeued"
+
+
+def write_kill(pack: Path | str, kill: RunnerKill) -> None:
+    """Write down what became of a pack's runner.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    write_json(f"{pack}/{_PREFIX}{kill.restarts}{_SUFFIX}", dataclasses.asdict(kill))
+
+
+def forget_kill(pack: Path | str, restarts: int) -> None:
+    """Take it back: Slurm was ending the job anyway."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}")
+
+
+def read_kill(pack: Path | str, restarts: int) -> RunnerKill | None:
+    """What is known of the runner that ran at a restart count; None where it was not killed.
+
+    Raises:
+        StateError: The file is damaged.
+    """
+    path = f"{pack}/{_PREFIX}{restarts}{_SUFFIX}"
+    value = read_json(path)
+    if value is None:
+        return None
+    known = {field.name for field in dataclasses.fields(RunnerKill)}
+    try:
+        return RunnerKill(**{name: item for name, item in value.items() if name in known})
+    except TypeError as error:
+        raise StateError(f"{path} is damaged ({error})") from error
+
+
+def list_kills(pack: Path | str) -> list[RunnerKill]:
+    """All runners of a pack that were killed, oldest first.
+
+    Raises:
+        StateError: A file is damaged.
+    """
+    try:
+        names = os.listdir(pack)
+    except OSError:
+        return []
+    counts = [name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in names
+              if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]  # fmt: skip
+    kills = [read_kill(pack, int(count)) for count in counts if count.isdigit()]
+    return sorted((kill for kill in kills if kill is not None), key=lambda kill: kill.restarts)
+
+
+def find_kill(pack: Path | str, attempt: int) -> RunnerKill | None:
+    """The killed runner of an attempt; None where it was not killed, or nobody saw it.
+
+    Raises:
+        StateError: A file is damaged.
+    """
+    return next((kill for kill in reversed(list_kills(pack)) if kill.attempt == attempt), None)

@@ -1,0 +1,1 @@
+"""From a command line and its scripts to jobs."""

@@ -1,0 +1,307 @@
+"""From a command line, its scripts and their directives to jobs; reads files, submits nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job import ArrayTask, Job
+from slurm_colloc.model.sbatch.arrays import ArraySpec, parse_array
+from slurm_colloc.model.sbatch.export import compute_captured
+from slurm_colloc.model.sbatch.quantities import (
+    parse_gpu_memory_mb,
+    parse_time_limit_s,
+)
+from slurm_colloc.model.sbatch.signal_names import parse_signal_request
+from slurm_colloc.slurm.options import (
+    Concern,
+    Options,
+    ParsedLine,
+    merge_options,
+    parse_command_line,
+    read_environment,
+)
+from slurm_colloc.submission.jobs.directives import parse_directives
+from slurm_colloc.submission.jobs.job_options import (
+    choose_least,
+    compute_alone_reason,
+    compute_group,
+    compute_shape,
+    parse_option,
+    read_count,
+    read_cpus,
+    read_gpus,
+    read_host_memory_mb,
+    read_input,
+    read_mail,
+    read_open_mode,
+    read_option,
+    read_slowdown,
+)
+from slurm_colloc.submission.jobs.output_files import refuse_directories
+from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_pack_words
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A job with what travels beside it."""
+
+    job: Job
+    script: bytes
+    environment: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of csub.
+
+    Attributes:
+        candidates: Its jobs, in the user's order.
+        options: The options of the first job; those that concern the call are read here.
+        array: `--array`, None without.
+        degree: `--degree`, None where not given; the smallest over all jobs.
+        shares: The different values of `--share` over all jobs, each with where it was given.
+        pack_size: `--pack-size`, None where not given.
+        goals: The different values of `--goal` over all jobs, each with where it was given.
+        rules: The same of `--policy`.
+    """
+
+    candidates: tuple[Candidate, ...]
+    options: Options
+    array: ArraySpec | None
+    degree: int | None
+    shares: tuple[tuple[str, str], ...]
+    pack_size: int | None
+    goals: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()
+
+
+def collect_call(
+    argv: Sequence[str], environ: Mapping[str, str], directory: str, *, pack: bool
+) -> Call:
+    """Read a call.
+
+    Args:
+        argv: Arguments behind `csub` or `csub pack`.
+        environ: The environment.
+        directory: The current directory.
+        pack: Every word is a script (`csub pack`), instead of a script and its arguments.
+
+    Raises:
+        UsageProblem: Something in it is wrong; the message says what and where.
+    """
+    line = parse_command_line(argv)
+    environment = read_environment(environ)
+    early = merge_options(environment=environment, command_line=line.values)
+    if pack:
+        if early.flag("wrap"):
+            raise UsageProblem("csub pack takes scripts, not --wrap")
+        if early.flag("array"):
+            raise UsageProblem(
+                "csub pack takes no --array", hint="csub --array=... SCRIPT packs tasks"
+            )
+        if not line.words:
+            raise UsageProblem("csub pack: no script was given", hint="csub pack a.sh b.sh c.sh")
+        scripts = read_pack_words(line.words, directory)
+    else:
+        scripts = [read_call_script(line.words, early.text("wrap"), directory)]
+    merged = [_merge(script, line, environ) for script in scripts]
+    array = None
+    if pack:
+        for script, options in zip(scripts, merged, strict=True):
+            if options.flag("array"):
+                raise UsageProblem(
+                    f"{options.origin('array')}: --array cannot be packed by csub pack",
+                    hint=f"csub {script.shown} packs the tasks of the array",
+                )
+        candidates = [
+            _build_candidate(script, options, environ, directory, number, pack=True)
+            for number, (script, options) in enumerate(zip(scripts, merged, strict=True), start=1)
+        ]
+    else:
+        script, options = scripts[0], merged[0]
+        text = options.text("array")
+        if text is None:
+            candidates = [_build_candidate(script, options, environ, directory, 1, pack=False)]
+        else:
+            array = parse_option(options, "array", text, parse_array)
+            candidates = _build_tasks(script, options, environ, directory, array)
+    return Call(
+        candidates=tuple(candidates),
+        options=merged[0],
+        array=array,
+        degree=choose_least([read_count(options, "degree") for options in merged]),
+        shares=list_values(merged, "share"),
+        pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
+        goals=list_values(merged, "goal"),
+        rules=list_values(merged, "policy"),
+    )
+
+
+def list_values(merged: Sequence[Options], name: str) -> tuple[tuple[str, str], ...]:
+    """The different values of an option over jobs, each with where it was first given."""
+    found: dict[str, str] = {}
+    for options in merged:
+        value = options.text(name)
+        if value is not None:
+            found.setdefault(value, options.origin(name) or f"--{name}")
+    return tuple(found.items())
+
+
+def _merge(script: Script, line: ParsedLine, environ: Mapping[str, str]) -> Options:
+    directives = () if script.is_wrapped else parse_directives(script.content, name=script.shown)
+    options = merge_options(
+        directives=directives, environment=read_environment(environ), command_line=line.values
+    )
+    for given in options.select(Concern.REFUSED):
+        raise UsageProblem(
+            f"{given.origin}: csub cannot do --{given.option.name}: {given.option.reason}",
+            hint="submit it with sbatch",
+        )
+    if options.flag("clusters"):
+        raise UsageProblem(
+            f"{options.origin('clusters')}: csub follows the jobs of one cluster only",
+            hint="call it on a login node of the other cluster, or submit with sbatch",
+        )
+    return options
+
+
+def _build_tasks(
+    script: Script,
+    options: Options,
+    environ: Mapping[str, str],
+    directory: str,
+    array: ArraySpec,
+) -> list[Candidate]:
+    ids = array.task_ids
+    first = _build_candidate(
+        script,
+        options,
+        environ,
+        directory,
+        ids[0],
+        array_task=ArrayTask(ids[0], len(ids), min(ids), max(ids), array.step),
+        pack=False,
+    )
+    assert first.job.array_task is not None
+    return [
+        dataclasses.replace(
+            first,
+            job=dataclasses.replace(
+                first.job,
+                number=task_id,
+                array_task=dataclasses.replace(first.job.array_task, task_id=task_id),
+            ),
+        )
+        for task_id in ids
+    ]
+
+
+def _build_candidate(
+    script: Script,
+    options: Options,
+    environ: Mapping[str, str],
+    directory: str,
+    number: int,
+    *,
+    pack: bool,
+    array_task: ArrayTask | None = None,
+) -> Candidate:
+    gpus = read_gpus(options)
+    cpus = read_cpus(options, gpus.count)
+    gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
+    chdir = options.text("chdir")
+    job = Job(
+        number=number,
+        name=options.text("job-name") or script.name,
+        script_name=script.shown,
+        arguments=script.arguments,
+        directory=os.path.join(directory, chdir) if chdir else directory,
+        cpus=cpus,
+        host_memory_mb=read_host_memory_mb(options, cpus),
+        gpus=gpus.count,
+        gpu_type=gpus.type,
+        gpu_memory_mb=gpu_memory,
+        time_limit_s=read_option(options, "time", parse_time_limit_s),
+        output=options.text("output"),
+        error=options.text("error"),
+        input=read_input(options),
+        truncate_output=read_open_mode(options),
+        signal=read_option(options, "signal", parse_signal_request),
+        requeue=True if options.flag("requeue") else False if options.flag("no-requeue") else None,
+        export=options.text("export"),
+        array_task=array_task,
+        group=compute_group(options),
+        shape=compute_shape(options),
+        alone_because=compute_alone_reason(options, gpus),
+        came_together=(
+            pack
+            or array_task is not None
+            or options.flag("degree")
+            or options.flag("pack-size")
+            or gpu_memory is not None
+        ),
+        mail=read_mail(options),
+        instrument=not options.flag("no-instrument"),
+        probe=not options.flag("no-probe"),
+        progress_regex=read_option(options, "progress-regex", parse_progress_regex),
+        profile_like=options.text("profile-like"),
+        max_slowdown=read_slowdown(options),
+    )
+    refuse_directories(options, job)
+    return Candidate(job, script.content, _capture_environment(options, environ))
+
+
+def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    path = options.text("export-file")
+    if path is None:
+        return compute_captured(environ, options.text("export"))
+    try:
+        with open(path, "rb") as file:
+            items = file.read().split(b"\0")
+    except OSError as error:
+        raise UsageProblem(f"--export-file={path}: {os.strerror(error.errno or 0)}") from error
+    pairs = (
+        item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
+    )
+    exported = compute_captured(environ, "NIL")
+    return exported | {name: value for name, _, value in pairs}
+
+
+LONGEST = 1000
+"""Characters of a regular expression."""
+
+GROUPS = ("step", "samples")
+"""Named groups that mean something: numbers counted since the program's own beginning."""
+
+
+def parse_progress_regex(text: str) -> str:
+    """Check the value of `--progress-regex`.
+
+    Args:
+        text: A regular expression of Python's. It is looked for in each line of output. With
+            `(?P<step>...)` or `(?P<samples>...)` the group is the number reached; without either,
+            each match is one step.
+
+    Raises:
+        ValueError: It is none, or has other named groups.
+    """
+    if not text:
+        raise ValueError("it is empty: write a regular expression, as in 'step (?P<step>[0-9]+)'")
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text)} characters, and may have {LONGEST}")
+    try:
+        compiled = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"it is no regular expression of Python's: {error}") from error
+    others = sorted(compiled.groupindex.keys() - set(GROUPS))
+    if others:
+        raise ValueError(
+            f"its group {others[0]!r} means nothing: named groups are {' and '.join(GROUPS)}"
+        )
+    if compiled.match("") is not None and not compiled.groupindex:
+        raise ValueError("it matches where there is nothing, so every line would be a step")
+    return text

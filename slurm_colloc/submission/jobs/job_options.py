@@ -1,0 +1,205 @@
+"""What the options of one job ask for, and what of them concerns sharing; pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.export import choose_batch_export
+from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
+from slurm_colloc.model.sbatch.mail_types import MailRequest, parse_mail_types
+from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
+from slurm_colloc.slurm.options import Concern, Options
+
+_T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
+_SLOWDOWN_MOST = 100
+_DIGITS_MOST = 18
+_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
+_ONE = {
+    "nodes": ("1", "1-1"),
+    "ntasks": ("1",),
+    "ntasks-per-node": ("1",),
+    "ntasks-per-gpu": ("1",),
+    "ntasks-per-socket": ("1",),
+    "ntasks-per-core": ("1",),
+}
+# What a job alone does not pass on as it is: csub sets it, or does it, itself.
+_NOT_PASSED = frozenset({"array", "wrap", "export", "export-file", "job-name", "comment"})
+_PASSED_FOR_THE_PACK = ("comment", "requeue", "no-requeue")
+
+
+def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
+    """Why a job with these options cannot share a GPU; empty if it can."""
+    for given in options.select(Concern.ALONE):
+        return f"--{given.option.name}: {given.option.reason}"
+    for given in options.select(Concern.SHAPE):
+        name, value = given.option.name, given.value or ""
+        if name in _GPU_OPTIONS:
+            continue
+        if value not in _ONE.get(name, ()):
+            return f"it asks for --{name}={escape_controls(cut(value))}"
+    if gpus.other_gres:
+        return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
+    if options.text("mem") in ("0", "0M", "0G"):
+        return "--mem=0 asks for all host memory of a node"
+    return ""
+
+
+def read_gpus(options: Options) -> GpuRequest:
+    """The GPUs that the options ask for, in whichever of their spellings."""
+    requests = []
+    for name in _GPU_OPTIONS:
+        request = read_option(options, name, functools.partial(parse_gpu_request, option=name))
+        if request is not None:
+            requests.append(request)
+    if not requests:
+        return GpuRequest(0)
+    others = tuple(word for request in requests for word in request.other_gres)
+    largest = max(requests, key=lambda request: request.count)
+    types = {request.type for request in requests if request.type}
+    return GpuRequest(largest.count, types.pop() if len(types) == 1 else None, others)
+
+
+def read_cpus(options: Options, gpus: int) -> int:
+    """The CPUs of a job: those of its task, or of its GPUs."""
+    per_task = read_count(options, "cpus-per-task")
+    per_gpu = read_count(options, "cpus-per-gpu")
+    if per_task is not None:
+        return per_task
+    return (per_gpu or 1) * max(1, gpus) if per_gpu else 1
+
+
+def read_host_memory_mb(options: Options, cpus: int) -> int | None:
+    """The host memory of a job in MB; None where it is not said."""
+    for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1)):
+        value = read_option(options, name, parse_host_memory_mb)
+        if value:
+            return value * factor
+    return None
+
+
+def read_mail(options: Options) -> MailRequest | None:
+    """The mails that are wanted; None for none."""
+    wanted = read_option(options, "mail-type", parse_mail_types)
+    if wanted is None or not wanted[0]:
+        return None
+    return MailRequest(wanted[0], wanted[1], options.text("mail-user") or "")
+
+
+def read_input(options: Options) -> str | None:
+    """The file of `--input`; None for none."""
+    path = options.text("input")
+    return None if path in (None, "none") else path
+
+
+def read_open_mode(options: Options) -> bool:
+    """True where output files are to be truncated instead of appended to."""
+    mode = options.text("open-mode")
+    if mode is None or mode[:1] in ("a", "t"):
+        return mode is not None and mode.startswith("t")
+    shown = escape_controls(cut(mode))
+    raise UsageProblem(
+        f"{options.origin('open-mode')}: --open-mode={shown} is neither append nor truncate"
+    )
+
+
+def compute_group(options: Options) -> tuple[tuple[str, str], ...]:
+    """The options for Slurm in which all jobs of a pack must agree."""
+    pairs = [
+        (given.option.name, given.value or "")
+        for given in options.select(Concern.GROUP)
+        if not given.option.own
+    ]
+    pairs += [
+        (name, options.text(name) or "") for name in _PASSED_FOR_THE_PACK if options.flag(name)
+    ]
+    batch_export = choose_batch_export(options.text("export"))
+    if batch_export != "ALL" and not options.flag("export-file"):
+        pairs.append(("export", batch_export))
+    return tuple(sorted(pairs))
+
+
+def compute_shape(options: Options) -> tuple[tuple[str, str], ...]:
+    """The options for Slurm of a job that is submitted alone."""
+    return tuple(
+        (given.option.name, given.value or "")
+        for given in options.select(Concern.MEMBER, Concern.SHAPE, Concern.ALONE)
+        if not given.option.own
+        and given.option.name not in _NOT_PASSED
+        and given.option.name not in _PASSED_FOR_THE_PACK
+    )
+
+
+def read_option(options: Options, name: str, parse: Callable[[str], _T]) -> _T | None:
+    """The value of an option; None where it is not given.
+
+    Raises:
+        UsageProblem: It is malformed; the message says where it stands.
+    """
+    text = options.text(name)
+    return None if text is None else parse_option(options, name, text, parse)
+
+
+def parse_option(options: Options, name: str, text: str, parse: Callable[[str], _T]) -> _T:
+    """Parse an option's value.
+
+    Raises:
+        UsageProblem: It is malformed; the message says where it stands.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        # The reason may repeat it.
+        shown, reason = cut(text), str(error).replace(text, cut(text)) if text else str(error)
+        told = escape_controls(f"--{name}={shown}: {reason}")
+        raise UsageProblem(f"{options.origin(name)}: {told}") from error
+
+
+def read_count(options: Options, name: str) -> int | None:
+    """A number of at least 1; None where it is not given."""
+    return read_option(options, name, parse_count)
+
+
+def parse_count(text: str) -> int:
+    """How many, at least 1.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
+        raise ValueError("a number of at least 1 is needed")
+    if len(text) > _DIGITS_MOST:
+        raise ValueError(f"a number of at most {_DIGITS_MOST} digits is needed")
+    return int(text)
+
+
+def read_slowdown(options: Options) -> float | None:
+    """`--max-slowdown`; None where it is not given."""
+    return read_option(options, "max-slowdown", parse_slowdown)
+
+
+def parse_slowdown(text: str) -> float:
+    """How many times slower than alone a job may get.
+
+    Raises:
+        ValueError: It is no number from 1 to 100.
+    """
+    is_number = _DECIMAL.fullmatch(text) is not None
+    if not is_number or not 1.0 <= float(text) <= _SLOWDOWN_MOST:
+        raise ValueError(
+            f"a number from 1 to {_SLOWDOWN_MOST} is needed, such as 1.5 for at most "
+            "1.5 times slower than alone"
+        )
+    return float(text)
+
+
+def choose_least(values: Sequence[_Number | None]) -> _Number | None:
+    """The smallest of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return min(known) if known else None

@@ -1,0 +1,133 @@
+"""Finding and reading the scripts of a call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.submission.jobs.directives import check_script
+
+SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
+"""Slurm's default for SchedulerParameters=max_script_size."""
+
+COMMANDS = (
+    "submit", "pack", "probe", "check", "queue", "show", "logs", "cancel", "wait", "sandbox",
+)  # fmt: skip
+"""csub's own words; everything else that comes first is a script or an option."""
+
+_WRAP = "#!/bin/sh\n# This script was created by csub --wrap.\n\n{command}\n\n"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script as it was at submission.
+
+    Attributes:
+        shown: What the user called it.
+        name: Default name of its job.
+        content: Its bytes.
+        arguments: What it is called with.
+        is_wrapped: It was made from --wrap and has no directives.
+    """
+
+    shown: str
+    name: str
+    content: bytes
+    arguments: tuple[str, ...]
+    is_wrapped: bool = False
+
+
+def read_call_script(words: Sequence[str], wrap: str | None, directory: str) -> Script:
+    """The script of `csub [options] SCRIPT [ARGUMENTS]`, of --wrap, or of standard input.
+
+    Raises:
+        UsageProblem: It is missing, cannot be read, or is no script.
+    """
+    if wrap is not None:
+        if words:
+            raise UsageProblem(
+                f"--wrap and the script {words[0]!r} exclude each other",
+                hint="give one of them",
+            )
+        content = _WRAP.format(command=wrap).encode("utf-8", "surrogateescape")
+        return Script("--wrap", "wrap", content, (), True)
+    if not words:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageProblem("no script was given", hint="csub [options] SCRIPT, see csub --help")
+        content = sys.stdin.buffer.read(SCRIPT_LIMIT_BYTES + 1)
+        return _checked(Script("standard input", "sbatch", content, ()))
+    return read_script(words[0], tuple(words[1:]), directory)
+
+
+def read_script(shown: str, arguments: tuple[str, ...], directory: str) -> Script:
+    """Read a script file.
+
+    Raises:
+        UsageProblem: It cannot be read, or is no script.
+    """
+    path = find_script(shown, directory)
+    try:
+        with path.open("rb") as file:
+            content = file.read(SCRIPT_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise UsageProblem(
+            f"cannot read the script {shown}: {os.strerror(error.errno or 0)}",
+            hint=_advise(shown) if isinstance(error, FileNotFoundError) else "",
+        ) from error
+    return _checked(Script(shown, path.name, content, arguments))
+
+
+def _advise(shown: str) -> str:
+    """What to do about a script that is not there: it may be a command with a slip in it."""
+    import difflib
+
+    near = difflib.get_close_matches(shown, COMMANDS, n=1)
+    return f"did you mean csub {near[0]}?" if near else "is it in this directory?"
+
+
+def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:
+    """The scripts of `csub pack`: each word a file, or a quoted file with arguments.
+
+    Raises:
+        UsageProblem: One cannot be read.
+    """
+    scripts = []
+    for word in words:
+        if word and os.path.exists(os.path.join(directory, word)):
+            scripts.append(read_script(word, (), directory))
+            continue
+        try:
+            parts = shlex.split(word)
+        except ValueError as error:
+            raise UsageProblem(f"csub pack: {word!r}: {error}") from error
+        if not parts:
+            raise UsageProblem("csub pack: an empty word is no script")
+        scripts.append(read_script(parts[0], tuple(parts[1:]), directory))
+    return scripts
+
+
+def find_script(shown: str, directory: str) -> Path:
+    """Where a script lies: as given, or in PATH where it has no slash (as sbatch looks)."""
+    direct = Path(directory, shown)
+    if "/" in shown or direct.exists():
+        return direct
+    for folder in os.environ.get("PATH", "").split(":"):
+        candidate = Path(folder or directory, shown)
+        if candidate.is_file() and os.access(candidate, os.R_OK):
+            return candidate
+    return direct
+
+
+def _checked(script: Script) -> Script:
+    if len(script.content) > SCRIPT_LIMIT_BYTES:
+        raise UsageProblem(
+            f"{script.shown} is larger than {SCRIPT_LIMIT_BYTES // 2**20} MB",
+            hint="submit a small script that starts the large program",
+        )
+    check_script(script.content, name=script.shown)
+    return script

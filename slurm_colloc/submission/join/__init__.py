@@ -1,0 +1,1 @@
+"""Whether an open pack takes a job, and putting it there."""

@@ -1,0 +1,66 @@
+"""Which open packs a job may ask for a place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
+
+
+def list_candidates(
+    candidate: Candidate,
+    state: State,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob],
+    *,
+    running: bool,
+    measured: bool = False,
+) -> Iterator[tuple[str, SlurmJob]]:
+    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age.
+
+    Args:
+        candidate: The job.
+        state: The state directory.
+        packs: The open packs.
+        jobs: What squeue shows of them.
+        running: Running ones, too.
+        measured: What the job takes of a GPU is known, so that it may share with other scripts.
+    """
+    waiting: list[tuple[str, SlurmJob]] = []
+    # Their ids tell seconds only.
+    for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
+        record = pack.record
+        if record is None or record.closed or record.policy is None:
+            continue
+        job = find_job(record, pack.job_id, jobs)
+        if job is None:
+            continue
+        if record.group != candidate.job.group or record.gpu_type != candidate.job.gpu_type:
+            continue
+        path = state.pack_path(pack.pack_id)
+        may_share = measured or bool(candidate.job.gpu_memory_mb)
+        if not (may_share or is_own_kind(path, record, candidate)):
+            continue
+        if job.state is SlurmJobState.RUNNING and running and record.request is not None:
+            yield pack.pack_id, job
+        elif job.state is SlurmJobState.PENDING:
+            waiting.append((pack.pack_id, job))
+    yield from waiting
+
+
+def is_own_kind(path: Path, record: PackRecord, candidate: Candidate) -> bool:
+    """Its members run the same script, whatever their arguments."""
+    if not record.one_script:
+        return False
+    script = path / "members" / inbox.format_number(record.members[0]) / "script"
+    with contextlib.suppress(OSError):
+        return script.read_bytes() == candidate.script
+    return False

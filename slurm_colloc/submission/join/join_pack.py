@@ -1,0 +1,289 @@
+"""Putting a job into a pack that is already there, instead of a new one.
+
+Everything that changes a pack after its submission happens under the pack's lock, which its runner
+also takes for the moment in which it starts. A pack that waits grows first (one `scontrol update`,
+which Slurm refuses once the pack has started), and then the job enters its inbox by one rename. A
+pack that runs is only entered, where a place is free. Whatever happens before the rename leaves
+the job out, whatever happens after it leaves it in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from slurm_colloc.errors import Interrupted, SlurmError, StateError
+from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.plan import MemberPlan, PackPlan
+from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State, make_submission_id
+from slurm_colloc.store.atomic_files import Lock, hold_lock
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_states import read_attempt, remove_environment
+from slurm_colloc.store.pack.pack_directory import (
+    NewMember,
+    drop_claimed,
+    drop_unentered,
+    has_entered,
+    list_claimed,
+    read_spec,
+    write_joiner,
+    write_record,
+    write_spec,
+)
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.join.join_candidates import is_own_kind, list_candidates
+from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Prospect
+from slurm_colloc.submission.packs.build_packs import encode_environment
+from slurm_colloc.submission.packs.grow_request import Growth
+from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.known_jobs import gather_knowledge
+from slurm_colloc.submission.plan.target_nodes import Destinations
+from slurm_colloc.submission.upkeep.sweep import OpenPack
+
+LOCK_WAIT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A job that joined a pack.
+
+    Attributes:
+        member: Its name.
+        record: The pack as it is now.
+        partners: The members that it shares with.
+        is_running: The pack runs already.
+        places: How many members of the pack run at the same time, at most.
+        reason: Why it may share with them.
+    """
+
+    member: MemberId
+    record: PackRecord
+    partners: tuple[MemberId, ...]
+    is_running: bool
+    places: int
+    reason: str
+
+
+def join_open_pack(
+    call: Call,
+    settings: Settings,
+    state: State,
+    slurm: SlurmAccess,
+    *,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob],
+    running: bool,
+    only_plan: bool = False,
+) -> tuple[Joined | None, tuple[str, ...]]:
+    """Let the only job of a call join the first open pack that has room for it.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        state: The state directory.
+        slurm: Slurm.
+        packs: The open packs.
+        jobs: What squeue shows of them.
+        running: Packs that run may be joined, too.
+        only_plan: Find the pack that it would join, and change nothing.
+
+    Returns:
+        What it joined, or None; and for each pack of its kind why it did not join it.
+
+    Raises:
+        CollocError: The state cannot be written, or the user has interrupted it.
+    """
+    if len(call.candidates) != 1 or call.array is not None:
+        return None, ()
+    candidate = call.candidates[0]
+    policy = choose_policy(call, settings, joins=True)
+    if compute_reason_not_to_join(candidate.job, policy):
+        return None, ()
+    refusals: list[str] = []
+    joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
+    measured = gather_knowledge([candidate], settings).is_measured((0,))
+    found = list_candidates(candidate, state, packs, jobs, running=running, measured=measured)
+    for pack_id, job in found:
+        join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
+        # First without the lock: most packs are full.
+        answer = join.plan()
+        if isinstance(answer, Joined) and not only_plan:
+            lock = state.pack_path(pack_id) / "lock"
+            with hold_interrupts() as held, hold_lock(lock, LOCK_WAIT_S) as locked:
+                answer = join.run(held, locked) if locked else "somebody else is changing it"
+            if held.came() and not isinstance(answer, Joined):
+                raise Interrupted("interrupted; nothing was submitted")
+        if isinstance(answer, Joined):
+            return answer, tuple(refusals)
+        refusals.append(f"pack {job.job_id}: {answer}")
+    return None, tuple(refusals)
+
+
+class _Join:
+    """One attempt to join one pack, under its lock."""
+
+    def __init__(
+        self,
+        state: State,
+        slurm: SlurmAccess,
+        joiner: Joiner,
+        pack_id: str,
+        job: SlurmJob,
+        *,
+        hooks: HookChoice,
+    ) -> None:
+        self._slurm = slurm
+        self._hooks = hooks
+        self._candidate = joiner.candidate
+        self._prospect = Prospect(state, joiner, pack_id, job)
+        self._path = state.pack_path(pack_id)
+        self._job = job
+
+    def plan(self) -> Joined | str:
+        """What joining would give, or why it cannot be; nothing is changed."""
+        try:
+            chosen = self._prospect.choose()
+        except StateError as problem:
+            return str(problem)
+        if isinstance(chosen, str):
+            return chosen
+        number = max(list_claimed(self._path), default=0) + 1
+        return self._describe(chosen, chosen.record, number)
+
+    def run(self, held: HeldInterrupts, lock: Lock) -> Joined | str:
+        """Join, or say why not; the caller holds the pack's lock."""
+        drop_unentered(self._path)
+        chosen = self._prospect.choose()
+        if isinstance(chosen, str):
+            return chosen
+        if held.came():
+            raise Interrupted("interrupted; nothing was submitted")
+        # What a full disk can prevent comes before Slurm is asked.
+        number = self._write_joiner(chosen.own_plan)
+        entered = None
+        try:
+            entered = self._enter(chosen, number, lock)
+        finally:
+            # Where it is not known whether it has entered, nothing of it is removed.
+            if not (isinstance(entered, PackRecord) or has_entered(self._path, number)):
+                drop_claimed(self._path, number)
+        if isinstance(entered, str):
+            return entered
+        record = dataclasses.replace(entered, members=(*entered.members, number))
+        with contextlib.suppress(StateError):
+            # It has entered, and nothing may say otherwise: its own files are what counts.
+            write_record(self._path, record)
+        base = self._job.job_id
+        if held.came() and inbox.withdraw(str(self._path), number):
+            remove_environment(self._path, number)
+            raise Interrupted(f"interrupted; {base}/{number} had joined and has been cancelled")
+        if self._prospect.is_running:
+            with contextlib.suppress(SlurmError):
+                self._slurm.wake_batch_script(base)
+                self._slurm.update_job(base, {"JobName": self._choose_name(record)})
+        return self._describe(chosen, record, number)
+
+    def _describe(self, chosen: Chosen, record: PackRecord, number: int) -> Joined:
+        base = self._job.job_id
+        return Joined(
+            member=MemberId(base, number),
+            record=record,
+            partners=tuple(MemberId(base, member.number) for member in chosen.present),
+            is_running=self._prospect.is_running,
+            places=chosen.places,
+            reason=chosen.reason,
+        )
+
+    def _choose_name(self, record: PackRecord, *, joining: int = 0) -> str:
+        first = read_spec(self._path, record.members[0]).job.name
+        others = len(record.members) + joining - 1
+        return f"{first}+{others}" if others else first
+
+    def _write_plan(
+        self, record: PackRecord, planned: PackPlan, present: Sequence[Present]
+    ) -> PackRecord:
+        for member, plan in zip(present, planned.members, strict=False):
+            if plan != member.spec.plan:
+                folder = self._path / "members" / inbox.format_number(member.number)
+                write_spec(folder, dataclasses.replace(member.spec, plan=plan))
+        record = dataclasses.replace(
+            record,
+            request=planned.request,
+            degree=planned.degree,
+            mode=planned.mode,
+            reasons=planned.reasons,
+            start_degree=planned.start_degree,
+        )
+        write_record(self._path, record)
+        return record
+
+    def _write_joiner(self, plan: MemberPlan) -> int:
+        """Claim a number and write the job's files, ready to enter; the number."""
+        number = max(list_claimed(self._path), default=0) + 1
+        while not inbox.claim_number(str(self._path), number):
+            number += 1
+        umask = os.umask(0o077)
+        os.umask(umask)
+        spec = MemberSpec(
+            job=dataclasses.replace(self._candidate.job, number=number),
+            plan=plan,
+            umask=umask,
+            joined=make_submission_id(),
+            joined_at=time.time(),
+        )
+        environment = encode_environment(self._candidate.environment)
+        try:
+            write_joiner(self._path, NewMember(spec, self._candidate.script, environment))
+        except BaseException:
+            drop_claimed(self._path, number)
+            raise
+        return number
+
+    def _enter(self, chosen: Chosen, number: int, lock: Lock) -> PackRecord | str:
+        """Grow the pack if it waits, and put the job into its inbox; the pack, or why not."""
+        planned = chosen.planned
+        record = dataclasses.replace(
+            chosen.record,
+            one_script=is_own_kind(self._path, chosen.record, self._candidate),
+        )
+        if isinstance(planned, PackPlan):
+            seen = self._job.comment
+            comment, notes = extend_comment(seen, record.submission, planned.mode, self._hooks)
+            growth = Growth(
+                self._slurm,
+                self._job.job_id,
+                old_name=self._choose_name(record),
+                comments=(seen, comment),
+                inherited=lock.descriptors,
+            )
+            planned = dataclasses.replace(planned, reasons=(*planned.reasons, *notes))
+            assert planned.request is not None
+            refusal = growth.grow(planned.request, self._choose_name(record, joining=1))
+            if refusal:
+                return refusal
+            if self._has_started(chosen):
+                return "it has just started"
+            try:
+                record = self._write_plan(record, planned, chosen.present)
+            except StateError:
+                growth.take_back()
+                raise
+            if self._has_started(chosen):
+                return "it has just started"
+        elif record != chosen.record:
+            write_record(self._path, record)
+        return record if inbox.enter(str(self._path), number) else "it has just ended"
+
+    def _has_started(self, chosen: Chosen) -> bool:
+        """Its runner begins an attempt under this lock, unless it has waited in vain for it."""
+        return read_attempt(self._path) != chosen.attempt

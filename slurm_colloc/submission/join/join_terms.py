@@ -1,0 +1,335 @@
+"""How a job would stand in an open pack, or why it cannot join it; changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
+from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
+from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
+from slurm_colloc.planning.join.join_fit import (
+    compute_contradiction,
+    merge_policies,
+    plan_pending_join,
+    settle_bound,
+)
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.node_setup import read_setup
+from slurm_colloc.store.pack.pack_directory import list_claimed, list_members, read_ended, read_spec
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack.ramp_record import read_ramp
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.jobs.output_files import list_output_files
+from slurm_colloc.submission.join.join_candidates import is_own_kind
+from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
+from slurm_colloc.submission.plan.split_call import complete_capacity
+from slurm_colloc.submission.plan.target_nodes import (
+    Destinations,
+    describe_asked_type,
+    match_gpu_type,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Joiner:
+    """The job that wants to join, and what it is measured by."""
+
+    candidate: Candidate
+    policy: Policy
+    destinations: Destinations
+    settings: Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Present:
+    """A member that has not ended."""
+
+    number: int
+    spec: MemberSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A pack that has room, and how the job would stand in it."""
+
+    record: PackRecord
+    present: tuple[Present, ...]
+    planned: PackPlan | MemberPlan
+    attempt: int
+    places: int
+    reason: str
+
+    @property
+    def own_plan(self) -> MemberPlan:
+        """The plan of the job itself."""
+        return self.planned if isinstance(self.planned, MemberPlan) else self.planned.members[-1]
+
+
+class Prospect:
+    """One pack, and the job that would join it.
+
+    Args:
+        state: The state directory.
+        joiner: The job, and what it is measured by.
+        pack_id: The pack.
+        job: Its Slurm job.
+    """
+
+    def __init__(self, state: State, joiner: Joiner, pack_id: str, job: SlurmJob) -> None:
+        self._candidate = joiner.candidate
+        self._policy = joiner.policy
+        self._destinations = joiner.destinations
+        self._settings = joiner.settings
+        self._state = state
+        self._pack_id = pack_id
+        self._path = state.pack_path(pack_id)
+        self._job = job
+
+    def choose(self) -> Chosen | str:
+        """How the job would stand in the pack, or why it cannot join it."""
+        record = self._state.read_pack(self._pack_id)
+        if record is None or self._is_over():
+            return "it is over"
+        if record.policy is None or record.closed:
+            return record.closed
+        contradiction = compute_contradiction(record.policy, self._policy)
+        if contradiction:
+            return contradiction
+        policy = merge_policies(record.policy, self._policy)
+        attempt = read_attempt(self._path)
+        present = self._read_present(attempt)
+        if not present:
+            return "its members have ended"
+        if all(is_held(self._path, member.number) for member in present):
+            return "it is held"
+        gpu = self._find_gpu(record, present)
+        reason = self._compute_reason(record, present, gpu)
+        if not reason:
+            return "its jobs run another script, and --gpu-mem is not known of all"
+        planned = self._plan(record, policy, present, gpu)
+        if isinstance(planned, str):
+            return planned
+        places = record.degree
+        if isinstance(planned, PackPlan):
+            # Members whose load is known may be more than the usual degree.
+            places = max(policy.degree, planned.degree)
+        return Chosen(record, tuple(present), planned, attempt, places, reason)
+
+    @property
+    def is_running(self) -> bool:
+        """The pack runs, it does not wait any more."""
+        return self._job.state is SlurmJobState.RUNNING
+
+    def _plan(
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        gpu: PackGpu,
+    ) -> PackPlan | MemberPlan | str:
+        other = self._find_shared_file(present)
+        if other is not None:
+            return f"its output would be that of {self._job.job_id}/{other}"
+        if self.is_running:
+            return self._plan_running(record, policy, present, gpu)
+        if self._job.reason.startswith("JobHeld"):
+            return "it is held"
+        assert record.policy is not None
+        knowledge = gpu.knowledge
+        planned = plan_pending_join(
+            [gpu.ask_for(member.spec.job) for member in present],
+            gpu.ask_for(settle_bound(self._candidate.job, record.policy, self._policy)),
+            gpu.capacity,
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+        if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
+            told = describe_asked_type(str(gpu.gpu_type))
+            planned = dataclasses.replace(planned, reasons=(*planned.reasons, told))
+        return planned
+
+    def _find_gpu(self, record: PackRecord, present: Sequence[Present]) -> PackGpu:
+        candidates = []
+        for member in present:
+            script = self._path / "members" / inbox.format_number(member.number) / "script"
+            content = b""
+            with contextlib.suppress(OSError):
+                content = script.read_bytes()
+            candidates.append(Candidate(member.spec.job, content, {}))
+        return find_pack_gpu(
+            record, [*candidates, self._candidate], self._settings, self._destinations
+        )
+
+    def _is_over(self) -> bool:
+        """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
+        is_open = os.path.lexists(self._state.open / self._pack_id)
+        return not is_open or read_ended(self._path) is not None
+
+    def _read_present(self, attempt: int) -> list[Present]:
+        present = []
+        for number in list_members(self._path):
+            folder = self._path / "members" / inbox.format_number(number)
+            record = read_state(self._path, number, attempt)
+            if os.path.lexists(folder / "cancelled") or (record and record.state in FINAL_STATES):
+                continue
+            present.append(Present(number, read_spec(self._path, number)))
+        return present
+
+    def _find_measured_limit(self, present: int) -> str:
+        """Why a running pack, by what was measured of it, has no room; empty where it has."""
+        ramp = read_ramp(self._path, read_attempt(self._path))
+        if ramp is None or ramp.state not in (RampState.SETTLED, RampState.STEPPED_BACK):
+            return ""
+        return ramp.reason if present >= ramp.target < ramp.places else ""
+
+    def _find_shared_file(self, present: Sequence[Present]) -> int | None:
+        """The member in whose file the job would write, by whatever patterns they were given."""
+        if self._candidate.job.output is None and self._candidate.job.error is None:
+            return None
+        number = max(list_claimed(self._path), default=0) + 1
+        job = dataclasses.replace(self._candidate.job, number=number)
+        files = list_output_files(job, alone=False, job_id=self._job.job_id)
+        for member in present:
+            theirs = list_output_files(
+                member.spec.job, alone=member.spec.names_alone, job_id=self._job.job_id
+            )
+            if files & theirs:
+                return member.number
+        return None
+
+    def _compute_reason(self, record: PackRecord, present: Sequence[Present], gpu: PackGpu) -> str:
+        knowledge = gpu.knowledge
+        if is_own_kind(self._path, record, self._candidate):
+            return "the same script"
+        if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
+            return "what they take of a GPU has been measured"
+        sizes = [member.spec.job.gpu_memory_mb for member in present]
+        total, usable = self._candidate.job.gpu_memory_mb, gpu.capacity.gpu_memory_mb
+        if total is None or usable is None or None in sizes:
+            return ""
+        total += sum(size for size in sizes if size is not None)
+        return f"together they need {total} MB of the GPU's {usable} MB"
+
+    def _plan_running(
+        self,
+        record: PackRecord,
+        policy: Policy,
+        present: Sequence[Present],
+        gpu: PackGpu,
+    ) -> MemberPlan | str:
+        if record.request is None:
+            return "it runs alone"
+        measured = self._find_measured_limit(len(present))
+        if measured:
+            return measured
+        cpus = [read_spec(self._path, number).plan.cpus for number in list_members(self._path)]
+        pack = RunningPack(
+            request=record.request,
+            degree=record.degree,
+            time_left_s=_parse_time_left_s(self._job.time_left),
+            plans=tuple(member.spec.plan for member in present),
+            jobs=tuple(member.spec.job for member in present),
+            place_cpus=min(cpus),
+            mode=self._find_mode(record, policy),
+        )
+        assert record.policy is not None
+        knowledge = gpu.knowledge
+        return plan_running_join(
+            pack,
+            settle_bound(self._candidate.job, record.policy, self._policy),
+            gpu.capacity,
+            policy,
+            profiles=None if knowledge is None else knowledge.profiles,
+            calibration=None if knowledge is None else knowledge.calibration,
+        )
+
+    def _find_mode(self, record: PackRecord, policy: Policy) -> SharingMode:
+        """The sharing mode that really holds: the node may have chosen another than was planned."""
+        with contextlib.suppress(StateError, ValueError):
+            setup = read_setup(self._path)
+            # A new attempt may be on another node, and has not written its own at once.
+            if setup is not None and setup.attempt == read_attempt(self._path):
+                return SharingMode(setup.mode)
+        return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
+
+
+def _parse_time_left_s(text: str) -> int | None:
+    """Read squeue's %L; nothing is left where it cannot be read."""
+    if text == "UNLIMITED":
+        return None
+    try:
+        return parse_time_limit_s(text) or 0
+    except ValueError:
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PackGpu:
+    """The GPU of a pack.
+
+    Attributes:
+        gpu_type: The type that the pack asks for; None for any.
+        capacity: What it brings with it.
+        knowledge: What is known there of those present and, behind them, the joiner; None where
+            nothing is.
+    """
+
+    gpu_type: str | None
+    capacity: Capacity
+    knowledge: Knowledge | None
+
+    def ask_for(self, job: Job) -> Job:
+        """A job that asks for it, as its pack does."""
+        return dataclasses.replace(job, gpu_type=self.gpu_type)
+
+
+def find_pack_gpu(
+    record: PackRecord,
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    destinations: Destinations,
+) -> PackGpu:
+    """The GPU that a pack has, or asks for: without a type it may be any of its nodes'.
+
+    Args:
+        record: The pack.
+        candidates: Those present and, behind them, the joiner.
+        settings: The settings.
+        destinations: Tells where the pack may land.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+    """
+    gpu_type = record.gpu_type
+    if gpu_type is None and record.request is not None:
+        gpu_type = record.request.gpu_type
+    asking = [
+        dataclasses.replace(c, job=dataclasses.replace(c.job, gpu_type=gpu_type))
+        for c in candidates
+    ]
+    destination = destinations.read(asking[-1].job)
+    try:
+        knowledge = gather_knowledge(asking, settings)
+    except UsageProblem:
+        # A member's --profile-like names what has been forgotten since.
+        return PackGpu(gpu_type, destination.capacity, None)
+    if not knowledge.profiles:
+        return PackGpu(gpu_type, destination.capacity, None)
+    match = match_gpu_type(knowledge.gpu_models, destination, dict(record.group))
+    # What was submitted without a type cannot be given one any more.
+    if match.is_other or match.gpu_type is not None:
+        knowledge = knowledge.as_of_another_gpu(match.reason)
+    return PackGpu(gpu_type, complete_capacity(destination.capacity, knowledge), knowledge)

@@ -1,0 +1,119 @@
+"""The batch script of a pack, from templates/pack.sbatch.j2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from pathlib import Path
+
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.resources import data_path
+from slurm_colloc.store.atomic_files import read_json, write_json
+
+TEMPLATE = "pack.sbatch.j2"
+
+# What differs between two calls stands in a kept script under these names, which a shell takes as
+# they are; see render_kept_script.
+_TITLE, _PACK_PATH = "@csub:title@", "@csub:pack_path@"
+_HOLES = re.compile(f"{_TITLE}|{_PACK_PATH}")
+
+
+def render_batch_script(
+    *,
+    title: str,
+    version: str,
+    pack_path: str,
+    is_array: bool,
+    python: str,
+    templates_dir: str,
+    archive: str = "",
+) -> str:
+    """Render the batch script.
+
+    Args:
+        title: For the reader: what the pack is.
+        version: Version of slurm_colloc.
+        pack_path: Path of the submission's packs without their index.
+        is_array: The packs are elements of a job array.
+        python: Interpreter on the nodes.
+        templates_dir: A site's own templates, looked at first; empty for none.
+        archive: The packs themselves (submission.submit), where no path is shared; else empty.
+
+    Raises:
+        UsageProblem: The site's template is wrong.
+    """
+    import jinja2
+
+    folders = [templates_dir] if templates_dir else []
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, str(data_path("templates"))]),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # a shell script: every value goes through `quote`
+    )
+    environment.filters["quote"] = shlex.quote
+    environment.filters["comment"] = _one_line
+    try:
+        template = environment.get_template(TEMPLATE)
+        return template.render(
+            title=title,
+            version=version,
+            pack_path=pack_path,
+            is_array=is_array,
+            python=python,
+            archive=archive,
+        )
+    except jinja2.TemplateError as error:
+        where = os.path.join(templates_dir or str(data_path("templates")), TEMPLATE)
+        line = getattr(error, "lineno", None)
+        raise UsageProblem(
+            f"{where}{f':{line}' if line else ''}: {error}",
+            hint="templates_dir in the settings names the site's templates",
+        ) from error
+
+
+def render_kept_script(
+    kept: Path, *, title: str, version: str, pack_path: str, is_array: bool, python: str
+) -> str:
+    """Render csub's own template, with jinja2 only where it was not kept from an earlier call.
+
+    Importing jinja2 and compiling the template take a quarter of a submission. The answer is the
+    same as that of `render_batch_script`.
+
+    Args:
+        kept: Directory for the rendered scripts; one that cannot be written does no harm.
+        title: As for `render_batch_script`, like the others.
+        version: See there.
+        pack_path: See there.
+        is_array: See there.
+        python: See there.
+    """
+    template = (data_path("templates") / TEMPLATE).read_text(encoding="utf-8")
+    path = kept / f"script.{'array' if is_array else 'single'}.json"
+    key = [template, version, python]
+    value = None
+    with contextlib.suppress(StateError):
+        value = read_json(path)
+    if value is None or value.get("key") != key or not isinstance(value.get("text"), str):
+        text = render_batch_script(
+            title=_TITLE,
+            version=version,
+            pack_path=_PACK_PATH,
+            is_array=is_array,
+            python=python,
+            templates_dir="",
+        )
+        value = {"key": key, "text": text}
+        with contextlib.suppress(StateError):
+            write_json(path, value)
+    holes = {_TITLE: _one_line(title), _PACK_PATH: shlex.quote(pack_path)}
+    return _HOLES.sub(lambda match: holes[match[0]], value["text"])
+
+
+def _one_line(text: str) -> str:
+    """Text that cannot leave a comment line."""
+    return "".join(character if character.isprintable() else "?" for character in text)

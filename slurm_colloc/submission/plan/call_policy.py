@@ -1,0 +1,242 @@
+"""What a call asks for, before it is planned: its policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.degree.probe_window import (
+    BESIDE_WAITING,
+    PROBE_TIME_S,
+    find_obstacle_to_probe,
+)
+from slurm_colloc.model.plan import (
+    MPS_CLIENTS_MAX,
+    WATCHED_FROM_MB,
+    Goal,
+    Policy,
+    Rule,
+    SharingMode,
+)
+from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
+from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
+
+MONITOR_HOST_MEMORY_MB = 96
+"""What the monitor takes beside an NVIDIA driver, at the most that was seen."""
+
+
+def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Policy:
+    """The policy of a call: what the user said, else the settings.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        joins: Its job is to join others.
+
+    Raises:
+        UsageProblem: `--share`, `--goal` or `--policy` has another value, or contradicts another
+            option.
+    """
+    goal = Goal(_choose_word(call.goals, "goal", GOAL_CHOICES) or settings.goal)
+    rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
+    most = settings.caps.members_per_pack or None
+    share = choose_share(call, settings)
+    degree = _at_most(call.degree or settings.degree, most)
+    if share.mode is SharingMode.EXCLUSIVE:
+        if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
+            raise UsageProblem(
+                "--share=exclusive gives each job a GPU of its own",
+                hint="leave --degree and --pack-size out, or choose another --share",
+            )
+        return Policy(
+            degree=1,
+            mode=SharingMode.EXCLUSIVE,
+            share=str(share),
+            running_limit=call.array.limit if call.array else None,
+            start_margin_s=settings.start_margin_s,
+            pack_time_max_s=settings.caps.pack_time_s,
+            goal=goal,
+            rule=rule,
+        )
+    # Usage profiles are not looked through for a job that has nobody to wait for it.
+    has_company = joins or len(call.candidates) > 1
+    may_probe = has_company and has_unknown(call.candidates, settings)
+    size = call.pack_size or settings.pack_size or None
+    if call.pack_size is not None and call.pack_size < degree:
+        if call.degree is not None:
+            raise UsageProblem(
+                f"--degree={call.degree} run at once, but a pack has at most "
+                f"--pack-size={call.pack_size} members",
+                hint="leave one of them out, or ask for a --pack-size of the degree or more",
+            )
+        degree = call.pack_size
+    return Policy(
+        degree=degree,
+        pack_size=_at_most(max(size, degree), most) if size else None,
+        slowdown_bound=settings.slowdown_bound,
+        running_limit=call.array.limit if call.array else None,
+        mode=share.planned,
+        share=str(share),
+        start_margin_s=settings.start_margin_s,
+        probe_s=math.ceil(BESIDE_WAITING.window_s) if may_probe else 0,
+        pack_time_max_s=settings.caps.pack_time_s,
+        monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
+        goal=goal,
+        rule=rule,
+        # A site or user that has set another degree means it, too.
+        degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
+        degree_max=_at_most(MPS_CLIENTS_MAX, most),
+        modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
+    )
+
+
+_AUTO_MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
+
+
+def _choose_word(
+    values: tuple[tuple[str, str], ...], name: str, choices: tuple[str, ...]
+) -> str | None:
+    """The value of an option in which all jobs of a call must agree; None where it is not given."""
+    for value, origin in values:
+        if value not in choices:
+            # It may come from a script of somebody else: no escape sequences, and not much of it.
+            shown = ascii(value)[1:-1][:40]
+            raise UsageProblem(f"{origin}: --{name}={shown} is none of {', '.join(choices)}")
+    if len(values) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in values[:2])
+        raise UsageProblem(
+            f"jobs of one call are packed in one way, not both by --{name}={first} and {second}",
+            hint=f"give --{name} on the command line, or submit them apart",
+        )
+    return values[0][0] if values else None
+
+
+def _at_most(value: int, most: int | None) -> int:
+    return value if most is None else min(value, most)
+
+
+def choose_share(call: Call, settings: Settings) -> ShareRequest:
+    """How the members of a call's packs share a GPU.
+
+    Raises:
+        UsageProblem: The value is none, or the scripts of the call ask for different ones.
+    """
+    if len(call.shares) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in call.shares[:2])
+        raise UsageProblem(
+            f"jobs of one call share in one way, not both {first} and {second}",
+            hint="give --share on the command line, or submit them apart",
+        )
+    for value, origin in call.shares:
+        return ShareRequest.parse(value, origin)
+    return ShareRequest.parse(settings.share, "setting share")
+
+
+def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
+    """Which packs a call may join: `auto`, `pending` or `never`.
+
+    Where somebody captures the id (no terminal, --parsable, --wait) a job joins only if it was
+    asked to.
+
+    Raises:
+        UsageProblem: `--join` has another value.
+    """
+    options = call.options
+    given = options.given("join")
+    choice = settings.join if given is None else given.value or "auto"
+    if given is None:
+        captured = any(options.flag(name) for name in ("parsable", "wait", "json"))
+        if captured or not on_terminal:
+            return "never"
+    if choice not in JOIN_CHOICES:
+        raise UsageProblem(
+            f"{options.origin('join')}: --join={choice} is neither auto, pending nor never"
+        )
+    order = ("never", "pending", "auto")
+    return min(choice, settings.caps.join, key=order.index)
+
+
+def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
+    """Whether one of the jobs would be probed: it has no usage profile.
+
+    On which GPU model it will run is not known yet, so a usage profile on any of them counts.
+    """
+    if not (settings.probe and settings.monitor and settings.state_shared):
+        return False
+    from slurm_colloc.store.learned.profile_index import ProfileNames
+    from slurm_colloc.store.learned.profiles import compute_family, tells_of_family
+
+    asked = [
+        candidate
+        for candidate in candidates
+        if candidate.job.gpus == 1
+        and not find_obstacle_to_probe(candidate.job, instruments=settings.instrument)
+    ]
+    if not asked:
+        return False
+    root = settings.state_path
+    names = ProfileNames(root)
+    families = {compute_family(c.script, c.job) for c in asked}
+    return not all(tells_of_family(root, family, names=names) for family in families)
+
+
+def as_probe(call: Call, settings: Settings) -> Call:
+    """The call as one that runs its job alone until its rate is known.
+
+    Raises:
+        UsageProblem: There is nothing to probe, or nothing would be measured.
+    """
+    job = call.candidates[0].job
+    if len(call.candidates) > 1:
+        raise UsageProblem(
+            "csub probe takes one job",
+            hint="--array=N probes task N, and the others are its family",
+        )
+    if job.gpus != 1:
+        asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
+        raise UsageProblem(
+            f"csub probe: {job.script_name} {asked}, and a usage profile is of a job on one",
+            hint="--gres=gpu:1",
+        )
+    obstacle = find_obstacle_to_measuring(call, settings)
+    if obstacle:
+        raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
+    time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
+    shape = {name: value for name, value in job.shape if name != "time-min"}
+    shape["time"] = format_time_limit(time_limit_s)
+    probe = dataclasses.replace(
+        job,
+        time_limit_s=time_limit_s,
+        shape=tuple(shape.items()),
+        came_together=False,
+        # What is started again has been probed already.
+        requeue=False,
+        only_probe=True,
+        alone_because="it is only probed",
+    )
+    candidate = dataclasses.replace(call.candidates[0], job=probe)
+    return dataclasses.replace(
+        call,
+        candidates=(candidate,),
+        degree=None,
+        pack_size=None,
+        shares=(("exclusive", "csub probe"),),
+    )
+
+
+def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
+    """Why nothing would be measured of a call's first job; empty where it would."""
+    job = call.candidates[0].job
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if not settings.state_shared and not call.options.flag("local"):
+        return "state_shared = false in the settings, so nothing comes back from the node"
+    if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
+        return f"--mem is {job.host_memory_mb} MB, and packs with {WATCHED_FROM_MB} MB are watched"
+    if not (settings.instrument and job.instrument) and job.progress_regex is None:
+        return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
+    return ""

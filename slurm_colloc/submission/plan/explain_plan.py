@@ -1,0 +1,124 @@
+"""Why the plan of a call looks as it does: each of its parts by what that was planned with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, Plan
+from slurm_colloc.planning.explain.explanation import (
+    PackExplanation,
+    PairExplanation,
+    PlanExplanation,
+    label_jobs,
+)
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.limits.pair_reasons import merge_alike
+from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST, count_pairs_apart, explain_pairs
+from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
+from slurm_colloc.submission.plan.plan_call import PlannedPart, Planning
+
+
+def explain_planning(planning: Planning) -> PlanExplanation:
+    """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
+    labels = label_jobs((job.name, job.number) for job in planning.jobs)
+    own = [_explain_part(planned, labels) for planned in planning.parts]
+    packs = [pack for explanation in own for pack in explanation.packs]
+    pairs = [pair for explanation in own for pair in explanation.pairs]
+    for first, second in itertools.combinations(planning.parts, 2):
+        found = _explain_across(first, second, planning, labels, most=PAIRS_MOST - len(pairs))
+        pairs = list(merge_alike((*pairs, *found), labels))
+    told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
+    return PlanExplanation(
+        tuple(sorted(packs, key=_find_first)),
+        tuple(told),
+        count_pairs_apart(planning.plan) - sum(pair.pairs for pair in told),
+        planning.plan.reasons,
+        planning.plan.packs_at_once,
+    )
+
+
+def _explain_across(
+    first: PlannedPart,
+    second: PlannedPart,
+    planning: Planning,
+    labels: Sequence[str],
+    *,
+    most: int,
+) -> list[PairExplanation]:
+    """What keeps jobs of two parts apart, a pair of kinds at a time.
+
+    That is what Slurm is asked, or that one of them shares with nobody, so no limit counts.
+    """
+    kinds = [_find_kinds(planned, planning) for planned in (first, second)]
+    found = []
+    for mine, theirs in itertools.islice(itertools.product(*kinds), max(0, most)):
+        (i, one), (j, other) = sorted(
+            [(mine[0], _find_job(first, mine[0])), (theirs[0], _find_job(second, theirs[0]))],
+            key=lambda indexed: indexed[0],
+        )
+        jobs = (one, other)
+        lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
+        question = Question(jobs, {}, Capacity(), planning.policy)
+        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
+        count = len(mine) * len(theirs)
+        found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
+    return found
+
+
+def _find_job(planned: PlannedPart, index: int) -> Job:
+    return planned.part.jobs[planned.part.indices.index(index)]
+
+
+def _find_kinds(planned: PlannedPart, planning: Planning) -> list[list[int]]:
+    """The jobs of a part, by their indices in the call: those of one name together."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, job in zip(planned.part.indices, planned.part.jobs, strict=True):
+        why = compute_reason_to_run_alone(job, planning.policy)
+        kinds.setdefault((job.name, why), []).append(index)
+    return list(kinds.values())
+
+
+def _find_first(pack: PackExplanation) -> int:
+    return min(member.job_index for member in pack.members)
+
+
+def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanation:
+    """A part's explanation, with its jobs counted among all of the call."""
+    part = planned.part
+    found = build_explanation(
+        planned.plan,
+        part.jobs,
+        part.knowledge.profiles,
+        part.capacity,
+        planned.policy,
+        part.knowledge.calibration,
+        [labels[index] for index in part.indices],
+    )
+    if part.indices == tuple(range(len(part.indices))):
+        return found
+    return dataclasses.replace(
+        found,
+        packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),
+        pairs=tuple(_renumber_pair(pair, part.indices) for pair in found.pairs),
+    )
+
+
+def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplanation:
+    members = (
+        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
+    )
+    return dataclasses.replace(pack, members=tuple(members))
+
+
+def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
+    return dataclasses.replace(
+        pair,
+        first_index=indices[pair.first_index],
+        second_index=indices[pair.second_index],
+        pack_indices=tuple(indices[index] for index in pair.pack_indices),
+    )

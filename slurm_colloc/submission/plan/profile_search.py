@@ -1,0 +1,259 @@
+"""Finding the usage profile of a job: its own runs', its family's, or one that its user names."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.store.calibrations import match_slugs
+from slurm_colloc.store.learned.faults import compute_signature
+from slurm_colloc.store.learned.profile_index import ProfileNames
+from slurm_colloc.store.learned.profiles import (
+    compute_family,
+    list_profiles,
+    read_family,
+    read_named,
+    slug_gpu_model,
+)
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+
+STALE_S = 90 * 86400.0
+"""A usage profile that is older is still used, and named: driver, data or libraries may differ."""
+
+LEAST_DIGITS = 4
+"""So many digits of a signature name a usage profile."""
+
+
+class ProfileSearch:
+    """The look-ups of one call; nothing is read twice.
+
+    Args:
+        root: The state directory.
+
+    Attributes:
+        reasons: What the user should know of what was found, a sentence each.
+        problems: What is wrong with files that were passed over, a sentence each.
+        gpu_memory_mb: Memory of a GPU as the monitor saw it, by GPU model.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names = ProfileNames(root)
+        self._models: dict[str | None, str] = {}
+        self._families: dict[str, list[ProfileRecord]] = {}
+        self._exact: dict[str, list[ProfileRecord]] = {}
+        self._like: dict[str, list[ProfileRecord]] = {}
+        self._all: list[ProfileRecord] | None = None
+        self._merged: dict[tuple[KnownBy, str | None, int], UsageProfile | None] = {}
+        self._family_of: dict[tuple[int, tuple[str, ...]], str] = {}
+        self.reasons: list[str] = []
+        self.problems: list[str] = []
+        self.gpu_memory_mb: dict[str, int] = {}
+
+    def choose_models(self, candidates: Sequence[Candidate]) -> None:
+        """Settle on which GPU model each GPU type means, by all jobs of the call at once."""
+        if len(candidates) < 2:
+            return
+        found: dict[str | None, dict[int, ProfileRecord]] = {}
+        for candidate in candidates:
+            if candidate.job.gpus == 1:
+                records = (*self._find_exact(candidate), *self._find_family(candidate))
+                by_id = found.setdefault(candidate.job.gpu_type, {})
+                by_id.update((id(record), record) for record in records)
+        for gpu_type, by_id in found.items():
+            self._choose_model(gpu_type, list(by_id.values()))
+
+    def find(self, candidate: Candidate) -> UsageProfile | None:
+        """What is known of a job; None where nothing is."""
+        job = candidate.job
+        like = [] if job.profile_like is None else self._find_like(job.profile_like)
+        elsewhere: list[ProfileRecord] = []
+        unlike: list[ProfileRecord] = []
+        if job.gpus == 1:
+            steps: tuple[tuple[KnownBy, Callable[[], list[ProfileRecord]]], ...] = (
+                (KnownBy.EXACT, lambda: self._find_exact(candidate)),
+                (KnownBy.FAMILY, lambda: self._find_family(candidate)),
+                (KnownBy.LIKE, lambda: like),
+            )
+            for known_by, read in steps:
+                records = read()
+                model = self._choose_model(job.gpu_type, records)
+                here = [r for r in records if slug_gpu_model(r.gpu_model) == model]
+                elsewhere = elsewhere or [r for r in records if r not in here]
+                # The lists are kept, so that their ids stay theirs.
+                key = (known_by, model, id(records))
+                if key not in self._merged:
+                    self._merged[key] = self._merge(job.name, here, known_by)
+                if (profile := self._merged[key]) is not None:
+                    return profile
+                unlike = unlike or here
+        if job.gpu_memory_mb is not None:
+            return UsageProfile(known_by=KnownBy.STATED)
+        if unlike:
+            return _keep_memory(unlike)
+        return self._take_memory(job.name, elsewhere)
+
+    def _find_exact(self, candidate: Candidate) -> list[ProfileRecord]:
+        signature = compute_signature(candidate.script, candidate.job)
+        if signature not in self._exact:
+            self._exact[signature] = self._read(self._names.find_signature(signature))
+        return self._exact[signature]
+
+    def _find_family(self, candidate: Candidate) -> list[ProfileRecord]:
+        # The tasks of an array share their script and arguments.
+        key = (id(candidate.script), candidate.job.arguments)
+        family = self._family_of.get(key)
+        if family is None:
+            family = self._family_of[key] = compute_family(candidate.script, candidate.job)
+        if family not in self._families:
+            records, problems = read_family(self._root, family, self._names)
+            self._families[family] = records
+            self.problems += problems
+        return self._families[family]
+
+    def _find_like(self, name: str) -> list[ProfileRecord]:
+        if name in self._like:
+            return self._like[name]
+        if self._all is None:
+            self._all, problems = list_profiles(self._root)
+            self.problems += problems
+        is_prefix = len(name) >= LEAST_DIGITS
+        found = [
+            record
+            for record in self._all
+            if record.name == name or (is_prefix and record.signature.startswith(name))
+        ]
+        if not found:
+            if not self._all and self.problems:
+                raise UsageProblem(
+                    f"--profile-like={name!a}: no usage profile can be read: {self.problems[0]}"
+                )
+            import difflib
+
+            names = sorted({record.name for record in self._all})
+            near = difflib.get_close_matches(name, names, n=3)
+            raise UsageProblem(
+                f"--profile-like={name!a}: no usage profile has this name or signature",
+                hint=f"did you mean {', '.join(ascii(n) for n in near)}?"
+                if near
+                else "csub profile list shows those that there are",
+            )
+        # The newest alone: jobs of one name need not be relatives. They come newest first.
+        models = dict.fromkeys(record.gpu_model for record in found)
+        self._like[name] = [next(r for r in found if r.gpu_model == model) for model in models]
+        return self._like[name]
+
+    def _read(self, names: Sequence[str]) -> list[ProfileRecord]:
+        records, problems = read_named(self._root, names)
+        self.problems += problems
+        return records
+
+    def _choose_model(self, gpu_type: str | None, records: Sequence[ProfileRecord]) -> str | None:
+        """The GPU model, as in file names, where jobs that ask for a type will run."""
+        if gpu_type in self._models:
+            return self._models[gpu_type]
+        slugs = sorted({slug_gpu_model(record.gpu_model) for record in records})
+        matching = slugs if gpu_type is None else match_slugs(gpu_type, slugs)
+        if not matching:
+            # The next job may tell.
+            return None
+        newest = max(
+            (record for record in records if slug_gpu_model(record.gpu_model) in matching),
+            key=lambda record: (record.updated_at, slug_gpu_model(record.gpu_model)),
+        )
+        self._models[gpu_type] = slug_gpu_model(newest.gpu_model)
+        if len(matching) > 1:
+            asked = f"--gres asks for {gpu_type}" if gpu_type else "no GPU type is asked for"
+            self.reasons.append(
+                f"usage profiles are those of {newest.gpu_model}, where it ran last: {asked}, "
+                f"and it was measured on {len(matching)} GPU models"
+            )
+        return self._models[gpu_type]
+
+    def _merge(
+        self, name: str, records: Sequence[ProfileRecord], known_by: KnownBy
+    ) -> UsageProfile | None:
+        if not records:
+            return None
+        for record in records:
+            if record.gpu_memory_total_mb:
+                self.gpu_memory_mb[record.gpu_model] = int(record.gpu_memory_total_mb)
+        if len(records) > 1 and not agree(records):
+            self.reasons.append(
+                f"{name}: the {len(records)} relatives that were measured differ by more than "
+                "10 %, so no more than their largest GPU memory is taken over"
+            )
+            return None
+        newest = max(record.updated_at for record in records)
+        days = (time.time() - newest) / 86400
+        if days * 86400 > STALE_S:
+            self.reasons.append(
+                f"{name}: its usage profile is {days:.0f} days old; csub probe measures again"
+            )
+        merged = merge_relatives(records, known_by)
+        if known_by is KnownBy.LIKE:
+            # It uses as much; what it calls a step, and how many there are, is its own.
+            merged = dataclasses.replace(merged, steps_per_s=None, run_s=None)
+        return merged
+
+    def _take_memory(self, name: str, records: Sequence[ProfileRecord]) -> UsageProfile | None:
+        """Of what ran on another GPU model only the GPU memory counts, with more room."""
+        profile = _keep_memory(records)
+        if profile is None:
+            return None
+        models = sorted({record.gpu_model for record in records})
+        self.reasons.append(
+            f"{name}: measured on {', '.join(models)} only, of which no more than the GPU memory "
+            "is taken over"
+        )
+        return dataclasses.replace(profile, gpu_model="")
+
+
+def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
+    """No more than the largest GPU memory of several; None where none is known."""
+    peaks = [r.gpu_memory_peak_mb for r in records if r.gpu_memory_peak_mb]
+    if not peaks:
+        return None
+    return UsageProfile(
+        gpu_model=records[0].gpu_model,
+        gpu_memory_peak_mb=round(max(peaks)),
+        known_by=KnownBy.UNKNOWN,
+    )
+
+
+def agree(records: Sequence[ProfileRecord]) -> bool:
+    """Whether relatives on one GPU model tell of each other: by their rates, else SM activity."""
+    rates = [record.steps_per_s.mean for record in records if record.steps_per_s is not None]
+    if rates:
+        return rates_agree(rates)
+    return rates_agree([record.sm_active for record in records if record.sm_active is not None])
+
+
+def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> UsageProfile:
+    """One profile of several records on one GPU model: means of what is a mean, largest peaks.
+
+    How long a run takes is known only where all of them took the same number of steps.
+    """
+    profiles = [record.for_planning(known_by) for record in records]
+    if len(profiles) == 1:
+        return profiles[0]
+    values: dict[str, float | int | None] = {}
+    for field in dataclasses.fields(UsageProfile):
+        known = [
+            value
+            for profile in profiles
+            if isinstance(value := getattr(profile, field.name), int | float)
+        ]
+        if field.name.endswith("_peak_mb"):
+            values[field.name] = max(known, default=None)
+        elif known and field.name != "run_s":
+            values[field.name] = sum(known) / len(known)
+    runs = [profile.run_s for profile in profiles if profile.run_s is not None]
+    if runs and rates_agree(runs):
+        values["run_s"] = sum(runs) / len(runs)
+    return dataclasses.replace(profiles[0], **{"run_s": None, **values})  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""The parts of a call: jobs for which Slurm is asked in one way, and what those are planned by.
+
+Each part has nodes of its own, so what a GPU brings with it, how jobs slow each other down there
+and how long requests wait is read for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from slurm_colloc.errors import NoPackPossible
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
+from slurm_colloc.settings import Settings
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
+from slurm_colloc.submission.plan.target_nodes import Destination, Destinations, match_gpu_type
+
+_MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Jobs of a call for which Slurm is asked in one way.
+
+    Attributes:
+        indices: Which jobs of the call, in its order.
+        jobs: They, with the GPU type that packs of several ask for.
+        capacity: What one GPU brings with it where they may land.
+        knowledge: What is known of them, by place among them.
+        asks_for: The GPU type that their user did not name, but packs of several ask for; None
+            for none.
+        reasons: What the user should know of it, a sentence each.
+        warnings: Those of the reasons that tell of a danger.
+    """
+
+    indices: tuple[int, ...]
+    jobs: tuple[Job, ...]
+    capacity: Capacity
+    knowledge: Knowledge
+    asks_for: str | None = None
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def divide_call(
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    destinations: Destinations,
+    *,
+    keeps_whole: bool = False,
+) -> list[Part]:
+    """Divide the jobs of a call into parts, and read what each is planned by.
+
+    Args:
+        candidates: The jobs of the call.
+        settings: The settings.
+        destinations: Tells where they may land.
+        keeps_whole: Jobs with the same options stay one part, since a limit on how many run at
+            once counts for all of them.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+        NoPackPossible: A job asks for more GPU memory than the GPU has.
+        UsageProblem: `--profile-like` names nothing.
+    """
+    buckets: dict[object, list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        buckets.setdefault((candidate.job.group, candidate.job.gpu_type), []).append(index)
+    parts: list[Part] = []
+    for indices in buckets.values():
+        chosen = [candidates[index] for index in indices]
+        knowledge = gather_knowledge(chosen, settings)
+        # Slurm is asked only where something may share.
+        sharing = next((c.job for c in chosen if c.job.came_together and c.job.gpus == 1), None)
+        if sharing is None:
+            jobs = tuple(c.job for c in chosen)
+            parts.append(
+                _warn(Part(tuple(indices), jobs, Capacity(), knowledge), knowledge.profiles)
+            )
+            continue
+        destination = destinations.read(sharing)
+        _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
+        own = _settle_gpu_type(
+            indices, chosen, knowledge, destination, destinations, keeps_whole=keeps_whole
+        )
+        by_index = {indices[place]: profile for place, profile in knowledge.profiles.items()}
+        for part in own:
+            # By what was measured of them, also where it does not hold for the GPU there.
+            measured = {
+                place: by_index[index]
+                for place, index in enumerate(part.indices)
+                if index in by_index
+            }
+            parts.append(_warn(part, measured))
+    return parts
+
+
+def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
+    """A part with a warning for each job whose user states less GPU memory than it has taken."""
+    warnings = []
+    for place, profile in profiles.items():
+        job, peak_mb = part.jobs[place], profile.gpu_memory_peak_mb
+        if profile.known_by not in _MEASURED or not job.gpu_memory_mb or not peak_mb:
+            continue
+        if job.gpu_memory_mb < peak_mb:
+            who = "its earlier runs" if profile.known_by is KnownBy.EXACT else "its relatives"
+            warnings.append(
+                f"{job.name}: --gpu-mem={job.gpu_memory_mb}M counts, but {who} took up to "
+                f"{peak_mb} MB: it may run out of GPU memory"
+            )
+    told = tuple(dict.fromkeys(warnings))
+    return dataclasses.replace(part, reasons=(*part.reasons, *told), warnings=told)
+
+
+def _refuse_too_large(jobs: Sequence[Job], most_mb: int | None) -> None:
+    for job in jobs:
+        if most_mb and job.gpu_memory_mb and job.gpu_memory_mb > most_mb:
+            raise NoPackPossible(
+                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
+                f"{most_mb} MB",
+                hint="ask for another GPU type, or for less",
+            )
+
+
+def _settle_gpu_type(
+    indices: Sequence[int],
+    candidates: Sequence[Candidate],
+    knowledge: Knowledge,
+    destination: Destination,
+    destinations: Destinations,
+    *,
+    keeps_whole: bool,
+) -> Iterator[Part]:
+    """One part; or two, of which that with the measured jobs asks for the GPUs of its profiles."""
+    jobs = [candidate.job for candidate in candidates]
+    match = match_gpu_type(knowledge.gpu_models, destination, dict(jobs[0].group))
+    places = range(len(jobs))
+    measured = [p for p in places if p in knowledge.profiles and knowledge.profiles[p].gpu_model]
+    if match.gpu_type is not None and keeps_whole and len(measured) < len(jobs):
+        reason = (
+            "some of the jobs have been measured and others not, so no GPU type is asked for: of "
+            "what was measured no more than the GPU memory is taken over (--gres=gpu:TYPE:1 lets "
+            "csub plan by it)"
+        )
+        match = dataclasses.replace(match, gpu_type=None, is_other=True, reason=reason)
+    if match.is_other:
+        knowledge = knowledge.as_of_another_gpu(match.reason)
+    if match.gpu_type is None:
+        # All GPUs there are of the model that was watched, or else its memory is not in there.
+        _refuse_too_large(jobs, destination.gpu_memory_most_mb or knowledge.gpu_memory_mb)
+        yield _build(indices, jobs, destination, knowledge)
+        return
+    typed = [dataclasses.replace(jobs[place], gpu_type=match.gpu_type) for place in measured]
+    part = _build(
+        [indices[place] for place in measured],
+        typed,
+        destinations.read(typed[0]),
+        knowledge.select(measured),
+    )
+    yield dataclasses.replace(part, asks_for=match.gpu_type)
+    rest = sorted(set(places).difference(measured))
+    if rest:
+        # They may land on any GPU there, whose memory nothing tells.
+        unmeasured = dataclasses.replace(knowledge.select(rest), gpu_memory_mb=None)
+        yield _build(
+            [indices[place] for place in rest],
+            [jobs[place] for place in rest],
+            destination,
+            unmeasured,
+        )
+
+
+def _build(
+    indices: Sequence[int], jobs: Sequence[Job], destination: Destination, knowledge: Knowledge
+) -> Part:
+    capacity = complete_capacity(destination.capacity, knowledge)
+    return Part(tuple(indices), tuple(jobs), capacity, knowledge, reasons=destination.reasons)
+
+
+def complete_capacity(capacity: Capacity, knowledge: Knowledge | None) -> Capacity:
+    """With the GPU's memory as the monitor saw it, where the site does not say."""
+    if capacity.gpu_memory_mb is not None or knowledge is None:
+        return capacity
+    return dataclasses.replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)

@@ -1,0 +1,1 @@
+"""What interrupted submissions and ended Slurm jobs have left."""

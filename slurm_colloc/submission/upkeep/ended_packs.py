@@ -1,0 +1,225 @@
+"""The end of a pack: Slurm's last word on it, and what becomes of members that never started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
+from slurm_colloc.model.end_causes import RESUBMISSIONS
+from slurm_colloc.model.member import FINAL_STATES, MemberState, SlurmJobState
+from slurm_colloc.model.sbatch.arrays import format_task_ids
+from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import (
+    begin_attempt,
+    read_attempt,
+    read_state,
+    remove_environment,
+)
+from slurm_colloc.store.pack.pack_directory import (
+    drop_unfinished,
+    list_members,
+    read_ended,
+    read_moved,
+    read_slurm_job_id,
+    read_spec,
+    write_ended,
+)
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+OVER = frozenset(
+    {
+        SlurmJobState.COMPLETED,
+        SlurmJobState.FAILED,
+        SlurmJobState.CANCELLED,
+        SlurmJobState.TIMEOUT,
+        SlurmJobState.OUT_OF_MEMORY,
+        SlurmJobState.PREEMPTED,
+        SlurmJobState.NODE_FAIL,
+    }
+)
+
+
+class Ending:
+    """A pack whose Slurm job is over.
+
+    Args:
+        state: The state directory.
+        slurm: Slurm.
+        settings: The settings.
+        record: The pack.
+        job_id: Its Slurm job.
+        last: Slurm's last word on it.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        slurm: SlurmAccess,
+        settings: Settings,
+        *,
+        record: PackRecord,
+        job_id: str,
+        last: SlurmJobState,
+    ) -> None:
+        self._state = state
+        self._slurm = slurm
+        self._settings = settings
+        self._record = record
+        self._job_id = job_id
+        self._last = last
+        self._path = state.pack_path(record.pack_id)
+
+    def settle(self) -> list[str]:
+        """Write down how it ended, and submit again what never started; what to tell."""
+        with hold_lock(self._path / "lock", 0) as locked:
+            # Somebody else is at it, or at joining it: the next call looks again.
+            if not locked or not os.path.lexists(self._state.open / self._record.pack_id):
+                return []
+            told = read_ended(self._path)
+            if told is None:
+                write_ended(self._path, self._last, self._find_end_time())
+            elif self._last in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
+                # Its runner had no time for all of them, and said so.
+                self._last = told
+            drop_unfinished(self._path)
+            # Looked at first: a pack that turns out to have a job id never loses it again.
+            is_moving = self._is_moving()
+            never = [] if self._record.carried else list_never_started(self._path)
+            held = [] if self._last is SlurmJobState.CANCELLED else list_held(self._path)
+            never = [number for number in never if number not in held]
+            notes, is_done = self._submit_again(never) if never else ([], True)
+            # Who is held outlives the pack, with what is needed to submit it once released.
+            if is_done and not held and not is_moving:
+                close_books(self._state, self._record, self._last)
+            return notes
+
+    def _find_end_time(self) -> float | None:
+        """When its Slurm job ended; asked only where it tells more than the runner wrote."""
+        # A damaged file is told of by those that need it.
+        with contextlib.suppress(StateError):
+            attempt = read_attempt(self._path)
+            records = (read_state(self._path, n, attempt) for n in list_members(self._path))
+            if all(record is not None and record.ended_at is not None for record in records):
+                return None
+        ended_at = self._slurm.read_end_time(self._job_id)
+        # The clock of another host may be ahead.
+        return None if ended_at is None else min(ended_at, time.time())
+
+    def _is_moving(self) -> bool:
+        """A member is being submitted again, and it is not known whether Slurm has it."""
+        moved = {read_moved(self._path, number) for number in list_members(self._path)}
+        return any(
+            pack_id is not None and read_slurm_job_id(self._state.pack_path(pack_id)) is None
+            for pack_id in moved
+        )
+
+    def _submit_again(self, never: Sequence[int]) -> tuple[list[str], bool]:
+        """What to tell, and whether it is settled; what Slurm did not answer is tried again."""
+        base = self._job_id.partition("_")[0]
+        names = f"{base}/{format_task_ids(tuple(never))}"
+        ended = (
+            f"{format_members(len(never))} never started ({names}; the pack: {self._last.value})"
+        )
+        obstacle = self._find_obstacle(never)
+        if obstacle is None:
+            return [], True
+        if obstacle:
+            return [f"{ended}; not submitted again: {obstacle}"], True
+        # A runner that is taken for dead and still lives starts none of them any more.
+        begin_attempt(self._path, 0)
+        try:
+            # Half of what csub queue would load, and seldom needed.
+            from slurm_colloc.submission.upkeep.resubmit_members import resubmit
+
+            job_id = resubmit(self._state, self._slurm, self._settings, self._record.pack_id, never)
+        except (SlurmUnreachable, StateError) as error:
+            return [f"{ended}; the next call of csub tries to submit again: {error}"], False
+        except CollocError as error:
+            return [f"{ended}; not submitted again: {error}"], True
+        return [f"{ended}; submitted again as job {job_id}"], True
+
+    def _find_obstacle(self, never: Sequence[int]) -> str | None:
+        """Why they are not submitted again; '' if they are, None if nobody expects it."""
+        if self._last is SlurmJobState.CANCELLED:
+            return None
+        if self._last is SlurmJobState.COMPLETED:
+            return "their pack completed without them"
+        return self._find_reason_in_its_end() or self._find_reason_in_options(never)
+
+    def _find_reason_in_its_end(self) -> str:
+        began = read_attempt(self._path) > 0
+        if not began and self._last in (SlurmJobState.FAILED, SlurmJobState.OUT_OF_MEMORY):
+            return "its batch script failed at once, csub logs or its output file says why"
+        if not began and self._last is SlurmJobState.TIMEOUT:
+            return "its deadline has passed"
+        if self._last is SlurmJobState.ABSENT:
+            return "Slurm has forgotten the job, which may have been cancelled"
+        if self._record.resubmissions >= RESUBMISSIONS:
+            return f"that was done {RESUBMISSIONS} times already"
+        return ""
+
+    def _find_reason_in_options(self, never: Sequence[int]) -> str:
+        wishes = {read_spec(self._path, number).job.requeue for number in never}
+        if False in wishes:
+            return "--no-requeue was given"
+        if None in wishes and not self._site_requeues():
+            return "the site does not requeue jobs (JobRequeue=0), and --requeue was not given"
+        return ""
+
+    def _site_requeues(self) -> bool:
+        with contextlib.suppress(SlurmError):
+            return self._slurm.read_config().get("JobRequeue") == "1"
+        return False
+
+
+def list_never_started(path: Path) -> list[int]:
+    """Members of a pack that no runner has started, and that nobody has cancelled or moved."""
+    attempt = read_attempt(path)
+    found = []
+    for number in list_members(path):
+        record = read_state(path, number, attempt)
+        if record is not None and (record.starts or record.state in FINAL_STATES):
+            continue
+        # Its wrapper says so before its script begins; its runner may have been killed just then.
+        if any((path / "members" / format_number(number)).glob("run.*.started")):
+            continue
+        cancelled = path / "members" / format_number(number) / "cancelled"
+        if not os.path.lexists(cancelled) and read_moved(path, number) is None:
+            found.append(number)
+    return found
+
+
+def list_held(path: Path) -> list[int]:
+    """Members that wait until they are released, also those that had run and were requeued."""
+    attempt = read_attempt(path)
+    found = []
+    for number in list_members(path):
+        if is_held(path, number) and read_moved(path, number) is None:
+            record = read_state(path, number, attempt)
+            cancelled = path / "members" / format_number(number) / "cancelled"
+            waits = record is None or record.state is MemberState.PENDING
+            if waits and not os.path.lexists(cancelled):
+                found.append(number)
+    return found
+
+
+def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:
+    """Write Slurm's last word on a pack, after which nobody looks at it any more."""
+    path = state.pack_path(record.pack_id)
+    if read_ended(path) is None:
+        write_ended(path, last)
+    if last in OVER:
+        # Its runner may have had no time for it.
+        for number in list_members(path):
+            remove_environment(path, number)
+    state.forget_open(record.pack_id)

@@ -1,0 +1,116 @@
+"""Submitting members again whose pack is over before they had their turn.
+
+The new pack is named in each member's `moved.json` before sbatch is called. A kill in between
+leaves a note about a pack that is not there, which means nothing; a submission that Slurm has is
+found again by its comment. So a member is submitted again once, whatever happens to csub.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import NotFound
+from slurm_colloc.model.plan import PackPlan, Plan
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State, make_submission_id
+from slurm_colloc.store.atomic_files import explain_os_errors
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.pack_directory import parse_environment_block, read_spec, write_moved
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.submit import submit_batch
+
+_SERVED = frozenset({"begin", "dependency", "hold"})
+
+
+def resubmit(
+    state: State,
+    slurm: SlurmAccess,
+    settings: Settings,
+    pack_id: str,
+    numbers: Sequence[int],
+    *,
+    counts: bool = True,
+) -> str:
+    """Submit never started members of an ended pack again, as one new pack; its Slurm job id.
+
+    They keep their numbers: 4711/3 becomes 4720/3. The caller holds the pack's lock.
+
+    Args:
+        state: The state directory.
+        slurm: Slurm.
+        settings: The settings.
+        pack_id: The pack that is over.
+        numbers: Which of its members, at least one.
+        counts: Count it against the number of times that the sweep may do it by itself.
+
+    Raises:
+        NotFound: There is no such pack.
+        CollocError: Slurm did not take it, or the state cannot be written; nothing has changed.
+    """
+    record = state.read_pack(pack_id)
+    if record is None:
+        raise NotFound(f"there is no pack {pack_id} in {state.root}")
+    path = state.pack_path(pack_id)
+    specs = [read_spec(path, number) for number in numbers]
+    candidates = [_read_candidate(path, spec) for spec in specs]
+    planned = _plan_again(record, specs)
+    plan = Plan((planned,), None, ())
+    (batch,) = group_into_batches(plan, [candidate.job for candidate in candidates])
+    submission = make_submission_id()
+    new_id = build_pack_id(submission, batch.indices[0])
+    for number in numbers:
+        write_moved(path, number, new_id)
+    # The notes stay, whatever happens: they mean something as long as the new pack is there.
+    # Ctrl-C is not for this job, which nobody has just typed.
+    with hold_interrupts():
+        submitted = submit_batch(
+            batch,
+            plan,
+            candidates,
+            submission,
+            settings=settings,
+            state=state,
+            slurm=slurm,
+            directory=record.submit_directory,
+            held=HeldInterrupts(),
+            policy=record.policy,
+            refusals=(),
+            resubmissions=record.resubmissions + (1 if counts else 0),
+        )
+    return submitted.job_id
+
+
+def _read_candidate(path: Path, spec: MemberSpec) -> Candidate:
+    folder = path / "members" / format_number(spec.job.number)
+    with explain_os_errors("read", folder):
+        block = parse_environment_block((folder / "env").read_bytes())
+        script = (folder / "script").read_bytes()
+    environment = {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in block.items()
+    }
+    return Candidate(spec.job, script, environment)
+
+
+def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
+    """The old pack's plan with these members alone; it asks for what the old one asked for."""
+    return PackPlan(
+        members=tuple(
+            dataclasses.replace(spec.plan, job_index=index) for index, spec in enumerate(specs)
+        ),
+        degree=record.degree,
+        mode=record.mode,
+        request=record.request,
+        # It had its release and its turn: what it waited for then is no more to wait for.
+        group=tuple(pair for pair in record.group if pair[0] not in _SERVED),
+        predicted_slowdown=None,
+        reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
+        start_degree=record.start_degree,
+    )

@@ -1,0 +1,225 @@
+"""Nothing forgotten: what interrupted submissions and ended Slurm jobs have left.
+
+Every csub call looks at the packs that may still change. A pack without a job id whose csub and
+sbatch are gone is looked up in Slurm by its comment, and dropped if Slurm does not know it. A pack
+whose Slurm job is over is marked with Slurm's last word; members of it that never started are
+submitted again where that is allowed, and named where it is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.output_formats import SlurmJob, compute_hidden_state
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.pack_directory import (
+    is_local_alive,
+    is_unanswered,
+    read_ended,
+    read_slurm_job_id,
+)
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
+from slurm_colloc.submission.packs.hook_token import PACK_TOKEN
+from slurm_colloc.submission.upkeep.ended_packs import (
+    OVER,
+    Ending,
+    close_books,
+    list_held,
+    list_never_started,
+)
+
+UNANSWERED_S = 600.0
+"""How long a submission that Slurm did not answer is kept for a job that may turn up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenPack:
+    """An open pack as it was at one moment.
+
+    Attributes:
+        pack_id: Its id.
+        record: Its pack.json; None if it is not in its place.
+        job_id: Its Slurm job; None if that was not written down yet.
+        in_work: The csub that submits it, or its sbatch, was alive.
+    """
+
+    pack_id: str
+    record: PackRecord | None
+    job_id: str | None
+    in_work: bool
+
+
+def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[OpenPack]:
+    """Look at the open packs; to be called before Slurm is asked.
+
+    A pack that is submitted while Slurm is asked is not in its answer, and must not be judged by
+    it. For the same reason the lock is looked at first and what it protects afterwards.
+
+    Args:
+        state: The state directory.
+        damaged: Takes what is wrong with packs that cannot be read; they are left as they are.
+    """
+    found = []
+    for pack_id in state.list_open():
+        # Somebody else's submission is not judged, and its lock left alone.
+        in_work = not isinstance(state, State) or state.is_being_submitted(
+            pack_id.rpartition(".")[0]
+        )
+        try:
+            record = state.read_pack(pack_id)
+            if record is not None and state.is_elsewhere(record):
+                continue
+            job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
+        except (OSError, StateError) as error:
+            damaged.append(explain_unreadable(state.pack_path(pack_id), error))
+            continue
+        found.append(OpenPack(pack_id, record, job_id, in_work))
+    return found
+
+
+def sweep(
+    state: State,
+    slurm: SlurmAccess,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob] | None,
+    settings: Settings,
+) -> list[str]:
+    """Bring the state up to date with Slurm.
+
+    Args:
+        state: The state directory.
+        slurm: For questions about jobs that squeue does not show any more.
+        packs: The open packs as they were before Slurm was asked.
+        jobs: What squeue shows; None where Slurm did not answer, and then only what runs
+            without Slurm is looked at.
+        settings: The settings, for what is submitted again.
+
+    Returns:
+        What was found, a sentence each.
+    """
+    notes = []
+    absent: dict[str, PackRecord] = {}
+    over: dict[str, tuple[PackRecord, SlurmJobState]] = {}
+    for pack in packs:
+        record = pack.record
+        if record is None or record.local:
+            if not pack.in_work:
+                notes += _sweep_without_slurm(state, pack.pack_id, record)
+            continue
+        if jobs is None:
+            continue
+        job_id = pack.job_id or _adopt(state, record, jobs)
+        if job_id is None:
+            notes += _drop_interrupted(state, pack, record)
+            continue
+        last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
+        if last is SlurmJobState.ABSENT:
+            absent[job_id] = record
+        elif last is not None:
+            over[job_id] = (record, last)
+    known = slurm.read_accounting(list(absent)) if absent else {}
+    for job_id, record in absent.items():
+        over[job_id] = (record, known.get(job_id) or compute_hidden_state(jobs or {}, job_id))
+    for job_id, (record, last) in over.items():
+        ending = Ending(state, slurm, settings, record=record, job_id=job_id, last=last)
+        notes += ending.settle()
+    for submission in state.list_making():
+        if not state.is_being_submitted(submission):
+            state.drop_making(submission)
+    return notes
+
+
+def foresee(
+    packs: Sequence[OpenPack], jobs: Mapping[str, SlurmJob], slurm: SlurmAccess
+) -> dict[str, SlurmJob]:
+    """What squeue shows, with how jobs have ended that it does not show any more.
+
+    It is what a sweep would write into the state, for one who only reads it.
+
+    Args:
+        packs: The open packs as they were before Slurm was asked.
+        jobs: What squeue shows.
+        slurm: For questions about the others.
+    """
+    seen = dict(jobs)
+    wanted = [
+        (pack.job_id, pack.record)
+        for pack in packs
+        if pack.record is not None and not pack.record.local and pack.job_id is not None
+    ]
+    absent = [job_id for job_id, record in wanted if find_job(record, job_id, jobs) is None]
+    known = slurm.read_accounting(absent) if absent else {}
+    for job_id in absent:
+        state = known.get(job_id) or compute_hidden_state(jobs, job_id)
+        seen[job_id] = SlurmJob(job_id, state, "", "", "", "", "")
+    return seen
+
+
+def find_job(
+    record: PackRecord, job_id: str | None, jobs: Mapping[str, SlurmJob]
+) -> SlurmJob | None:
+    """What squeue shows of a pack's job; None where it shows none, or one of another pack.
+
+    A controller that was killed may have lost its newest jobs, and give their ids again.
+    """
+    job = jobs.get(job_id or "")
+    token = PACK_TOKEN.format(submission=record.submission)
+    prefix = PACK_TOKEN.partition("{")[0]
+    return None if job is None or (prefix in job.comment and token not in job.comment) else job
+
+
+def _read_last_word(path: Path, job: SlurmJob | None) -> SlurmJobState | None:
+    """How a pack's job ended: ABSENT where nobody here knows, None while it is not over."""
+    if job is None:
+        return read_ended(path) or SlurmJobState.ABSENT
+    return job.state if job.state in OVER else None
+
+
+def _drop_interrupted(state: State, pack: OpenPack, record: PackRecord) -> list[str]:
+    if pack.in_work or _may_turn_up(state, record):
+        return []
+    state.discard(pack.pack_id)
+    return [f"a submission of {record.name} was interrupted before Slurm had it"]
+
+
+def _may_turn_up(state: State, record: PackRecord) -> bool:
+    """Slurm's controller did not answer the submission, and may still be at it."""
+    return is_unanswered(state.pack_path(record.pack_id)) and (
+        time.time() - record.created_at < UNANSWERED_S
+    )
+
+
+def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> list[str]:
+    if record is None:
+        state.forget_open(pack_id)
+    elif not is_local_alive(state.pack_path(pack_id)):
+        if list_held(state.pack_path(pack_id)):
+            # They wait to be released.
+            return []
+        never = list_never_started(state.pack_path(pack_id))
+        close_books(state, record, SlurmJobState.FAILED)
+        if never:
+            names = format_members(len(never))
+            return [f"{names} of a pack without Slurm never started: its runner was killed"]
+    return []
+
+
+def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
+    """Find the job of an interrupted submission by its comment."""
+    token = PACK_TOKEN.format(submission=record.submission)
+    for element_id, job in jobs.items():
+        if token in job.comment:
+            base, _, index = element_id.partition("_")
+            if not record.is_array or index == str(record.index):
+                state.record_pack_job(record, base)
+                return element_id
+    return None
