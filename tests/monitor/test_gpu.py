@@ -126,10 +126,13 @@ def test_without_a_setup_slurm_says_which_gpu(bed: Bed, simulation: Simulation) 
 def test_where_nobody_knows_the_gpu_none_is_read(bed: Bed, simulation: Simulation) -> None:
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor(environment_of(simulation))
+    unknown = "it is not known which GPU is the pack's"
+    # At first the driver may not have answered yet.
+    bed.wait_for(lambda now: unknown in now["problems"].get("nvml", ""), "it says so")
     bed.wait_for(lambda now: "1" in now["members"], "the member is seen")
     bed.end_monitor(monitor)
     assert bed.rows("gpu") == []
-    assert gaps_of(bed, "it is not known which GPU is the pack's")
+    assert gaps_of(bed, unknown)
 
 
 def test_a_lost_gpu_is_a_gap_and_its_neighbour_is_read(bed: Bed, simulation: Simulation) -> None:

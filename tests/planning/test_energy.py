@@ -17,6 +17,7 @@ from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.priced_packs import Subject
+from slurm_colloc.planning.search.exact_search import SUBJECTS_MAX
 from slurm_colloc.planning.search.pack_search import partition
 from tests.planning import coefficients, known_jobs
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job
@@ -118,16 +119,18 @@ def test_among_many_no_other_goal_s_packs_take_less_energy(
 
 
 def test_jobs_that_take_no_energy_at_all_are_divided() -> None:
+    # More than the exact search takes.
+    count = SUBJECTS_MAX + 1
     calibration = dataclasses.replace(coefficients.CALIBRATION, idle_power_w=0.0)
     many = [
         dataclasses.replace(
             subject,
             load=dataclasses.replace(subject.load, power_w=0.0),  # type: ignore[type-var]
         )
-        for subject in make_subjects(20)
+        for subject in make_subjects(count)
     ]
     parts = partition(Pricing(many, coefficients.LIMITS, calibration, goal=Goal.ENERGY))
-    assert sorted(i for pack in parts for i in pack) == list(range(20))
+    assert sorted(i for pack in parts for i in pack) == list(range(count))
 
 
 @pytest.mark.parametrize("lacking", [None, float("nan")])
