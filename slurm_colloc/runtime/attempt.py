@@ -25,7 +25,7 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
-from slurm_colloc.runtime.pack.guard import Fenced
+from slurm_colloc.runtime.pack.fence import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment
@@ -123,7 +123,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if record.carried:
         report_carried(runner, pack, lone=lone)
     if lone and not local:
-        end_like_the_member(runner.ledger.worst)
+        end_like_the_member(runner.states.worst)
     return status
 
 
@@ -174,7 +174,7 @@ def leave_output_to_members(pack: Path) -> int:
 
 def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
     """Say in the pack's log how the members ended, and remove what travelled here."""
-    for member in () if lone else runner.roster.list_members():
+    for member in () if lone else runner.members.list_members():
         code = member.record.exit_code
         sys.stdout.write(
             f"csub: member {member.number} {member.spec.job.name} {member.record.state}"

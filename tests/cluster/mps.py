@@ -35,9 +35,9 @@ _LAUNCHER = """\
 #!{python}
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
-from slurm_colloc.runtime import __main__ as entry, crew
+from slurm_colloc.runtime import __main__ as entry, wiring
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
-crew.Sharing = functools.partial(crew.Sharing, waits=GpuPatience(**{waits!r}))
+wiring.GpuMode = functools.partial(wiring.GpuMode, patience=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """
 

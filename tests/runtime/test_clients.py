@@ -24,7 +24,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
-from .test_roster import SPEC
+from .test_members import SPEC
 
 TEXT = (
     "[2026-11-21 14:37:41.352 Server 9] Client {PID: 11, Context: 1} encountered a fatal GPU error."
@@ -56,8 +56,8 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return found
 
 
-def build_clients(tmp_path: Path, *numbers: int, waits: GpuPatience | None = None) -> MpsClients:
-    clients = MpsClients(Journal(tmp_path), waits)
+def build_clients(tmp_path: Path, *numbers: int, patience: GpuPatience | None = None) -> MpsClients:
+    clients = MpsClients(Journal(tmp_path), patience)
     for number in numbers:
         member = Member(number, SPEC, StateRecord(MemberState.RUNNING, 1))
         member.wrapper_pid = 100 * number
@@ -120,7 +120,9 @@ def test_the_daemon_is_asked_often_at_first_then_less_and_less_and_at_last_not_a
 def test_nobody_is_asked_about_who_is_known(
     tmp_path: Path, now: Now, owners: dict[int, int]
 ) -> None:
-    clients = build_clients(tmp_path, 1, 2, waits=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0))
+    clients = build_clients(
+        tmp_path, 1, 2, patience=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0)
+    )
     owners.update({11: 1, 21: 2})
     clients.join(11)
     clients.note_outside([21])

@@ -108,16 +108,16 @@ def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackD
     FakeKeeper.made = []
     monkeypatch.setattr(module, "Keeper", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     return PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=MpsClients(journal, waits),
+        clients=MpsClients(journal, patience),
         journal=journal,
         listener=told,
-        waits=waits,
+        patience=patience,
     )
 
 
@@ -164,7 +164,9 @@ def test_a_keeper_that_cannot_be_started_is_no_more_than_that(
     ]
 
 
-def test_a_daemon_that_dies_is_started_again_until_it_is_enough(daemon: PackDaemon, told: Told) -> None:
+def test_a_daemon_that_dies_is_started_again_until_it_is_enough(
+    daemon: PackDaemon, told: Told
+) -> None:
     daemon.start()
     for restarts in range(DAEMONS_MAX):
         keeper = say(daemon, CONTROL, READY)
@@ -226,7 +228,9 @@ def test_what_was_let_go_is_not_started_again(daemon: PackDaemon, told: Told, la
     assert "stop" not in keeper.asked
 
 
-def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(daemon: PackDaemon, told: Told) -> None:
+def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(
+    daemon: PackDaemon, told: Told
+) -> None:
     daemon.start()
     keeper = say(daemon, CONTROL, READY)
     told.take()
@@ -297,23 +301,25 @@ def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Pac
     FakeKeeper.made = []
     monkeypatch.setattr(module, "Keeper", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     daemon = PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=MpsClients(journal, waits),
+        clients=MpsClients(journal, patience),
         journal=journal,
         listener=told,
-        waits=waits,
+        patience=patience,
         prepared=PreparedDaemon((UUID,), PIPE, 18.5),
     )
     daemon.start()
     return daemon
 
 
-def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(prepared: PackDaemon, told: Told) -> None:
+def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(
+    prepared: PackDaemon, told: Told
+) -> None:
     assert FakeKeeper.made[-1].options.adopt == PIPE
     say(prepared, PREPARED, READY)
     assert told.take()[0] == ("control", PIPE, 18.5, 0, ())
@@ -341,7 +347,9 @@ def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
     assert told.take()[-1] == ("stopped", 105.0)
 
 
-def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(prepared: PackDaemon, told: Told) -> None:
+def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(
+    prepared: PackDaemon, told: Told
+) -> None:
     say(prepared, PREPARED, READY)
     told.take()
     keeper = say(prepared, keepers.DaemonDied(None))

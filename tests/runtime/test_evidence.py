@@ -12,7 +12,7 @@ from slurm_colloc.simgpu.training.failure_output import render_failure
 LINES = [
     (
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a "
-        "total capacity of 139.80 GiB of which 512.00 MiB is free. StartedProcess 912 has 66.00 MiB "
+        "total capacity of 139.80 GiB of which 512.00 MiB is free. Process 912 has 66.00 MiB "
         "memory in use."),
         Sign.OUT_OF_GPU_MEMORY,
     ),
@@ -67,7 +67,9 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "sign"), LINES)
 def test_a_line_that_says_why(line: str, sign: Sign) -> None:
-    assert find_signs(f"epoch 1 loss 0.3\n  {line}  \nsrun: error\n") == (OutputFinding(sign, line),)
+    assert find_signs(f"epoch 1 loss 0.3\n  {line}  \nsrun: error\n") == (
+        OutputFinding(sign, line),
+    )
 
 
 @pytest.mark.parametrize(

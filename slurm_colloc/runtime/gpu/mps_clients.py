@@ -53,12 +53,12 @@ class MpsClients:
 
     Args:
         journal: The pack's log.
-        waits: When NVML is asked.
+        patience: When NVML is asked.
     """
 
-    def __init__(self, journal: Journal, waits: GpuPatience | None = None) -> None:
+    def __init__(self, journal: Journal, patience: GpuPatience | None = None) -> None:
         self._journal = journal
-        self._waits = waits or GpuPatience()
+        self._patience = patience or GpuPatience()
         self._members: dict[int, MpsMember] = {}
         self._owners: dict[int, int] = {}
         self._hit_pids: set[int] = set()
@@ -137,9 +137,9 @@ class MpsClients:
     def wants_gpu_look(self) -> bool:
         """NVML should be asked now who uses the GPU without being a client."""
         now = time.monotonic()
-        if now < self._looked_at + self._waits.gpu_look_every_s:
+        if now < self._looked_at + self._patience.gpu_look_every_s:
             return False
-        looks_s = self._waits.gpu_looks_s
+        looks_s = self._patience.gpu_looks_s
         is_due = False
         for seen in self._members.values():
             if seen.is_client or seen.is_outside:

@@ -70,7 +70,7 @@ class Blame:
     is_culprit: bool = False
 
 
-def judge_aftermath(verdict: Verdict, around: Circumstances) -> Blame:
+def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
     """Judge an end of a member that shares a GPU.
 
     Args:

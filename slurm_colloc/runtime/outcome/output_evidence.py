@@ -76,7 +76,7 @@ _SIGNS: tuple[tuple[Sign, re.Pattern[str]], ...] = (
         Sign.MPS_FULL,
         re.compile(
             r"hardware resources required to (create MPS client|support device connections)"
-            r"|cudaErrorMpsMax(MpsClients|Connections)Reached"
+            r"|cudaErrorMpsMax(Clients|Connections)Reached"
             r"|CUDA_ERROR_MPS_MAX_(CLIENTS|CONNECTIONS)_REACHED"
         ),
     ),

@@ -48,17 +48,22 @@ class Dependents:
     Args:
         pack: The pack's directory.
         job_id: The pack's Slurm job.
-        roster: Its members.
+        members: Its members.
         slurm: Slurm; None where the pack runs without it, and then nobody waits for it.
         journal: The pack's log.
     """
 
     def __init__(
-        self, pack: Path, job_id: str, roster: PackMembers, slurm: SlurmAccess | None, journal: Journal
+        self,
+        pack: Path,
+        job_id: str,
+        members: PackMembers,
+        slurm: SlurmAccess | None,
+        journal: Journal,
     ) -> None:
         self._pack = pack
         self._job_id = job_id
-        self._roster = roster
+        self._members = members
         self._slurm = slurm
         self._journal = journal
         self._look_at = 0.0
@@ -105,7 +110,7 @@ class Dependents:
         return None
 
     def _judge_own(self, kind: str, number: int) -> Outlook:
-        member = self._roster.members.get(number)
+        member = self._members.by_number.get(number)
         if member is None:
             cancelled = self._pack / "members" / format_number(number) / "cancelled"
             state = MemberState.CANCELLED if cancelled.exists() else MemberState.PENDING

@@ -10,7 +10,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.launch.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
-from slurm_colloc.runtime.queue.members import Member, PackPlace, PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.pack.member_states import StateRecord
 from slurm_colloc.store.pack.pack_records import MemberSpec
 
@@ -18,7 +18,9 @@ SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, No
 
 
 def build_roster(*wanted: int) -> PackMembers:
-    return PackMembers([PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)])
+    return PackMembers(
+        [PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,10 +43,10 @@ def build_roster(*wanted: int) -> PackMembers:
 def test_the_smallest_free_place_that_is_large_enough(
     wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | None
 ) -> None:
-    roster = build_roster(*wanted)
+    members = build_roster(*wanted)
     for index in taken:
-        roster.places[index].occupant = 100 + index
-    place = roster.find_place(need)
+        members.places[index].occupant = 100 + index
+    place = members.find_place(need)
     assert (place and place.index) == expected
 
 
@@ -55,17 +57,17 @@ def test_the_smallest_free_place_that_is_large_enough(
 def test_places_never_have_two_occupants_and_nobody_starves(
     wanted: list[int], needs: list[int]
 ) -> None:
-    roster = build_roster(*wanted)
+    members = build_roster(*wanted)
     waiting = list(enumerate(needs))
     running: list[int] = []
     for _ in range(2 * len(needs) + 1):
-        if waiting and (place := roster.find_place(waiting[0][1])) is not None:
+        if waiting and (place := members.find_place(waiting[0][1])) is not None:
             assert place.occupant is None
             place.occupant = waiting.pop(0)[0]
             running.append(place.occupant)
-            assert roster.place_of(running[-1]) is place
+            assert members.place_of(running[-1]) is place
         elif running:
-            roster.vacate(running.pop(0))
+            members.vacate(running.pop(0))
     assert not waiting
 
 
