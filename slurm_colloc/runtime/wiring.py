@@ -24,8 +24,8 @@ from slurm_colloc.runtime.outcome.find_blame import BlameFinder
 from slurm_colloc.runtime.outcome.member_mails import MemberMails
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
 from slurm_colloc.runtime.pack.end_pack import PackEnd
-from slurm_colloc.runtime.pack.fence import AttemptFence
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
@@ -42,7 +42,7 @@ from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
-from slurm_colloc.runtime.watch.member_progress import MemberProgress, choose_common_bound
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -208,7 +208,7 @@ def build_parts(
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
     )
-    progress = MemberProgress(
+    progress = ProgressReader(
         pack,
         members,
         probe_window,

@@ -24,7 +24,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
-from slurm_colloc.runtime.watch.member_progress import MemberProgress
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
@@ -89,7 +89,7 @@ class Stage:
             is_wanted=probes, instruments=True, find_gpu_model=lambda: "NVIDIA H200",
             why_unwatched=lambda: "", end=lambda _: None,
         )  # fmt: skip
-        progress = MemberProgress(
+        progress = ProgressReader(
             self.pack, self.members, self.probe_window, instruments=True, has_mps=lambda: has_mps,
             find_gpu_memory_mb=lambda: 80_000, bound=1.5,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
-from slurm_colloc.runtime.gpu.node_daemon import SetupRecord
+from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member

@@ -29,7 +29,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
-from slurm_colloc.runtime.watch.member_progress import MemberProgress
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.pack.ramp_record import KEPT, RampRecord, write_ramp
 
 
@@ -64,7 +64,7 @@ class MeasuredDegree:
         probe_window: ProbeWindow,
         site_requeues: bool,
         why_unwatched: Callable[[], str],
-        progress: MemberProgress,
+        progress: ProgressReader,
         step_back: Callable[[Member], None],
     ) -> None:
         self._pack = pack

@@ -35,7 +35,7 @@ def choose_common_bound(policy: Policy | None) -> float | None:
     return policy.slowdown_bound if policy is not None and policy.rule is Rule.CSUB else None
 
 
-class MemberProgress:
+class ProgressReader:
     """Looks at the members of a pack.
 
     Args:

@@ -1,4 +1,4 @@
-"""Fencing: an attempt of a pack ends at once where a newer one has started elsewhere."""
+"""An attempt of a pack ends as soon as a newer one has started elsewhere."""
 
 from __future__ import annotations
 
