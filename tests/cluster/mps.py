@@ -135,16 +135,12 @@ def read_parent(pid: int) -> int:
 
 def wait_for_clients(user: CsubUser, job_id: str, *numbers: int) -> dict[int, dict[str, Any]]:
     """Wait until members are clients of the pack's MPS server; all rows."""
-    rows: dict[int, dict[str, Any]] = {}
 
-    def reached() -> bool:
-        rows.update(user.members(job_id))
+    def reached(rows: dict[int, dict[str, Any]]) -> bool:
         wanted = numbers or tuple(rows)
         return all(rows[n]["is_mps_client"] and rows[n]["state"] == "RUNNING" for n in wanted)
 
-    with explained(user, job_id):
-        wait_until(reached, f"members {numbers or 'all'} of {job_id} are clients of MPS")
-    return rows
+    return user.wait_for_rows(job_id, reached, f"members {numbers or 'all'} as clients of MPS")
 
 
 def list_starts(user: CsubUser, job_id: str, number: int) -> list[str]:
@@ -158,12 +154,10 @@ def wait_for_starts(
 ) -> dict[int, dict[str, Any]]:
     """Wait until members (or all) have started so often and are clients; all rows."""
 
-    def reached() -> bool:
-        rows = user.members(job_id)
+    def reached(rows: dict[int, dict[str, Any]]) -> bool:
         return all(rows[number]["starts"] == count for number in numbers or rows)
 
-    with explained(user, job_id):
-        wait_until(reached, f"members of {job_id} have started {count} times")
+    user.wait_for_rows(job_id, reached, f"members {numbers or 'all'} started {count} times")
     return wait_for_clients(user, job_id, *numbers)
 
 
