@@ -11,14 +11,14 @@ from typing import Any
 
 from slurm_colloc.monitor.process_table import Key, ProcessTable, read_small, read_stat
 from slurm_colloc.monitor.step_group import find_step_group
-from slurm_colloc.store.pack.progress_counters import ProgressReader
+from slurm_colloc.store.pack.progress_counters import MemberProgress
 
 Row = dict[str, float | int | str | None]
 
 _PATIENCE = 3
 
 
-ReadProgress = Callable[[str], ProgressReader | None]
+ReadProgress = Callable[[str], MemberProgress | None]
 
 
 class Growing:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from slurm_colloc.store.pack.progress_counters import ProgressReader
+from slurm_colloc.store.pack.progress_counters import MemberProgress
 from slurm_colloc.store.pack.progress_outputs import FollowRequest, read_follow_request
 
 PATIENCE_S = 0.2
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 20
 _LONGEST_LINE = 4096
 _LINE_END = re.compile(rb"[\r\n]+")
 
-_NOTHING = ProgressReader(
+_NOTHING = MemberProgress(
     steps=0,
     skipped=0,
     samples=None,
@@ -122,11 +122,11 @@ class Following:
         read_counters: Reads the counter files of one directory.
     """
 
-    def __init__(self, read_counters: Callable[[str], ProgressReader | None]) -> None:
+    def __init__(self, read_counters: Callable[[str], MemberProgress | None]) -> None:
         self._read_counters = read_counters
         self._followers: dict[str, Follower] = {}
 
-    def read(self, directory: str) -> ProgressReader | None:
+    def read(self, directory: str) -> MemberProgress | None:
         """What is known of the progress of one start of a member; None for nothing.
 
         Args:

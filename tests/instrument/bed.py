@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.runtime.watch.pack_monitor import injected_environment
-from slurm_colloc.store.pack.progress_counters import ProgressReader, read_member_progress
+from slurm_colloc.store.pack.progress_counters import MemberProgress, read_member_progress
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ class Ended:
     code: int
     stdout: str
     stderr: str
-    progress: ProgressReader | None
+    progress: MemberProgress | None
 
     def steps_of(self, pid: int) -> tuple[int, int, int]:
         """Steps, skipped steps and samples of one process."""

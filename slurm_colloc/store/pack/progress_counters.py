@@ -73,7 +73,7 @@ class ProcessProgress:
 
 
 @dataclass(frozen=True)
-class ProgressReader:
+class MemberProgress:
     """What all processes of one start of a member have counted.
 
     Attributes:
@@ -109,7 +109,7 @@ class ProgressReader:
     processes: tuple[ProcessProgress, ...]
 
 
-def read_member_progress(directory: str) -> ProgressReader | None:
+def read_member_progress(directory: str) -> MemberProgress | None:
     """Read what a start of a member has counted so far.
 
     Files that are no counter files, or of a version that is not known, are passed over.
@@ -194,12 +194,12 @@ def _to_seconds(time_ns: int) -> float | None:
     return time_ns / 1e9 if time_ns > 0 else None
 
 
-def add_up(processes: tuple[ProcessProgress, ...]) -> ProgressReader:
+def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
     """Make one member's progress of that of its processes, of which there is at least one."""
     # Ranks of one training step together, so theirs are the same steps.
     leading = [process for process in processes if not process.rank]
     sources = {process.source for process in processes}
-    return ProgressReader(
+    return MemberProgress(
         steps=sum(process.steps for process in leading),
         skipped=sum(process.skipped for process in leading),
         samples=sum(process.samples for process in processes),
