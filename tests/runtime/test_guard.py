@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
-from slurm_colloc.runtime.gpu.mps_clients import read_parent
+from slurm_colloc.host.system.process_owner import read_parent
 
 ROOT = Path(slurm_colloc.__file__).parents[1]
 

@@ -76,7 +76,7 @@ class GpuMode:
         self._daemon: PackDaemon | None = None
         self._pipe_directory = ""
         self._takes_one_process = False
-        self.clients = MpsClients(journal, self._patience)
+        self.clients = MpsClients(pack, journal, self._patience)
         self.mode: SharingMode | None = SharingMode.EXCLUSIVE if lone else None
         """The mode that holds; None while it is being prepared."""
         self.refusal = ""
