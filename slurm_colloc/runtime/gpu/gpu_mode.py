@@ -136,7 +136,7 @@ class GpuMode:
             self._look_outside()
 
     def _look_outside(self) -> None:
-        """See who uses the GPU without being a client, as long as somebody is not known as one."""
+        """See which use the GPU without being clients, as long as one is not known as a client."""
         if self._look is not None:
             pids = self._look.poll()
             if pids is not None:

@@ -91,7 +91,7 @@ class MpsClients:
     # -- clients ------------------------------------------------------------------------------
 
     def wants_status(self) -> bool:
-        """The daemon should be asked now who its clients are."""
+        """The daemon should be asked now which its clients are."""
         now = time.monotonic()
         ages = [
             now - seen.since
@@ -142,10 +142,10 @@ class MpsClients:
                 else:
                     self.join(client.pid)
 
-    # -- who goes without ---------------------------------------------------------------------
+    # -- without MPS -------------------------------------------------------------------------
 
     def wants_gpu_look(self) -> bool:
-        """NVML should be asked now who uses the GPU without being a client."""
+        """NVML should be asked now what uses the GPU without being a client."""
         now = time.monotonic()
         if now < self._looked_at + self._patience.gpu_look_every_s:
             return False

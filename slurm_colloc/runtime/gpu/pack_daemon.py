@@ -36,7 +36,7 @@ _STDERR = 2
 
 
 class DaemonListener(Protocol):
-    """Who is told what becomes of the daemon."""
+    """Is told what becomes of the daemon."""
 
     def note_control(
         self, pipe_directory: str, control_ms: float, restarts: int, notes: tuple[str, ...]
@@ -67,7 +67,7 @@ class PackDaemon:
         gpus: UUIDs.
         environ: The batch script's environment.
         label: Whose it is, for people.
-        clients: Is told who its clients are, and what hits them.
+        clients: Is told which its clients are, and what hits them.
         journal: The pack's log.
         listener: Is told what becomes of it.
         patience: How patient to be.

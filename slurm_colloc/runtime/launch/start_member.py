@@ -189,7 +189,7 @@ class MemberStarter:
 
     def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
         base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
-        # A name that nobody can have made before, on a path where everybody can write.
+        # A name that cannot be there yet, on a path where all users can write.
         return f"{base}/csub-{self._allocation.job_id}-{number}-{os.urandom(6).hex()}"
 
     def _choose_port(self, number: int) -> int:

@@ -79,14 +79,14 @@ class MemberControl:
 
     def end(self, member: Member, why: StopReason) -> None:
         """TERM to the member now, KILL after KillWait (the wrapper does both)."""
-        # Who is stopped for a while may still be cancelled, or requeue itself.
+        # A member that is stopped for a while may still be cancelled, or requeue itself.
         if member.asked in (None, StopReason.STEPPED_BACK):
             member.asked = why
             if member.end_by is None:
                 self._terminate(member)
 
     def end_stuck(self, numbers: Iterable[int]) -> None:
-        """End those who keep a broken MPS server from mending, unless they are being ended."""
+        """End those that keep a broken MPS server from mending, unless they are being ended."""
         for number in numbers:
             member = self._members.by_number[number]
             if member.process is not None and member.asked is None:

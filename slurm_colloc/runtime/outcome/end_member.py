@@ -7,8 +7,6 @@ member are let go in the same turn of the runner (pack.member_dependencies).
 
 from __future__ import annotations
 
-import dataclasses
-
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import clean
@@ -17,22 +15,6 @@ from slurm_colloc.runtime.outcome.find_blame import BlameFinder
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.store.pack.member_states import StateRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class End:
-    """One end of a member.
-
-    Attributes:
-        record: Its state as written; PENDING where it starts again.
-        verdict: How its processes ended.
-        blame: Whose fault that was, and what follows for it.
-    """
-
-    record: StateRecord
-    verdict: Verdict
-    blame: Blame
 
 
 class MemberEnds:
@@ -58,7 +40,7 @@ class MemberEnds:
         self._states = states
         self._journal = journal
 
-    def end(self, member: Member, verdict: Verdict) -> End:
+    def end(self, member: Member, verdict: Verdict) -> None:
         """Everything from a verdict on, in this order.
 
         Args:
@@ -73,7 +55,6 @@ class MemberEnds:
             self._wait_again(member, blame, was_stopped=was_stopped)
         else:
             self._end_for_good(member, blame)
-        return End(member.record, verdict, blame)
 
     def free(self, member: Member) -> None:
         """Forget a member's process and what was asked of it, and free its place."""

@@ -49,7 +49,7 @@ class Dependents:
         pack: The pack's directory.
         job_id: The pack's Slurm job.
         members: Its members.
-        slurm: Slurm; None where the pack runs without it, and then nobody waits for it.
+        slurm: Slurm; None where the pack runs without it, and then no job waits for it.
         journal: The pack's log.
     """
 
@@ -71,7 +71,7 @@ class Dependents:
         self._retry_at: dict[str, float] = {}
 
     def look(self, *, at_once: bool = False) -> None:
-        """See who waits, and let go whose condition is decided; never waits."""
+        """See which wait, and let go those whose condition is decided; never waits."""
         now = time.monotonic()
         if self._slurm is None or (now < self._look_at and not at_once):
             return
@@ -92,7 +92,7 @@ class Dependents:
             thread.start()
 
     def finish(self) -> None:
-        """Let go whom the last end has decided, as far as that is a matter of seconds."""
+        """Let go those that the last end has decided, as far as that is a matter of seconds."""
         self.look(at_once=True)
         deadline = time.monotonic() + LAST_WAIT_S
         for thread in self._threads.values():
@@ -236,4 +236,4 @@ def find_member_pack(state: State, member: MemberId) -> Path:
 
 
 Judge = Callable[[Job], tuple[Outlook, str]]
-"""What the gate asks: `judge_own_dependency` with a pack's own state and Slurm."""
+"""What the queue asks: `judge_own_dependency` with a pack's own state and Slurm."""

@@ -44,7 +44,7 @@ class MeasuredDegree:
         members: Its members.
         waiting: Knows which of them are next.
         journal: The pack's log.
-        probe_window: Knows whether somebody is to be alone, and what that has shown.
+        probe_window: Knows whether a member is to be alone, and what that has shown.
         site_requeues: Slurm's JobRequeue.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
         progress: Sees their progress.
@@ -83,7 +83,7 @@ class MeasuredDegree:
         self._decisions: tuple[Decision, ...] = ()
         self._held_since: float | None = None
         self._let_go_left_s = math.inf
-        """What was left of the pack's time when somebody last started unmeasured."""
+        """What was left of the pack's time when a member last started unmeasured."""
         self._is_written = False
 
     @property
@@ -135,7 +135,7 @@ class MeasuredDegree:
     # -- deciding -----------------------------------------------------------------------------
 
     def _check_sight(self, ramp: Ramp) -> None:
-        """Hold nobody back for what will never be measured."""
+        """Hold no member back for what will never be measured."""
         if ramp.state is not RampState.RAMPING or self._probe_window.is_open:
             return
         reason = self._find_blindness(ramp)
@@ -210,7 +210,7 @@ class MeasuredDegree:
         free = sum(place.occupant is None for place in self._members.places)
         waiting = self._waiting.list_next()
         if waiting and self._members.find_place(waiting[0].spec.plan.cpus) is None:
-            # The places that are large enough for the next are taken, and nobody overtakes it.
+            # The places that are large enough for the next are taken, and none overtakes it.
             waiting = []
         running = self._members.running()
         room = None

@@ -1,4 +1,4 @@
-"""What a runner knows of its waiting members, as far as it decides who is next."""
+"""What a runner knows of its waiting members, as far as it decides which is next."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _GPU_MEMORY_MARGIN_MB = 1024
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:
-    """The slowdown that is accepted for who says nothing of it; None for any.
+    """The slowdown that is accepted for members that say nothing of it; None for any.
 
     Args:
         policy: Of the pack; the rules of others know no bound.
@@ -45,7 +45,7 @@ class ProgressReader:
         instruments: The settings let steps be counted.
         has_mps: Members share the GPU through MPS; its activity tells what is left of it.
         find_gpu_memory_mb: The GPU's memory; None where it is unknown.
-        bound: The slowdown that is accepted for who has none of its own; None for any.
+        bound: The slowdown that is accepted for members without one of their own; None for any.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ProgressReader:
         )
 
     def _is_limited(self) -> bool:
-        """Whether somebody who runs has a part of the GPU's threads only."""
+        """Whether a member that runs has only a part of the GPU's threads."""
         uses = [member.gpu for member in self._members.running() if member.gpu is not None]
         return any((use.thread_percentage or 100) < 100 for use in uses)
 
@@ -167,7 +167,7 @@ class ProgressReader:
         return (self._instruments and job.instrument) or job.progress_regex is not None
 
     def knows_rates(self) -> bool:
-        """Whether somebody's rate alone is known; without, nothing can be judged."""
+        """Whether the rate alone of any member is known; without, nothing can be judged."""
         members = self._members.by_number.values()
         return bool(self._probe_window.rates) or any(m.spec.plan.solo_steps_per_s for m in members)
 
