@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.monitor.process_table import Key, ProcessTable, read_small, read_stat
+from slurm_colloc.host.system.process_owner import read_small
+from slurm_colloc.monitor.process_table import Key, ProcessTable, read_stat
 from slurm_colloc.monitor.step_group import find_step_group
 from slurm_colloc.store.pack.progress_counters import MemberProgress
 

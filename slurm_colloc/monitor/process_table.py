@@ -1,8 +1,6 @@
 """Which processes are whose, with few looks at /proc.
 
-A wrapper adopts its orphans, so all of a member's processes stay below it, but for those of an srun
-inside its script: they are a step of their own, and are found by their environment. One listing of
-/proc serves all members; only a process that was not there before is looked at.
+One listing of /proc serves all members; only a process that was not there before is looked at.
 """
 
 from __future__ import annotations
@@ -11,10 +9,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_colloc.host.system.process_owner import (
+    find_ancestor,
+    read_named_start,
+    read_parent,
+    read_small,
+)
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-_DEPTH_MAX = 64
-_ENVIRONMENT_MOST = 1 << 18
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 
@@ -43,23 +46,6 @@ class Stat:
     children_cpu_s: float
     threads: int
     rss_mb: float
-
-
-def read_small(path: str, most: int = 4096) -> bytes:
-    """Read a file of /proc in one call.
-
-    Args:
-        path: The file.
-        most: How many bytes of it are wanted.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, most)
-    finally:
-        os.close(descriptor)
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -176,36 +162,16 @@ class ProcessTable:
                     self._inner[pid] = inner
 
     def _find_owner(self, pid: int, parents: dict[int, int | None]) -> Key | None:
-        current: int | None = pid
-        for _ in range(_DEPTH_MAX):
-            if current is None or current <= 1 or current in self._foreign:
-                break
-            if current in self._owners:
-                return self._owners[current]
-            if current not in parents:
-                stat = read_stat(current)
-                parents[current] = None if stat is None else stat.parent
-            current = parents[current]
-        return self._read_member(pid)
+        def find_parent(one: int) -> int | None:
+            if one not in parents:
+                parents[one] = read_parent(one)
+            return parents[one]
 
-    def _read_member(self, pid: int) -> Key | None:
-        """Whose process it says it is, in the environment that it was started with."""
-        try:
-            block = read_small(f"/proc/{pid}/environ", _ENVIRONMENT_MOST)
-        except OSError:
-            return None
-        if b"SLURM_COLLOC_RUN=" not in block:
-            return None
-        words = dict(pair.partition(b"=")[::2] for pair in block.split(b"\0"))
-        if words.get(b"SLURM_COLLOC_PACK") != self._pack:
-            return None
-        # PACK/members/NNNN/run.A.M: see runtime.launch.member_environment.
-        folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_RUN", b"")).rpartition("/")
-        number, start = folder.rpartition("/")[2], run.rpartition(".")[2]
-        if not (number.isdigit() and start.isdigit()):
-            return None
-        key = int(number), int(start)
-        return key if key in self._wrappers else None
+        owner = find_ancestor(pid, self._owners, self._foreign, find_parent)
+        if owner is not None:
+            return owner
+        named = read_named_start(pid, self._pack)
+        return named if named in self._wrappers else None
 
     def share_out(self, by_pid: Mapping[int, float | None]) -> dict[Key, float | None]:
         """Give each member what NVML's lists say of its processes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_colloc.monitor.process_table import read_small
+from slurm_colloc.host.system.process_owner import read_small
 
 # Slurm's own directories may lie in any slice, or in a container, but never among those that users
 # make for themselves in their sessions.

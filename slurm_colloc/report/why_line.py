@@ -7,19 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.model.degree.probe_window import ALONE_FIRST
 from slurm_colloc.model.degree.ramp_decision import is_time_reason
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.why_not_now import (
+    PREPARING_GPU,
+    RunningMember,
+    StartFacts,
+    is_obstacle,
+    is_waiting_reason,
+    read_dependency,
+    why_not_now,
+)
 from slurm_colloc.report.member_survey import HELD, MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
 from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack.ramp_record import RampRecord
 
-_DEPENDENCY = "Dependency "
 _ALONE = "runs alone: "
 _UNLESS_JOINED = "unless another joins it"
 """Of a single script; why no job may join it says more."""
@@ -45,6 +52,8 @@ class Facts:
         moved: The member's new name, where it was submitted again.
         ramp: What its runner has decided about how many run at once; None where nothing.
         latest: The newest figures of the pack's monitor; None where there are none.
+        is_gpu_unprepared: Its runner has not written yet how members share the GPU.
+        takes_one: Its GPU takes one member at a time.
     """
 
     now: float
@@ -53,6 +62,8 @@ class Facts:
     moved: str = ""
     ramp: RampRecord | None = None
     latest: Mapping[str, Any] | None = None
+    is_gpu_unprepared: bool = False
+    takes_one: bool = False
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -96,7 +107,7 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if view.record.local:
         if view.attempt == 0:
             return f"waits on {view.record.submit_host} until the packs before it have ended"
-        return _explain_degree(view, member, facts)
+        return _explain_in_pack(view, member, facts)
     if view.slurm_state is SlurmJobState.PENDING:
         has_run = member.record is not None and member.record.starts > 0
         again = f"to be started again ({view.kill}): " if view.kill and has_run else ""
@@ -104,7 +115,7 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
         if view.attempt == 0:
             return "its Slurm job has begun, and the pack is starting"
-        return _explain_degree(view, member, facts)
+        return _explain_in_pack(view, member, facts)
     if view.slurm_state is SlurmJobState.SUSPENDED:
         return "its Slurm job is suspended"
     return "it had not started"
@@ -112,10 +123,8 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
 
 def _explain_held(member: MemberView) -> str:
     # Its runner holds what it must not start yet, see runtime.queue.may_start.
-    waits = member.reason.startswith(_DEPENDENCY)
-    for_what = member.reason.removeprefix(_DEPENDENCY).removeprefix("on ")
-    why = f"held, waits for {for_what} (Dependency)" if waits else "held by csub hold"
-    return f"{why}; csub release {member.member} lets it go on"
+    facts = StartFacts(is_held=True, dependency=read_dependency(member.reason))
+    return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
 
 
 def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -129,9 +138,9 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
     if word == "Resources":
         needs = describe_request(facts.fields)
         said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
-    elif word == "Dependency" and member.reason.startswith(f"{_DEPENDENCY}on "):
+    elif word == "Dependency" and read_dependency(member.reason):
         # Slurm waits for the pack of a member, see model.sbatch.dependency.
-        said = f"waits for {member.reason.removeprefix(f'{_DEPENDENCY}on ')} (Dependency)"
+        said = f"waits for {read_dependency(member.reason)} (Dependency)"
     elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
         said = f"waits for {facts.fields['Dependency']} (Dependency)"
     elif word == HELD:
@@ -145,45 +154,53 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
     return f"{said}; Slurm has not planned its start yet" if waits else said
 
 
-def _explain_degree(view: PackView, member: MemberView, facts: Facts) -> str:
-    if is_time_reason(member.reason):
+def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
+    start = gather_start_facts(view, member, facts)
+    why = why_not_now(start)
+    if start.too_late:
         # However many places become free.
-        return "; ".join(filter(None, (f"waits: {member.reason}", _tell_limit(facts.ramp))))
+        return "; ".join(filter(None, (why, _tell_limit(facts.ramp))))
+    if why is None:
+        why = "its pack runs and has a place: it is about to start"
+        if start.has_run:
+            why = "it starts as soon as its pack has a place for it"
+    cause = member.record.reason if start.has_run and member.record is not None else ""
+    is_told = cause and not is_waiting_reason(cause)
+    return f"to be started again ({cause}): {why}" if is_told else why
+
+
+def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> StartFacts:
+    """What decides whether a waiting member starts, as its runner has written it down."""
     running = [m for m in view.members if m.state is MemberState.RUNNING]
     waiting = [
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
     ]
-    requeued = member.record is not None and member.record.starts > 0
-    again = f"to be started again ({member.reason}): " if requeued and member.reason else ""
-    ramp = "" if facts.ramp is None else facts.ramp.explain_waiting(len(running))
-    if ramp:
-        # The runner writes the same down for those that have a place.
-        return f"waits: {ramp}" if member.reason == ramp else f"{again}waits: {ramp}"
-    if len(running) < view.record.degree and not requeued:
-        reasons = [m.record.reason for m in (member, *waiting) if m.record is not None]
-        alone = next((text for text in reasons if ALONE_FIRST in text), "")
-        if alone:
-            return f"waits: {alone}"
-        return f"{again}its pack runs and has a place: it is about to start"
-    before = [str(m.member) for m in waiting if m.member.number < member.member.number]
-    places = member.record.retries.places if member.record is not None else 1
-    if running and places > 1:
-        enough = f"{places} of {view.record.degree} places are free"
-        if places >= view.record.degree:
-            enough = "it has the GPU to itself"
-        return f"{again}it starts as soon as {enough}"
-    if not running or requeued:
-        return f"{again}it starts as soon as its pack has a place for it"
-    names = ", ".join(str(m.member) for m in running)
-    left = [
-        m.record.wall_limit_s - (compute_elapsed_s(m, facts.now) or 0)
-        for m in running
-        if m.record is not None and m.record.wall_limit_s is not None
-    ]
-    at_most = f" (left {format_elapsed(max(0, min(left)))} at most)" if left else ""
-    which = f"one of {names}" if len(running) > 1 else names
-    after = f", after {', '.join(before)}" if before else ""
-    return f"{again}starts when {which}{at_most} ends{after} (Degree {view.record.degree})"
+    record = member.record
+    obstacles = [m.record.reason for m in (member, *waiting) if m.record is not None]
+    is_preparing = facts.is_gpu_unprepared and not running
+    return StartFacts(
+        is_held=member.is_held,
+        dependency=read_dependency(member.reason) if member.is_held else "",
+        is_moved=member.moved_to is not None,
+        too_late=member.reason if is_time_reason(member.reason) else "",
+        shares=record.retries.places if record is not None else 1,
+        has_run=record is not None and record.starts > 0,
+        before=tuple(str(m.member) for m in waiting if m.member.number < member.member.number),
+        degree=view.record.degree,
+        takes_one=facts.takes_one,
+        running=tuple(_look_at_running(m, facts.now) for m in running),
+        pack_waits=PREPARING_GPU if is_preparing else "",
+        alone_first=next((text for text in obstacles if is_obstacle(text)), ""),
+        ramp="" if facts.ramp is None else facts.ramp.explain_waiting(len(running)),
+    )
+
+
+def _look_at_running(member: MemberView, now: float) -> RunningMember:
+    record, left_s = member.record, None
+    if record is not None and record.wall_limit_s is not None:
+        left_s = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
+    shares = 1 if record is None else record.retries.places
+    return RunningMember(str(member.member), shares, left_s)
 
 
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:

@@ -37,7 +37,7 @@ def put_under_guard(pack: str) -> Callable[[str], None] | None:
         How to tell it of a directory; None where there is no guard.
     """
     plan: dict[str, Any] = {}
-    # What is wrong with a pack is told by who reads all of it.
+    # What is wrong with a pack is told where all of it is read.
     with (
         contextlib.suppress(OSError, TypeError, ValueError),
         open(f"{pack}/pack.json", "rb") as file,
@@ -46,17 +46,17 @@ def put_under_guard(pack: str) -> Callable[[str], None] | None:
     if plan.get("request") is None:
         return None
     # Where a pack travels nothing outlives an attempt: what had ended would run again.
-    revive = None if plan.get("carried") else partial(revive_pack, pack)
+    requeue = None if plan.get("carried") else partial(requeue_pack, pack)
     with contextlib.suppress(OSError):
-        return stand_guard(revive).announce
+        return stand_guard(requeue).announce
     return None
 
 
-def revive_pack(pack: str, number: int) -> bool:
+def requeue_pack(pack: str, number: int) -> bool:
     """Have a pack started again whose runner was killed; called in the guard."""
-    from slurm_colloc.runtime.pack.requeue_after_kill import revive
+    from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
 
-    return revive(pack, number)
+    return ask_slurm(pack, number)
 
 
 if __name__ == "__main__":

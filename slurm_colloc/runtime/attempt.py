@@ -71,7 +71,7 @@ def run_attempt(path: str, local: str, announce: Callable[[str], None] | None) -
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
         return error.exit_code
-    except Exception:  # noqa: BLE001 - nobody reads a batch script's traceback: into its log
+    except Exception:  # noqa: BLE001 - a batch script's traceback is not seen: into its log
         sys.stderr.write(f"csub: the runner of {pack} failed:\n{traceback.format_exc()}")
         return 1
 
@@ -100,7 +100,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         allocation = wait_for_local_gpu(state.root / "local", local)
     slurm = None if local else SlurmCommands()
     settings = load_settings()
-    # Whoever is joining the pack has then either entered it or finds that it has started.
+    # A member that is joining has then either entered or finds that the pack has started.
     with hold_lock(pack / "lock", JOINER_WAIT_S):
         was_over = reopen(pack, state)
         record = leave_out_absent(pack, read_pack(pack) or record)
@@ -123,7 +123,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if record.carried:
         report_carried(runner, pack, lone=lone)
     if lone and not local:
-        end_like_the_member(runner.ledger.worst)
+        end_like_the_member(runner.states.worst)
     return status
 
 
@@ -139,12 +139,12 @@ def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
 
 
 def close_pack(pack: Path, state: State) -> None:
-    """Nobody needs to look at a pack any more; nothing of an interrupted joiner stays in it."""
+    """No csub needs to look at a pack any more; nothing of an interrupted joiner stays in it."""
     with hold_lock(pack / "lock", JOINER_WAIT_S) as locked:
         # Otherwise the next call of csub does it.
         if locked:
             drop_unfinished(pack)
-            # Who was cancelled while waiting never was this runner's.
+            # One that was cancelled while waiting never was this runner's.
             for number in list_members(pack):
                 remove_environment(pack, number)
             state.forget_open(pack.name)
@@ -174,7 +174,7 @@ def leave_output_to_members(pack: Path) -> int:
 
 def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
     """Say in the pack's log how the members ended, and remove what travelled here."""
-    for member in () if lone else runner.roster.list_members():
+    for member in () if lone else runner.members.list_members():
         code = member.record.exit_code
         sys.stdout.write(
             f"csub: member {member.number} {member.spec.job.name} {member.record.state}"

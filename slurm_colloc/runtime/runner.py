@@ -20,7 +20,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import make_places
-from slurm_colloc.runtime.wiring import RunnerParts
+from slurm_colloc.runtime.wiring import build_parts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.pack import inbox
@@ -61,7 +61,7 @@ class Runner:
         self.slurm = slurm
         self.journal = Journal(pack)
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
-        self._crew = RunnerParts(
+        self._parts = build_parts(
             pack=pack,
             record=record,
             allocation=allocation,
@@ -72,29 +72,29 @@ class Runner:
             slurm_log=slurm_log,
             announce=announce,
         )
-        self.roster = self._crew.roster
-        self.ledger = self._crew.ledger
+        self.members = self._parts.members
+        self.states = self._parts.states
         self._waker = Waker(self._on_terminate, self._on_foreign_signal)
 
     def prepare(self) -> None:
         """Divide the allocation among the members that are there, under the pack's lock."""
-        crew = self._crew
+        parts = self._parts
         self._waker.install()
-        crew.sharing.open()
-        crew.watching.open()
-        self.roster.places, why = make_places(
-            self.pack, self.record.degree, self.allocation, lone=crew.lone
+        parts.gpu_mode.open()
+        parts.monitor.open()
+        self.members.places, why = make_places(
+            self.pack, self.record.degree, self.allocation, lone=parts.lone
         )
         if why:
             self.journal.write("not_bound", reason=why)
         # What an earlier attempt left: its unfinished members start again.
-        crew.intake.adopt_taken()
+        parts.intake.adopt_taken()
         self.journal.write(
             "attempt",
             attempt=self.attempt,
             node=self.allocation.node,
             job=self.allocation.job_id,
-            launcher=crew.starter.launcher,
+            launcher=parts.launcher,
         )
 
     def run(self) -> int:
@@ -103,99 +103,97 @@ class Runner:
         Returns:
             The worst member's exit status as a shell would give it.
         """
-        crew = self._crew
+        parts = self._parts
         try:
             while not self._turn():
                 self._wait()
         finally:
             try:
-                crew.watching.stop()
+                parts.monitor.stop()
             finally:
                 # Whatever became of the monitor, no daemon may be left.
-                crew.sharing.close()
-        self.ledger.finish(self._wait)
-        if crew.fate.ending is None:
-            crew.watching.summarize()
-        crew.dependents.finish()
-        crew.postman.finish(self._wait)
-        self.journal.write("end", exit=self.ledger.worst)
+                parts.gpu_mode.close()
+        self.states.finish(self._wait)
+        if parts.slurm_decision.ending is None:
+            parts.monitor.summarize()
+        parts.dependents.finish()
+        parts.mails.finish(self._wait)
+        self.journal.write("end", exit=self.states.worst)
         # What depends on the whole pack must not take it for done.
-        return self.ledger.worst.shell_status or int(crew.gate.has_handed_back)
+        return self.states.worst.shell_status or int(parts.start_queue.has_handed_back)
 
     def _turn(self) -> bool:
         """Do all that can be done now; True once everything is done."""
-        crew = self._crew
-        crew.fence.check()
-        self.ledger.flush()
-        crew.sharing.work()
-        crew.watching.work()
-        crew.tender.note_clients()
-        crew.control.end_stuck(crew.sharing.list_stuck())
+        parts = self._parts
+        parts.fence.check()
+        self.states.flush()
+        parts.gpu_mode.work()
+        parts.monitor.work()
+        parts.starts.note_clients()
+        parts.control.end_stuck(parts.gpu_mode.list_stuck())
         self._handle_requests()
-        crew.tender.collect_started()
-        crew.tender.collect_ended()
-        crew.control.enforce_limits()
-        crew.probing.work()
-        crew.ramping.work()
-        crew.postman.work()
-        crew.dependents.look()
-        if crew.fate.follow():
-            crew.tender.resume()
-        if crew.fate.ending is not None and self.slurm is None:
-            for member in self.roster.running():
-                crew.control.end(member, StopReason.CANCEL)
-        while crew.fate.may_start:
-            if not crew.sharing.is_settled:
+        parts.starts.collect()
+        parts.ends.collect()
+        parts.control.enforce_limits()
+        parts.probe_window.work()
+        parts.measured_degree.work()
+        parts.mails.work()
+        parts.dependents.look()
+        if parts.slurm_decision.follow():
+            parts.ends.resume()
+        if parts.slurm_decision.ending is not None and self.slurm is None:
+            for member in self.members.running():
+                parts.control.end(member, StopReason.CANCEL)
+        while not parts.start_queue.describe_pack_wait():
+            self.members.takes_one = parts.gpu_mode.takes_one_member
+            parts.place_filler.work()
+            if self.members.running() or parts.start_queue.is_undecided:
                 return False
-            self.roster.takes_one = crew.sharing.takes_one_member
-            crew.refill.work()
-            if self.roster.running() or crew.gate.is_undecided:
-                return False
-            if crew.refill.close():
+            if parts.place_filler.close():
                 return True
-        return crew.fate.ending is not None and crew.ending.work()
+        return parts.slurm_decision.ending is not None and parts.pack_end.work()
 
     @property
     def is_over(self) -> bool:
         """Every member has ended for good and the pack is closed."""
-        return all(member.is_final for member in self.roster.members.values()) and (
+        return all(member.is_final for member in self.members.by_number.values()) and (
             inbox.list_waiting(str(self.pack)) is None
         )
 
     # -- setting up ---------------------------------------------------------------------------
 
     def _on_terminate(self) -> None:
-        self._crew.fate.terminate()
-        if self._crew.passes_on:
-            for member in self.roster.running():
+        self._parts.slurm_decision.terminate()
+        if self._parts.passes_on:
+            for member in self.members.running():
                 # A job step gets its own signal.
                 if member.launcher == "process":
-                    self._crew.control.signal(member, signal.SIGTERM, steps_only=False)
+                    self._parts.control.signal(member, signal.SIGTERM, steps_only=False)
 
     def _on_foreign_signal(self, number: int) -> None:
-        if self._crew.lone:
-            for member in self.roster.running():
-                self._crew.control.signal(member, number, steps_only=False)
+        if self._parts.lone:
+            for member in self.members.running():
+                self._parts.control.signal(member, number, steps_only=False)
 
     # -- one turn -----------------------------------------------------------------------------
 
     def _handle_requests(self) -> None:
-        for request in self._crew.control.take_requests():
-            member = self.roster.members.get(request.number)
+        for request in self._parts.control.take_requests():
+            member = self.members.by_number.get(request.number)
             if member is None and inbox.take(str(self.pack), request.number):
                 with contextlib.suppress(StateError):
-                    self._crew.intake.adopt(request.number)
-                    member = self.roster.members[request.number]
+                    self._parts.intake.adopt(request.number)
+                    member = self.members.by_number[request.number]
             if member is not None and not member.is_final:
-                self._crew.control.handle(member, request)
+                self._parts.control.handle(member, request)
 
     def _wait(self) -> None:
-        running = self.roster.running()
+        running = self.members.running()
         due = [moment for member in running for moment in member.list_due()]
-        due += [*self._crew.postman.list_due(), *self._crew.ending.list_due()]
+        due += [*self._parts.mails.list_due(), *self._parts.pack_end.list_due()]
         starting = any(member.is_starting for member in running)
         wait_s = STARTING_WAIT_S if starting else IDLE_WAIT_S
-        self._waker.wait(wait_s, due, self._crew.sharing.filenos())
+        self._waker.wait(wait_s, due, self._parts.gpu_mode.filenos())
 
 
 WOKEN_BY = (signal.SIGCHLD, signal.SIGURG)

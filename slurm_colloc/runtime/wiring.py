@@ -1,4 +1,4 @@
-"""All who take part in an attempt of a pack: each looks after one thing, and knows whom it needs.
+"""How a runner is put together: each part looks after one thing, and is given what it needs.
 
 Who: the user; where: the pack's compute node.
 """
@@ -6,6 +6,7 @@ Who: the user; where: the pack's compute node.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.collect_starts import StartCollector
 from slurm_colloc.runtime.launch.member_processes import InnerSteps
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.launch.stop_member import MemberControl
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
-from slurm_colloc.runtime.outcome.judge_end import BlameFinder
+from slurm_colloc.runtime.outcome.end_member import MemberEnds
+from slurm_colloc.runtime.outcome.find_blame import BlameFinder
 from slurm_colloc.runtime.outcome.member_mails import MemberMails
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
@@ -38,6 +41,7 @@ from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
@@ -46,8 +50,51 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 
+@dataclasses.dataclass(frozen=True)
 class RunnerParts:
-    """Puts them together; what they do, and when, is the runner's.
+    """The parts of a runner; what they do, and when, is the runner's.
+
+    Attributes:
+        lone: The pack has one member, which runs as its batch script would.
+        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
+        launcher: How members are started first, `srun` or `process`.
+    """
+
+    lone: bool
+    passes_on: bool
+    launcher: str
+    members: PackMembers
+    states: StateWriter
+    fence: AttemptFence
+    slurm_decision: SlurmDecision
+    gpu_mode: GpuMode
+    monitor: PackMonitor
+    control: MemberControl
+    probe_window: ProbeWindow
+    measured_degree: MeasuredDegree
+    start_queue: StartQueue
+    place_filler: PlaceFiller
+    intake: MemberIntake
+    starts: StartCollector
+    ends: EndCollector
+    pack_end: PackEnd
+    dependents: Dependents
+    mails: MemberMails
+
+
+def build_parts(
+    *,
+    pack: Path,
+    record: PackRecord,
+    allocation: Allocation,
+    attempt: int,
+    journal: Journal,
+    settings: Settings,
+    slurm: SlurmAccess | None,
+    slurm_log: int,
+    announce: Callable[[str], None] | None,
+) -> RunnerParts:
+    """Make the parts, each from those before it.
 
     Args:
         pack: The pack's directory.
@@ -59,181 +106,199 @@ class RunnerParts:
         slurm: Slurm, or None where the pack runs without it.
         slurm_log: Descriptor of the file to which slurmstepd writes.
         announce: Told of a directory that must be gone before the batch script ends.
-
-    Attributes:
-        lone: The pack has one member, which runs as its batch script would.
-        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
     """
+    config = _read_config(slurm)
+    lone = record.degree == 1 and record.request is None
+    is_batch_script = lone and slurm is not None
+    passes_on = signals_tasks_alone(config)
+    kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
+    shown_id = allocation.shown_job_id
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        record: PackRecord,
-        allocation: Allocation,
-        attempt: int,
-        journal: Journal,
-        settings: Settings,
-        slurm: SlurmAccess | None,
-        slurm_log: int,
-        announce: Callable[[str], None] | None,
-    ) -> None:
-        self.lone = record.degree == 1 and record.request is None
-        self.roster = PackMembers([])
-        self.ledger = StateWriter(pack, attempt)
-        self.fate = SlurmDecision(allocation, slurm, journal, slurm_log)
-        self.fence = AttemptFence(pack, attempt, self.roster)
-        self.sharing = GpuMode(
-            pack,
-            record,
-            allocation,
-            attempt,
-            journal,
-            lone=self.lone,
-            announce=announce,
-            identifies=settings.probe and record.degree > 1,
-            find_likely_degree=lambda: self.ramping.likely_degree,
-        )
-        self.watching = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
-        config = _read_config(slurm)
-        kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
-        self.passes_on = signals_tasks_alone(config)
-        self.starter = MemberStarter(
-            pack=pack,
-            record=record,
-            allocation=allocation,
-            attempt=attempt,
-            launcher="process" if self.lone or slurm is None else settings.launcher,
-            kill_wait_s=kill_wait_s,
-            passes_on=self.passes_on,
-            lone=self.lone and slurm is not None,
-            journal=journal,
-            place_on_gpu=self.sharing.place,
-            watch=self.watching.place,
-        )
-        inner_steps = InnerSteps(allocation, slurm)
-        self.control = MemberControl(
-            pack=pack,
-            roster=self.roster,
-            inner_steps=inner_steps,
-            ledger=self.ledger,
-            journal=journal,
-            kill_wait_s=kill_wait_s,
-        )
-        self.probing = ProbeWindow(
-            pack=pack,
-            shown_id=allocation.shown_job_id,
-            roster=self.roster,
-            ledger=self.ledger,
-            journal=journal,
-            is_wanted=settings.probe,
-            instruments=settings.instrument,
-            find_gpu_model=lambda: self.sharing.setup.gpu_name,
-            why_unwatched=lambda: self.watching.obstacle,
-            end=lambda member: self.control.end(member, StopReason.PROBED),
-        )
-        self.tender = EndCollector(
-            allocation=allocation,
-            roster=self.roster,
-            starter=self.starter,
-            inner_steps=inner_steps,
-            ledger=self.ledger,
-            fate=self.fate,
-            journal=journal,
-            keeps_time=not (self.lone and slurm is not None),
-            assessor=BlameFinder(
-                pack=pack,
-                allocation=allocation,
-                roster=self.roster,
-                ledger=self.ledger,
-                sharing=self.sharing,
-                journal=journal,
-                site_requeues=requeues_jobs(config),
-            ),
-            clients=self.sharing.clients,
-        )
-        state = State(pack.parent.parent, record.cluster)
-        time_left = TimeLeft(
-            pack,
-            record,
-            self.roster,
-            self.ledger,
-            journal,
-            # As csub asks it, which submits them again.
-            site_requeues=config.get("JobRequeue") == "1",
-        )
-        self.gate = StartQueue(
-            pack,
-            self.roster,
-            self.ledger,
-            journal,
-            lambda job: judge_own_dependency(state, slurm, job),
-            time_left=time_left,
-        )
-        self.ramping = MeasuredDegree(
-            pack=pack,
-            attempt=attempt,
-            start_degree=record.start_degree,
-            time_left=time_left,
-            roster=self.roster,
-            ledger=self.ledger,
-            journal=journal,
-            probing=self.probing,
-            site_requeues=requeues_jobs(config),
-            why_unwatched=lambda: self.watching.obstacle,
-            lookout=ProgressReader(
-                pack,
-                self.roster,
-                self.probing,
-                instruments=settings.instrument,
-                has_mps=lambda: self.sharing.mode is SharingMode.MPS,
-                find_gpu_memory_mb=lambda: self.sharing.setup.gpu_memory_mb,
-                bound=choose_common_bound(record.policy),
-            ),
-            step_back=self.control.step_back,
-        )
-        self.postman = MemberMails(
-            pack=pack,
-            record=record,
-            allocation=allocation,
-            config=None if slurm is None else config,
-            roster=self.roster,
-            journal=journal,
-        )
-        self.intake = MemberIntake(
-            pack=pack,
-            attempt=attempt,
-            killed_before=find_killed_before(pack, allocation),
-            roster=self.roster,
-            ledger=self.ledger,
-            note_requeue=self.postman.note_requeue,
-        )
-        self.ending = PackEnd(
-            pack=pack,
-            is_carried=record.carried,
-            roster=self.roster,
-            ledger=self.ledger,
-            fate=self.fate,
-            tender=self.tender,
-            sharing=self.sharing,
-            adopt=self.intake.adopt,
-            kill_wait_s=read_kill_wait_s(config),
-        )
-        self.refill = PlaceFiller(
-            pack=pack,
-            roster=self.roster,
-            gate=self.gate,
-            probing=self.probing,
-            ramping=self.ramping,
-            sharing=self.sharing,
-            starter=self.starter,
-            tender=self.tender,
-            ledger=self.ledger,
-            intake=self.intake,
-            check_fence=self.fence.check,
-        )
-        self.dependents = Dependents(pack, allocation.job_id, self.roster, slurm, journal)
-        self.ledger.listeners.append(self.postman.note)
+    members = PackMembers([])
+    mails = MemberMails(
+        pack=pack,
+        record=record,
+        allocation=allocation,
+        config=None if slurm is None else config,
+        members=members,
+        journal=journal,
+    )
+    states = StateWriter(pack, attempt, mails.note)
+    fence = AttemptFence(pack, attempt, members)
+    slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log)
+
+    # The GPU, and what is measured.
+    gpu_mode = GpuMode(
+        pack,
+        record,
+        allocation,
+        attempt,
+        journal,
+        lone=lone,
+        announce=announce,
+        identifies=settings.probe and record.degree > 1,
+    )
+    monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
+
+    # Starting members, signalling them, collecting their starts and ends.
+    starter = MemberStarter(
+        pack=pack,
+        record=record,
+        allocation=allocation,
+        attempt=attempt,
+        launcher="process" if lone or slurm is None else settings.launcher,
+        kill_wait_s=kill_wait_s,
+        passes_on=passes_on,
+        lone=is_batch_script,
+        journal=journal,
+        place_on_gpu=gpu_mode.place,
+        watch=monitor.place,
+    )
+    inner_steps = InnerSteps(allocation, slurm)
+    control = MemberControl(
+        pack=pack,
+        members=members,
+        inner_steps=inner_steps,
+        states=states,
+        journal=journal,
+        kill_wait_s=kill_wait_s,
+    )
+    starts = StartCollector(
+        allocation=allocation,
+        members=members,
+        states=states,
+        journal=journal,
+        keeps_time=not is_batch_script,
+        clients=gpu_mode.clients,
+    )
+    blame_finder = BlameFinder(
+        pack=pack,
+        allocation=allocation,
+        members=members,
+        states=states,
+        gpu_mode=gpu_mode,
+        journal=journal,
+        site_requeues=requeues_jobs(config),
+    )
+    member_ends = MemberEnds(
+        members=members, blame_finder=blame_finder, states=states, journal=journal
+    )
+    ends = EndCollector(
+        members=members,
+        starts=starts,
+        starter=starter,
+        inner_steps=inner_steps,
+        slurm_decision=slurm_decision,
+        ends=member_ends,
+        journal=journal,
+    )
+
+    # Which member may start.
+    # As csub asks it, which submits them again.
+    time_left = TimeLeft(pack, record, members, site_requeues=config.get("JobRequeue") == "1")
+    waiting = WaitingFacts(pack, shown_id, members, time_left)
+    probe_window = ProbeWindow(
+        pack=pack,
+        shown_id=shown_id,
+        members=members,
+        journal=journal,
+        is_wanted=settings.probe,
+        instruments=settings.instrument,
+        find_gpu_model=lambda: gpu_mode.setup.gpu_name,
+        why_unwatched=lambda: monitor.obstacle,
+        end=lambda member: control.end(member, StopReason.PROBED),
+    )
+    progress = ProgressReader(
+        pack,
+        members,
+        probe_window,
+        instruments=settings.instrument,
+        has_mps=lambda: gpu_mode.mode is SharingMode.MPS,
+        find_gpu_memory_mb=lambda: gpu_mode.setup.gpu_memory_mb,
+        bound=choose_common_bound(record.policy),
+    )
+    measured_degree = MeasuredDegree(
+        pack=pack,
+        attempt=attempt,
+        start_degree=record.start_degree,
+        time_left=time_left,
+        members=members,
+        waiting=waiting,
+        journal=journal,
+        probe_window=probe_window,
+        site_requeues=requeues_jobs(config),
+        why_unwatched=lambda: monitor.obstacle,
+        progress=progress,
+        step_back=control.step_back,
+    )
+    state = State(pack.parent.parent, record.cluster)
+    start_queue = StartQueue(
+        pack=pack,
+        members=members,
+        waiting=waiting,
+        time_left=time_left,
+        judge=lambda job: judge_own_dependency(state, slurm, job),
+        slurm_decision=slurm_decision,
+        gpu_mode=gpu_mode,
+        probe_window=probe_window,
+        measured_degree=measured_degree,
+        states=states,
+        journal=journal,
+    )
+    intake = MemberIntake(
+        pack=pack,
+        attempt=attempt,
+        killed_before=find_killed_before(pack, allocation),
+        members=members,
+        states=states,
+        note_requeue=mails.note_requeue,
+    )
+    place_filler = PlaceFiller(
+        pack=pack,
+        members=members,
+        start_queue=start_queue,
+        probe_window=probe_window,
+        measured_degree=measured_degree,
+        gpu_mode=gpu_mode,
+        starter=starter,
+        ends=member_ends,
+        states=states,
+        intake=intake,
+        check_fence=fence.check,
+    )
+    pack_end = PackEnd(
+        pack=pack,
+        is_carried=record.carried,
+        members=members,
+        states=states,
+        slurm_decision=slurm_decision,
+        ends=ends,
+        gpu_mode=gpu_mode,
+        adopt=intake.adopt,
+        kill_wait_s=read_kill_wait_s(config),
+    )
+    return RunnerParts(
+        lone=lone,
+        passes_on=passes_on,
+        launcher=starter.launcher,
+        members=members,
+        states=states,
+        fence=fence,
+        slurm_decision=slurm_decision,
+        gpu_mode=gpu_mode,
+        monitor=monitor,
+        control=control,
+        probe_window=probe_window,
+        measured_degree=measured_degree,
+        start_queue=start_queue,
+        place_filler=place_filler,
+        intake=intake,
+        starts=starts,
+        ends=ends,
+        pack_end=pack_end,
+        dependents=Dependents(pack, allocation.job_id, members, slurm, journal),
+        mails=mails,
+    )
 
 
 def _read_config(slurm: SlurmAccess | None) -> dict[str, str]:

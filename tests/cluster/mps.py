@@ -37,7 +37,7 @@ _LAUNCHER = """\
 import functools, sys
 from slurm_colloc.runtime import __main__ as entry, wiring
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
-wiring.GpuMode = functools.partial(wiring.GpuMode, waits=GpuPatience(**{waits!r}))
+wiring.GpuMode = functools.partial(wiring.GpuMode, patience=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,15 +12,16 @@ import pytest
 
 from slurm_colloc.host.keeper.keeper_messages import Fault, Server, Status
 from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.system import process_owner
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu import mps_clients as module
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
-from slurm_colloc.runtime.gpu.mps_clients import MpsClients, find_owner, read_parent
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
-from .test_roster import SPEC
+from .test_members import SPEC
 
 TEXT = (
     "[2026-11-21 14:37:41.352 Server 9] Client {PID: 11, Context: 1} encountered a fatal GPU error."
@@ -52,12 +49,12 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Now:
 def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Whose process is which; a pid that is not in it has ended."""
     found: dict[int, int] = {}
-    monkeypatch.setattr(module, "find_owner", lambda pid, _: found.get(pid))
+    monkeypatch.setattr(process_owner, "find_ancestor", lambda pid, _: found.get(pid))
     return found
 
 
-def build_clients(tmp_path: Path, *numbers: int, waits: GpuPatience | None = None) -> MpsClients:
-    clients = MpsClients(Journal(tmp_path), waits)
+def build_clients(tmp_path: Path, *numbers: int, patience: GpuPatience | None = None) -> MpsClients:
+    clients = MpsClients(tmp_path, Journal(tmp_path), patience)
     for number in numbers:
         member = Member(number, SPEC, StateRecord(MemberState.RUNNING, 1))
         member.wrapper_pid = 100 * number
@@ -121,7 +118,7 @@ def test_nobody_is_asked_about_who_is_known(
     tmp_path: Path, now: Now, owners: dict[int, int]
 ) -> None:
     clients = build_clients(
-        tmp_path, 1, 2, waits=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0)
+        tmp_path, 1, 2, patience=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0)
     )
     owners.update({11: 1, 21: 2})
     clients.join(11)
@@ -225,44 +222,21 @@ def test_who_has_a_new_context_has_survived_what_came_before(
     assert second.lost
 
 
-# -- whose process it is -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def family() -> Iterator[tuple[int, int, int]]:
-    """A process, its child, and an orphan of it that only its environment knows."""
-    code = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen(['sleep', '60'])\n"
-        "environment = {**os.environ, 'SLURM_COLLOC_MEMBER': '4711/3'}\n"
-        "orphan = subprocess.Popen(['sleep', '60'], env=environment, start_new_session=True)\n"
-        "print(child.pid, orphan.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-        "child.kill(); orphan.kill(); child.wait(); orphan.wait()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-IS", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    child, orphan = map(int, process.stdout.readline().split())
-    yield process.pid, child, orphan
-    process.communicate(timeout=60)
-
-
-def test_a_process_belongs_to_the_member_above_it_or_to_the_one_in_its_environment(
-    family: tuple[int, int, int],
+def test_a_step_inside_a_script_is_found_by_the_member_that_it_names(
+    tmp_path: Path, owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrapper, child, orphan = family
-    deadline = time.monotonic() + 60
-    # Its environment is that of its parent until it has called exec.
-    while b"4711/3" not in Path(f"/proc/{orphan}/environ").read_bytes():
-        assert time.monotonic() < deadline
-    assert read_parent(child) == wrapper
-    assert find_owner(child, {wrapper: 2, 1: 9}) == 2
-    assert find_owner(wrapper, {wrapper: 2}) == 2
-    assert find_owner(orphan, {999_999_999: 3}) == 3
-    assert find_owner(orphan, {999_999_999: 4}) is None
-    assert find_owner(child, {999_999_999: 3}) is None
-    assert find_owner(os.getpid(), {wrapper: 2}) is None
-    assert find_owner(999_999_999, {wrapper: 2}) is None
-    assert read_parent(999_999_999) is None
+    clients = build_clients(tmp_path, 1, 2)
+    named = {11: (1, 1), 31: (3, 1)}
+    packs = set()
+
+    def read_named_start(pid: int, pack: bytes) -> tuple[int, int] | None:
+        packs.add(pack)
+        return named.get(pid)
+
+    monkeypatch.setattr(process_owner, "read_named_start", read_named_start)
+    owners[21] = 2
+    for pid in (11, 21, 31, 41):
+        clients.join(pid)
+    # A member that it does not follow is none of its own.
+    assert clients.news == {1: True, 2: True}
+    assert packs == {os.fsencode(tmp_path)}

@@ -108,16 +108,16 @@ def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackD
     FakeKeeper.made = []
     monkeypatch.setattr(module, "Keeper", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     return PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=MpsClients(journal, waits),
+        clients=MpsClients(tmp_path, journal, patience),
         journal=journal,
         listener=told,
-        waits=waits,
+        patience=patience,
     )
 
 
@@ -301,16 +301,16 @@ def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Pac
     FakeKeeper.made = []
     monkeypatch.setattr(module, "Keeper", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     daemon = PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=MpsClients(journal, waits),
+        clients=MpsClients(tmp_path, journal, patience),
         journal=journal,
         listener=told,
-        waits=waits,
+        patience=patience,
         prepared=PreparedDaemon((UUID,), PIPE, 18.5),
     )
     daemon.start()

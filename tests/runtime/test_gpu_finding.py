@@ -120,13 +120,13 @@ def test_who_uses_the_gpu_without_being_a_client(
 
 def test_an_errand_wakes_whoever_waits_for_it() -> None:
     go = threading.Event()
-    errand = BackgroundCall(lambda: "done" if go.wait(60) else "never", str)
-    assert errand.poll() is None
-    assert select.select([errand], [], [], 0)[0] == []
+    call = BackgroundCall(lambda: "done" if go.wait(60) else "never", str)
+    assert call.poll() is None
+    assert select.select([call], [], [], 0)[0] == []
     go.set()
-    assert select.select([errand], [], [], 60)[0] == [errand]
-    assert errand.poll() == "done"
-    errand.close()
+    assert select.select([call], [], [], 60)[0] == [call]
+    assert call.poll() == "done"
+    call.close()
 
 
 @pytest.mark.parametrize("problem", [NodeError("it is broken"), PermissionError(13, "no")])
@@ -134,7 +134,7 @@ def test_an_errand_that_fails_gives_the_answer_for_that(problem: Exception) -> N
     def fail() -> str:
         raise problem
 
-    errand = BackgroundCall(fail, lambda error: f"because {error}")
-    assert select.select([errand], [], [], 60)[0] == [errand]
-    assert errand.poll() == f"because {problem}"
-    errand.close()
+    call = BackgroundCall(fail, lambda error: f"because {error}")
+    assert select.select([call], [], [], 60)[0] == [call]
+    assert call.poll() == f"because {problem}"
+    call.close()

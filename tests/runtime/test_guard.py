@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
-from slurm_colloc.runtime.gpu.mps_clients import read_parent
+from slurm_colloc.host.system.process_owner import read_parent
 
 ROOT = Path(slurm_colloc.__file__).parents[1]
 
@@ -20,12 +20,12 @@ _RUN = """
 import os, signal, sys, time
 from slurm_colloc.runtime.pack.guard import stand_guard
 heard = []
-def revive(number):
+def requeue(number):
     print("killed by", number, flush=True)
     if sys.argv[2] == "fails":
         raise RuntimeError("no Slurm, no memory, whatever")
     return sys.argv[2] == "ends"
-guarded = stand_guard(None if sys.argv[2] == "none" else revive)
+guarded = stand_guard(None if sys.argv[2] == "none" else requeue)
 for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
 for directory in sys.argv[3:]:
@@ -55,11 +55,11 @@ else:
 
 
 def start(
-    what: str, *directories: str, revive: str = "none"
+    what: str, *directories: str, requeue: str = "none"
 ) -> tuple[subprocess.Popen[str], int, int]:
     """A guard, the pid of the runner that it guards, and that of what the runner has started."""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _RUN, what, revive, *directories],
+        [sys.executable, "-I", "-c", _RUN, what, requeue, *directories],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -76,7 +76,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("status", [0, 1, 137])
 def test_it_ends_with_the_runner_s_exit_status(status: int) -> None:
-    process, _, _ = start(str(status), "/", revive="ends")
+    process, _, _ = start(str(status), "/", requeue="ends")
     # Nothing is waited for, though this directory is always there, and nothing is revived.
     assert process.communicate(timeout=60)[0] == ""
     assert process.returncode == status
@@ -124,7 +124,7 @@ def test_once_the_files_are_gone_it_asks_what_is_to_be_done_about_a_killed_runne
 ) -> None:
     directory = tmp_path / "a"
     directory.mkdir()
-    process, runner, _ = start("wait", str(directory), revive="no")
+    process, runner, _ = start("wait", str(directory), requeue="no")
     os.kill(runner, number)
     directory.rmdir()
     said, _ = process.communicate(timeout=60)
@@ -133,7 +133,7 @@ def test_once_the_files_are_gone_it_asks_what_is_to_be_done_about_a_killed_runne
 
 
 def test_where_slurm_ends_the_rest_it_waits_for_that_and_no_signal_ends_it_before() -> None:
-    process, runner, child = start("leave", revive="ends")
+    process, runner, child = start("leave", requeue="ends")
     os.kill(runner, signal.SIGKILL)
     assert read_line(process) == "killed by 9"
     assert read_parent(child) == process.pid
@@ -150,9 +150,9 @@ def test_where_slurm_ends_the_rest_it_waits_for_that_and_no_signal_ends_it_befor
     process.communicate()
 
 
-@pytest.mark.parametrize("revive", ["none", "no", "fails"])
-def test_where_nothing_follows_it_ends_at_once(revive: str) -> None:
-    process, runner, child = start("leave", revive=revive)
+@pytest.mark.parametrize("requeue", ["none", "no", "fails"])
+def test_where_nothing_follows_it_ends_at_once(requeue: str) -> None:
+    process, runner, child = start("leave", requeue=requeue)
     os.kill(runner, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     assert Path(f"/proc/{child}").exists()

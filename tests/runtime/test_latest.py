@@ -107,14 +107,14 @@ def test_nobody_waits_or_ends_for_it(
     assert [stage.start(), stage.start()] == [1, None]
     spoil(stage.pack / "latest.json", how)
     assert read_latest(stage.pack) is None
-    stage.probing.work()
-    stage.ramping.work()
-    assert stage.probing.is_open
-    assert stage.probing.rates == {}
+    stage.probe_window.work()
+    stage.measured_degree.work()
+    assert stage.probe_window.is_open
+    assert stage.probe_window.rates == {}
     known = Stage(tmp_path / "known", process)
     assert [known.start(), known.start()] == [1, None]
     spoil(known.pack / "latest.json", how)
-    known.ramping.work()
+    known.measured_degree.work()
     assert known.start() is None
     assert not (known.pack / "events.jsonl").exists()
 
@@ -147,8 +147,8 @@ def test_a_probe_window_that_fails_is_over(
         raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr("slurm_colloc.runtime.queue.probe_members.judge_window", fail)
-    stage.probing.work()
-    assert not stage.probing.is_open
+    stage.probe_window.work()
+    assert not stage.probe_window.is_open
     assert [stage.start() for _ in range(3)] == [2, 3, 4]
     events = map(json.loads, (stage.pack / "events.jsonl").read_text().splitlines())
     (event,) = [event for event in events if event["event"] == "probed"]

@@ -24,12 +24,12 @@ fields = {field.name: None for field in dataclasses.fields(PackRecord)}
 fields.update(mode=SharingMode(mode), share=share, degree=2, local=False)
 allocation = Allocation("1", "1", "n", 0, 1, (), ("0",), {"PATH": "/nonexistent"})
 pack = Path(folder)
-sharing = GpuMode(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
-sharing.open()
-print(sharing.mode)
+gpu_mode = GpuMode(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
+gpu_mode.open()
+print(gpu_mode.mode)
 loaded = set(sys.modules) - before
 print(sorted(n for n in loaded if n.startswith("slurm_colloc.host") or n == "hashlib"))
-sharing.close()
+gpu_mode.close()
 """
 
 

@@ -14,10 +14,8 @@ from slurm_colloc.model.degree.ramp_decision import Decision, RampState, is_time
 from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.outcome.verdict import StopReason, judge_end
-from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.outcome.verdict import StopReason, judge_process_end
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch import latest_json
@@ -38,15 +36,15 @@ def test_the_next_waits_until_those_before_it_are_measured(
 ) -> None:
     stage = Stage(tmp_path, process)
     assert [stage.start(), stage.start()] == [1, None]
-    waiting = stage.roster.members[2]
+    waiting = stage.members.by_number[2]
     assert waiting.record.reason == "the pack is being measured with 1 member"
     kept = read_ramp(stage.pack, stage.attempt)
     assert kept is not None
     assert (kept.state, kept.target, kept.reason) == (RampState.RAMPING, 1, "")
     stage.pass_time(20, lambda _: RATE)
     assert [stage.start(), stage.start()] == [2, None]
-    assert waiting.record.reason != stage.roster.members[3].record.reason
-    assert stage.roster.members[3].record.reason == "the pack is being measured with 2 members"
+    assert waiting.record.reason != stage.members.by_number[3].record.reason
+    assert stage.members.by_number[3].record.reason == "the pack is being measured with 2 members"
     assert [event["target"] for event in stage.events()] == [2]
     # The second brings nothing.
     stage.pass_time(60, lambda running: RATE / running)
@@ -54,7 +52,7 @@ def test_the_next_waits_until_those_before_it_are_measured(
     kept = read_ramp(stage.pack, stage.attempt)
     assert kept is not None
     assert (kept.state, kept.target, len(kept.decisions)) == (RampState.SETTLED, 1, 2)
-    assert stage.roster.members[3].record.reason == kept.reason
+    assert stage.members.by_number[3].record.reason == kept.reason
     assert kept.reason == stage.events()[-1]["reason"]
     assert read_ramp(stage.pack, stage.attempt + 1) is None
 
@@ -74,7 +72,7 @@ def test_what_cannot_be_measured_holds_nobody_back(
     (event,) = stage.events()
     assert event["reason"] == f"all may run at once: {reason}"
     assert read_ramp(stage.pack, stage.attempt) is None
-    assert not any(member.record.reason for member in stage.roster.members.values())
+    assert not any(member.record.reason for member in stage.members.by_number.values())
 
 
 def test_nobody_is_held_back_until_its_time_is_too_short(
@@ -96,7 +94,7 @@ def test_where_time_is_short_one_starts_after_the_other(
 ) -> None:
     # Each may take 60 s alone, and 120 beside others; the pack has 60 s more.
     stage = Stage(tmp_path, process, time_limit_s=180)
-    for member in stage.roster.members.values():
+    for member in stage.members.by_number.values():
         plan = dataclasses.replace(member.spec.plan, wall_limit_s=120)
         member.spec = dataclasses.replace(member.spec, plan=plan)
     assert [stage.start(), stage.start()] == [1, None]
@@ -113,7 +111,7 @@ def test_where_time_is_short_one_starts_after_the_other(
     assert stage.start() is None
     # Nothing would be left of what their time was stretched by.
     stage = Stage(tmp_path / "shorter", process, time_limit_s=109)
-    for member in stage.roster.members.values():
+    for member in stage.members.by_number.values():
         plan = dataclasses.replace(member.spec.plan, wall_limit_s=120)
         member.spec = dataclasses.replace(member.spec, plan=plan)
     assert [stage.start() for _ in range(4)] == [1, 2, 3, 4]
@@ -123,13 +121,13 @@ def test_who_waits_for_a_larger_place_keeps_nobody_from_being_measured(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, start=2)
-    stage.roster.places = [PackPlace(0, 8, ()), *(PackPlace(index, 2, ()) for index in (1, 2, 3))]
+    stage.members.places = [PackPlace(0, 8, ()), *(PackPlace(index, 2, ()) for index in (1, 2, 3))]
     for number in (3, 4):
-        member = stage.roster.members[number]
+        member = stage.members.by_number[number]
         plan = dataclasses.replace(member.spec.plan, cpus=8)
         member.spec = dataclasses.replace(member.spec, plan=plan)
     assert [stage.start(), stage.start(), stage.start()] == [1, 2, None]
-    assert stage.roster.find_place(8) is None
+    assert stage.members.find_place(8) is None
     # Nobody else can start, so what is found out is said of those that run.
     stage.pass_time(20, lambda _: RATE)
     stage.pass_time(200, lambda _: 0.1 * RATE)
@@ -139,7 +137,7 @@ def test_who_waits_for_a_larger_place_keeps_nobody_from_being_measured(
 
 def test_nobody_that_runs_counts_steps(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
-    for member in stage.roster.members.values():
+    for member in stage.members.by_number.values():
         job = dataclasses.replace(member.spec.job, instrument=False)
         member.spec = dataclasses.replace(member.spec, job=job)
     assert [stage.start() for _ in range(4)] == [1, 2, 3, 4]
@@ -180,7 +178,7 @@ def test_who_differs_from_the_first_is_not_judged_by_it(
 ) -> None:
     stage = Stage(tmp_path, process, has_mps=True)
     assert [stage.start(), stage.start()] == [1, None]
-    other = stage.roster.members[4]
+    other = stage.members.by_number[4]
     job = dataclasses.replace(other.spec.job, arguments=("--big",))
     other.spec = dataclasses.replace(other.spec, job=job)
     stage.pass_time(20, lambda _: RATE, sm_active=0.1, dram_active=0.1)
@@ -195,7 +193,7 @@ def test_the_bound_of_the_policy_is_that_of_who_has_none(
         stage.start()
         stage.pass_time(20, lambda running: RATE / (1 + 0.3 * (running - 1)))
     assert "times slower than alone, and 1.5 times is accepted" in stage.events()[-1]["reason"]
-    assert len(stage.roster.running()) == 3
+    assert len(stage.members.running()) == 3
 
 
 def test_who_would_be_ended_half_way_is_not_started(
@@ -203,15 +201,18 @@ def test_who_would_be_ended_half_way_is_not_started(
 ) -> None:
     # Each may take 60 s, and the pack 200.
     stage = Stage(tmp_path, process, start=None, time_limit_s=200)
-    first, second, third, fourth = stage.roster.members.values()
+    first, second, third, fourth = stage.members.by_number.values()
     stage.clock = 150.0
-    # Nobody has run: another pack would be no better.
-    assert not stage.time_left.holds(first)
+    # None has run: another pack would be no better.
+    assert not stage.time_left.describe(first)
     stage.clock = 100.0
     assert stage.start() == 1
-    assert not stage.time_left.holds(second)
+    assert not stage.time_left.describe(second)
+    # Those would not be submitted again.
+    allow_signal(third, requeue=False)
+    fourth.record = dataclasses.replace(fourth.record, starts=1)
     stage.clock = 141.0
-    assert stage.time_left.holds(second)
+    assert stage.start() == 3
     text = second.record.reason
     assert text == (
         "the pack has only 0:59 left, and it may take 1:00: "
@@ -219,13 +220,8 @@ def test_who_would_be_ended_half_way_is_not_started(
     )
     assert is_time_reason(text)
     stage.clock = 160.0
-    assert stage.time_left.holds(second)
+    assert stage.start() == 4
     assert second.record.reason == text
-    # Nobody would submit these again.
-    allow_signal(third, requeue=False)
-    assert not stage.time_left.holds(third)
-    fourth.record = dataclasses.replace(fourth.record, starts=1)
-    assert not stage.time_left.holds(fourth)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +244,9 @@ def test_who_is_started_however_little_time_is_left(
         build_pack("s").record, request=PackRequest(1, None, 2, None, limit_s), **changes
     )
     now = 0.0
-    left = TimeLeft(
-        stage.pack, record, stage.roster, StateWriter(stage.pack, 1), Journal(stage.pack),
-        site_requeues=True, clock=lambda: now,
-    )  # fmt: skip
+    left = TimeLeft(stage.pack, record, stage.members, site_requeues=True, clock=lambda: now)
     now = 195.0
-    assert not left.holds(stage.roster.members[2])
+    assert not left.describe(stage.members.by_number[2])
 
 
 def test_the_rate_of_a_probed_member_is_that_of_its_family(
@@ -261,7 +254,7 @@ def test_the_rate_of_a_probed_member_is_that_of_its_family(
 ) -> None:
     stage = Stage(tmp_path, process, solo=None)
     assert stage.start() == 1
-    stage.probing.rates[1] = RATE
+    stage.probe_window.rates[1] = RATE
     assert stage.start() is None
     stage.pass_time(20, lambda _: RATE)
     assert stage.start() == 2
@@ -274,7 +267,7 @@ def test_what_the_probe_window_shows_is_not_measured_again(
 ) -> None:
     stage = Stage(tmp_path, process, solo=None, has_mps=True, probes=True)
     assert [stage.start(), stage.start()] == [1, None]
-    assert stage.probing.is_open
+    assert stage.probe_window.is_open
     stage.pass_time(30, lambda _: RATE, sm_active=0.2, dram_active=0.1)
     assert not (stage.pack / "ramp.json").exists()
     # One look, and as many start as there is room for.
@@ -296,11 +289,11 @@ def test_the_newest_that_can_go_on_later_is_stopped(
     stage = Stage(tmp_path, process, start=None)
     for _ in range(4):
         stage.start()
-    allow_signal(stage.roster.members[1])
-    allow_signal(stage.roster.members[2])
-    allow_signal(stage.roster.members[3], requeue=False)
+    allow_signal(stage.members.by_number[1])
+    allow_signal(stage.members.by_number[2])
+    allow_signal(stage.members.by_number[3], requeue=False)
     # Nothing of it would get the signal.
-    allow_signal(stage.roster.members[4], batch_shell=False)
+    allow_signal(stage.members.by_number[4], batch_shell=False)
     stage.pass_time(200, lambda running: 0.8 * RATE / running)
     assert stage.stopped[0] == 2
     assert stage.events()[-1]["state"] == "STEPPED_BACK"
@@ -309,7 +302,7 @@ def test_the_newest_that_can_go_on_later_is_stopped(
 def test_who_is_stopped_goes_back_to_waiting_however_it_ends() -> None:
     for status in (0, 7 << 8, 15):
         record = {"wait_status": status, "foreign_signals": []}
-        verdict = judge_end(
+        verdict = judge_process_end(
             record, started=True, srun_status=0, log="", asked=StopReason.STEPPED_BACK
         )
         assert verdict.state is MemberState.PENDING

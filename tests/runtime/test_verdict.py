@@ -10,8 +10,8 @@ from slurm_colloc.runtime.outcome.verdict import (
     PackVerdict,
     StopReason,
     Verdict,
-    judge_end,
     judge_pack,
+    judge_process_end,
     read_kill_reason,
 )
 
@@ -69,7 +69,7 @@ def build_record(status: int, *foreign: int, **changes: Any) -> dict[str, Any]:
 def test_an_end_that_the_wrapper_wrote_down(
     record: dict[str, Any], asked: StopReason | None, expected: Verdict
 ) -> None:
-    assert judge_end(record, started=True, srun_status=1, log="", asked=asked) == expected
+    assert judge_process_end(record, started=True, srun_status=1, log="", asked=asked) == expected
 
 
 CANCELLED_AT = "slurmstepd: error: *** STEP 7.1 ON node1 CANCELLED AT 2026-01-01T00:00:00"
@@ -132,7 +132,7 @@ KILLED = ExitCode(0, SIGKILL)
 def test_an_end_that_nobody_wrote_down(
     started: bool, log: str, asked: StopReason | None, expected: Verdict
 ) -> None:
-    assert judge_end(None, started=started, srun_status=1, log=log, asked=asked) == expected
+    assert judge_process_end(None, started=started, srun_status=1, log=log, asked=asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,13 @@ def test_a_restart_before_this_attempt_says_nothing() -> None:
 @pytest.mark.parametrize("asked", [None, *StopReason])
 def test_an_end_was_when_the_wrapper_says_whatever_was_asked(asked: StopReason | None) -> None:
     record = {"wait_status": 0, "foreign_signals": [], "at": 1234.5}
-    judged = judge_end(record, started=True, srun_status=0, log="", asked=asked)
+    judged = judge_process_end(record, started=True, srun_status=0, log="", asked=asked)
     assert judged.ended_at == 1234.5
 
 
 @pytest.mark.parametrize("at", [{}, {"at": None}, {"at": "now"}])
 def test_a_record_without_the_moment_says_none(at: dict[str, object]) -> None:
     record = {"wait_status": 0, "foreign_signals": [], **at}
-    assert judge_end(record, started=True, srun_status=0, log="", asked=None).ended_at is None
+    assert (
+        judge_process_end(record, started=True, srun_status=0, log="", asked=None).ended_at is None
+    )

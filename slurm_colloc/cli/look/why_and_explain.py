@@ -14,10 +14,12 @@ from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
+from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import Facts, explain_why
 from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
 from slurm_colloc.store.pack.sample_files import latest_path
@@ -36,10 +38,12 @@ class Inquiry:
         self._session = session
         self._fields: dict[str, Mapping[str, str]] = {}
         self._ramps: dict[str, RampRecord | None] = {}
+        self._setups: dict[str, tuple[bool, bool]] = {}
         self._latest: dict[str, Mapping[str, Any] | None] = {}
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
+        unprepared, takes_one = self._read_setup(view)
         return Facts(
             now=time.time(),
             fields=self._read_fields(view, member),
@@ -47,6 +51,8 @@ class Inquiry:
             moved=self._find_new_name(member),
             ramp=self._read_ramp(view),
             latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
+            is_gpu_unprepared=unprepared,
+            takes_one=takes_one,
         )
 
     def _read_ramp(self, view: PackView) -> RampRecord | None:
@@ -57,6 +63,21 @@ class Inquiry:
                 path = self._session.state.pack_path(pack_id)
                 self._ramps[pack_id] = read_ramp(path, view.attempt)
         return self._ramps[pack_id]
+
+    def _read_setup(self, view: PackView) -> tuple[bool, bool]:
+        """Whether a pack's GPU is being prepared, and whether it takes one member at a time."""
+        pack_id = view.record.pack_id
+        if pack_id not in self._setups:
+            self._setups[pack_id] = (False, False)
+            with contextlib.suppress(StateError):
+                setup = read_setup(self._session.state.pack_path(pack_id))
+                is_old = setup is None or setup.attempt != view.attempt
+                # A job that runs alone prepares nothing.
+                shares = view.record.request is not None
+                notes = () if setup is None or is_old else setup.notes
+                takes_one = any(ONE_AT_A_TIME in note for note in notes)
+                self._setups[pack_id] = (is_old and shares, takes_one)
+        return self._setups[pack_id]
 
     def _read_latest(self, view: PackView) -> Mapping[str, Any] | None:
         pack_id = view.record.pack_id

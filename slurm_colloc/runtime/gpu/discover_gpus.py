@@ -1,4 +1,4 @@
-"""Finding out, beside the members: which GPUs there are, whether MPS can be used, who is there."""
+"""Finding out, while members run: which GPUs are there, whether MPS can be used, what uses them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def judge_finding(
 def list_outside(answer: NvmlAnswer, uuids: Sequence[str]) -> tuple[int, ...]:
     """Processes on some GPUs that are no MPS clients, its server among them; pure.
 
-    Nobody where NVML cannot tell: a client must not be taken for somebody who goes without.
+    None where NVML cannot tell: a client must not be taken for one that goes without.
 
     Args:
         answer: What NVML says.
@@ -88,7 +88,7 @@ def list_outside(answer: NvmlAnswer, uuids: Sequence[str]) -> tuple[int, ...]:
 
 
 def look_outside(uuids: Sequence[str], nvml_timeout_s: float) -> tuple[int, ...]:
-    """Ask NVML who uses some GPUs without MPS; nobody where it does not answer."""
+    """Ask NVML what uses some GPUs without MPS; none where it does not answer."""
     return list_outside(probe_gpus(nvml_timeout_s), uuids)
 
 

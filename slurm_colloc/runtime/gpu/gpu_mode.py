@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
@@ -44,8 +45,7 @@ class GpuMode:
         lone: The pack has one member, which runs as its batch script would.
         announce: Told of a directory that must be gone before the batch script ends.
         identifies: The GPU's model is wanted whatever the mode.
-        find_likely_degree: As many as may run at once in the end; None for as many as planned.
-        waits: How patient to be.
+        patience: How patient to be.
     """
 
     def __init__(
@@ -59,17 +59,15 @@ class GpuMode:
         lone: bool,
         announce: Callable[[str], None] | None = None,
         identifies: bool = False,
-        find_likely_degree: Callable[[], int | None] = lambda: None,
-        waits: GpuPatience | None = None,
+        patience: GpuPatience | None = None,
     ) -> None:
         self._pack = pack
         self._record = record
         self._allocation = allocation
         self._journal = journal
-        self._waits = waits or GpuPatience()
+        self._patience = patience or GpuPatience()
         self._announce = announce
         self._identifies = identifies
-        self._find_likely_degree = find_likely_degree
         self._request = ShareRequest.parse(record.share)
         setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
         self._preparation = SetupRecord(pack, setup, journal)
@@ -78,7 +76,7 @@ class GpuMode:
         self._daemon: PackDaemon | None = None
         self._pipe_directory = ""
         self._takes_one_process = False
-        self.clients = MpsClients(journal, self._waits)
+        self.clients = MpsClients(pack, journal, self._patience)
         self.mode: SharingMode | None = SharingMode.EXCLUSIVE if lone else None
         """The mode that holds; None while it is being prepared."""
         self.refusal = ""
@@ -102,7 +100,7 @@ class GpuMode:
         else:
             from slurm_colloc.runtime.gpu.discover_gpus import search_gpus
 
-            self._search = search_gpus(self._allocation.environment, self._waits.nvml_s)
+            self._search = search_gpus(self._allocation.environment, self._patience.nvml_s)
 
     @property
     def is_settled(self) -> bool:
@@ -119,12 +117,12 @@ class GpuMode:
 
     @property
     def needs_mps(self) -> bool:
-        """Nobody can use the GPU beside the MPS server, who is no client of it."""
+        """No process can use the GPU beside the MPS server unless it is a client of that."""
         return self._takes_one_process and self.mode is SharingMode.MPS
 
     def filenos(self) -> list[int]:
         """What wakes the runner."""
-        found = [errand.fileno() for errand in (self._search, self._look) if errand is not None]
+        found = [call.fileno() for call in (self._search, self._look) if call is not None]
         return found if self._daemon is None else found + self._daemon.filenos()
 
     def work(self) -> None:
@@ -138,7 +136,7 @@ class GpuMode:
             self._look_outside()
 
     def _look_outside(self) -> None:
-        """See who uses the GPU without being a client, as long as somebody is not known as one."""
+        """See which use the GPU without being clients, as long as one is not known as a client."""
         if self._look is not None:
             pids = self._look.poll()
             if pids is not None:
@@ -148,7 +146,7 @@ class GpuMode:
         elif self.clients.wants_gpu_look():
             from slurm_colloc.runtime.gpu.discover_gpus import search_outside
 
-            self._look = search_outside(self.setup.gpus, self._waits.nvml_s)
+            self._look = search_outside(self.setup.gpus, self._patience.nvml_s)
 
     def _note_finding(self, finding: GpuFinding) -> None:
         from slurm_colloc.runtime.gpu.node_daemon import find_prepared
@@ -181,7 +179,7 @@ class GpuMode:
             clients=self.clients,
             journal=self._journal,
             listener=self,
-            waits=self._waits,
+            patience=self._patience,
             prepared=prepared.daemon,
         )
         self._daemon.start()
@@ -202,7 +200,7 @@ class GpuMode:
             return
         if self._takes_one_process:
             self._preparation.add_notes(
-                f"the GPU is in compute mode {_ONE_PROCESS}: without MPS one member at a time"
+                f"the GPU is in compute mode {_ONE_PROCESS}: without MPS {ONE_AT_A_TIME}"
             )
         self._settle(SharingMode.TIMESLICE, reason)
         if self._request.mode is SharingMode.MPS:
@@ -254,8 +252,15 @@ class GpuMode:
 
     # -- members ------------------------------------------------------------------------------
 
-    def place(self, member: Member) -> tuple[GpuUse | None, dict[str, str]]:
-        """How a member that starts now is put on the GPU, and the environment that does it."""
+    def place(
+        self, member: Member, likely_degree: int | None = None
+    ) -> tuple[GpuUse | None, dict[str, str]]:
+        """How a member that starts now is put on the GPU, and the environment that does it.
+
+        Args:
+            member: The member.
+            likely_degree: As many as may run at once in the end; None for as many as planned.
+        """
         retries = member.record.retries
         is_apart = retries.apart and not self.needs_mps
         if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
@@ -265,7 +270,7 @@ class GpuMode:
                 self.setup.gpus,
                 self.setup.gpu_memory_mb,
                 max(1, self._record.degree),
-                self._find_likely_degree() or self._record.degree,
+                likely_degree or self._record.degree,
                 self._pipe_directory,
             )
             plan = member.spec.plan
@@ -298,9 +303,9 @@ class GpuMode:
 
     def close(self) -> None:
         """End the daemon, once all members have ended."""
-        for errand in (self._search, self._look):
-            if errand is not None:
-                errand.close()
+        for call in (self._search, self._look):
+            if call is not None:
+                call.close()
         self._search = self._look = None
         if self._daemon is not None:
             self._daemon.close()

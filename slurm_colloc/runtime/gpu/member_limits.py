@@ -68,7 +68,7 @@ def place_under_mps(
     places = min(degree, places)
     percentage = plan.thread_percentage or compute_default_thread_percentage(degree)
     if plan.predicted_slowdown is None:
-        # Nobody knew how many would be good, and each was planned to have its share.
+        # It was not known how many would be good, and each was planned to have its share.
         likely = max(1, min(degree, shared.likely_degree))
         percentage = max(percentage, compute_default_thread_percentage(likely))
     percentage = min(100, percentage * places)

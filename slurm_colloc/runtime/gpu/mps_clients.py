@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
@@ -52,13 +54,15 @@ class MpsClients:
     """Follows the members that run under MPS.
 
     Args:
+        pack: The pack's directory, as in its members' environment.
         journal: The pack's log.
-        waits: When NVML is asked.
+        patience: When NVML is asked.
     """
 
-    def __init__(self, journal: Journal, waits: GpuPatience | None = None) -> None:
+    def __init__(self, pack: Path, journal: Journal, patience: GpuPatience | None = None) -> None:
+        self._pack = os.fsencode(pack)
         self._journal = journal
-        self._waits = waits or GpuPatience()
+        self._patience = patience or GpuPatience()
         self._members: dict[int, MpsMember] = {}
         self._owners: dict[int, int] = {}
         self._hit_pids: set[int] = set()
@@ -87,14 +91,14 @@ class MpsClients:
     # -- clients ------------------------------------------------------------------------------
 
     def wants_status(self) -> bool:
-        """The daemon should be asked now who its clients are."""
+        """The daemon should be asked now which its clients are."""
         now = time.monotonic()
         ages = [
             now - seen.since
             for seen in self._members.values()
             if not (seen.is_client or seen.is_outside) and now < seen.since + LOOK_FOR_S
         ]
-        # Each question starts some programs; who needs no GPU for a minute is not asked for often.
+        # Each question starts some programs: one without a GPU for a minute is rarely asked for.
         if not ages or now < self._asked_at + max(LOOK_INTERVAL_S, _LOOK_SHARE * min(ages)):
             return False
         self._asked_at = now
@@ -113,7 +117,13 @@ class MpsClients:
         self._confirm(owner)
 
     def _find_owner(self, pid: int) -> int | None:
-        return find_owner(pid, {seen.wrapper_pid: n for n, seen in self._members.items()})
+        # Loaded only by packs that have MPS.
+        from slurm_colloc.host.system.process_owner import find_ancestor, read_named_start
+
+        wrappers = {seen.wrapper_pid: number for number, seen in self._members.items()}
+        owner = find_ancestor(pid, wrappers)
+        named = read_named_start(pid, self._pack) if owner is None else None
+        return named[0] if named is not None and named[0] in self._members else owner
 
     def _confirm(self, number: int) -> None:
         seen = self._members.get(number)
@@ -132,14 +142,14 @@ class MpsClients:
                 else:
                     self.join(client.pid)
 
-    # -- who goes without ---------------------------------------------------------------------
+    # -- without MPS -------------------------------------------------------------------------
 
     def wants_gpu_look(self) -> bool:
-        """NVML should be asked now who uses the GPU without being a client."""
+        """NVML should be asked now what uses the GPU without being a client."""
         now = time.monotonic()
-        if now < self._looked_at + self._waits.gpu_look_every_s:
+        if now < self._looked_at + self._patience.gpu_look_every_s:
             return False
-        looks_s = self._waits.gpu_looks_s
+        looks_s = self._patience.gpu_looks_s
         is_due = False
         for seen in self._members.values():
             if seen.is_client or seen.is_outside:
@@ -170,7 +180,7 @@ class MpsClients:
         owners = {self._owners.get(pid) for pid in fault.suspects}
         numbers = {number for number in owners if number is not None}
         if None in owners or not numbers:
-            # A client that nobody can be found for any more may be any member's: with one of them
+            # A client whose member is not found any more may be any member's: with one of them
             # left out, another would be taken for the only one.
             numbers.update(self._members)
         text = next((line.strip() for line in fault.text.splitlines() if line.strip()), "")
@@ -188,54 +198,6 @@ class MpsClients:
     def lose(self, reason: str) -> None:
         """The server is gone, and with it the contexts of all clients."""
         for seen in self._members.values():
-            # Who had no context yet may have been about to get one.
+            # One that had no context yet may have been about to get one.
             seen.lost = reason
         self._owners.clear()
-
-
-_DEPTH_MAX = 64
-
-
-def read_parent(pid: int) -> int | None:
-    """A process's parent, None where it is gone (proc(5), /proc/PID/stat, field 4)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def find_owner(pid: int, wrappers: Mapping[int, int]) -> int | None:
-    """The member to which a process belongs; None where it belongs to none, or is gone.
-
-    A wrapper adopts its orphans, so all of a member's processes stay below it; those of an srun
-    inside the member's script are steps of their own, and are found by their environment.
-
-    Args:
-        pid: The process.
-        wrappers: Member numbers by the process id of their wrappers.
-    """
-    current: int | None = pid
-    for _ in range(_DEPTH_MAX):
-        if current is None or current <= 1:
-            break
-        if current in wrappers:
-            return wrappers[current]
-        current = read_parent(current)
-    return _read_member_variable(pid, set(wrappers.values()))
-
-
-def _read_member_variable(pid: int, numbers: set[int]) -> int | None:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            block = file.read()
-    except OSError:
-        return None
-    for pair in block.split(b"\0"):
-        name, _, value = pair.partition(b"=")
-        if name == b"SLURM_COLLOC_MEMBER":
-            number = value.rpartition(b"/")[2]
-            if number.isdigit() and int(number) in numbers:
-                return int(number)
-    return None

@@ -36,7 +36,7 @@ _STDERR = 2
 
 
 class DaemonListener(Protocol):
-    """Who is told what becomes of the daemon."""
+    """Is told what becomes of the daemon."""
 
     def note_control(
         self, pipe_directory: str, control_ms: float, restarts: int, notes: tuple[str, ...]
@@ -67,10 +67,10 @@ class PackDaemon:
         gpus: UUIDs.
         environ: The batch script's environment.
         label: Whose it is, for people.
-        clients: Is told who its clients are, and what hits them.
+        clients: Is told which its clients are, and what hits them.
         journal: The pack's log.
         listener: Is told what becomes of it.
-        waits: How patient to be.
+        patience: How patient to be.
         prepared: A daemon that the node's prolog has started for this job.
     """
 
@@ -84,12 +84,12 @@ class PackDaemon:
         clients: MpsClients,
         journal: Journal,
         listener: DaemonListener,
-        waits: GpuPatience,
+        patience: GpuPatience,
         prepared: PreparedDaemon | None = None,
     ) -> None:
         self._options = MpsOptions(
             gpus=gpus,
-            bases=waits.bases,
+            bases=patience.bases,
             environment=choose_passed_environment(environ),
             path=environ.get("PATH", ""),
             logs_to=str(pack / "mps"),
@@ -100,7 +100,7 @@ class PackDaemon:
         self._clients = clients
         self._journal = journal
         self._listener = listener
-        self._waits = waits
+        self._patience = patience
         self._keeper: Keeper | None = None
         self._starts = 0
         self._is_let_go = False
@@ -171,12 +171,12 @@ class PackDaemon:
         since = self._fault_since
         if since is None:
             return False
-        return bool(self._clients.list_hit()) or time.monotonic() < since + self._waits.mend_s
+        return bool(self._clients.list_hit()) or time.monotonic() < since + self._patience.mend_s
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
         since = self._fault_since
-        if since is None or time.monotonic() < since + self._waits.fault_grace_s:
+        if since is None or time.monotonic() < since + self._patience.fault_grace_s:
             return []
         return self._clients.list_hit()
 
@@ -185,7 +185,7 @@ class PackDaemon:
         if self._keeper is None:
             return
         self._keeper.ask_status()
-        deadline = time.monotonic() + self._waits.status_s
+        deadline = time.monotonic() + self._patience.status_s
         seen = self._clients.statuses
         while self._clients.statuses == seen and self.filenos():
             left_s = deadline - time.monotonic()
@@ -294,7 +294,7 @@ class PackDaemon:
             return
         if not self._is_let_go:
             keeper.stop()
-        for event in keeper.wait(time.monotonic() + self._waits.stop_s):
+        for event in keeper.wait(time.monotonic() + self._patience.stop_s):
             if isinstance(event, (keepers.Fault, keepers.Stopped)):
                 self._handle(event)
             elif isinstance(event, keepers.KeeperDied):

@@ -35,7 +35,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
 
-PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
+PlaceOnGpu = Callable[[Member, int | None], tuple["GpuUse | None", dict[str, str]]]
 Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
 
@@ -92,8 +92,13 @@ class MemberStarter:
             self._shims = str(write_shims(pack, sys.executable))
         self._ports: set[int] = set()
 
-    def start(self, member: Member, place: PackPlace) -> bool:
+    def start(self, member: Member, place: PackPlace, likely_degree: int | None = None) -> bool:
         """Start a member in a place; False where it was held at the last moment.
+
+        Args:
+            member: The member.
+            place: Where.
+            likely_degree: As many as may run at once in the end; None for as many as planned.
 
         Raises:
             OSError: It cannot be started.
@@ -121,7 +126,7 @@ class MemberStarter:
             started_at=int(time.time()),
         )
         composed = environments.compose_environment(captured, self._added, job, plan, where)
-        member.gpu, on_gpu = self._place_on_gpu(member)
+        member.gpu, on_gpu = self._place_on_gpu(member, likely_degree)
         composed.update(on_gpu)
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)
@@ -184,7 +189,7 @@ class MemberStarter:
 
     def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
         base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
-        # A name that nobody can have made before, on a path where everybody can write.
+        # A name that cannot be there yet, on a path where all users can write.
         return f"{base}/csub-{self._allocation.job_id}-{number}-{os.urandom(6).hex()}"
 
     def _choose_port(self, number: int) -> int:

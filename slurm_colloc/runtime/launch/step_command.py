@@ -62,7 +62,7 @@ def build_launch(
     tmpdir: str,
     is_step: bool,
 ) -> dict[str, Any]:
-    """The launch file's value; see runtime.programs.wrapper for who reads it."""
+    """The launch file's value; runtime.programs.wrapper reads it."""
     return {
         "argv": [script, *job.arguments],
         "environment": sorted(environment.items()),

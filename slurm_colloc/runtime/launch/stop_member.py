@@ -26,9 +26,9 @@ class MemberControl:
 
     Args:
         pack: The pack's directory.
-        roster: The members.
+        members: The members.
         inner_steps: The steps that their own scripts have started.
-        ledger: Writes their states.
+        states: Writes their states.
         journal: The pack's log.
         kill_wait_s: From TERM to KILL.
     """
@@ -37,16 +37,16 @@ class MemberControl:
         self,
         *,
         pack: Path,
-        roster: PackMembers,
+        members: PackMembers,
         inner_steps: InnerSteps,
-        ledger: StateWriter,
+        states: StateWriter,
         journal: Journal,
         kill_wait_s: float,
     ) -> None:
         self._pack = pack
-        self._roster = roster
+        self._members = members
         self._inner_steps = inner_steps
-        self._ledger = ledger
+        self._states = states
         self._journal = journal
         self._kill_wait_s = kill_wait_s
 
@@ -64,10 +64,10 @@ class MemberControl:
         elif member.process is not None:
             cancel = request.action is Action.CANCEL
             self.end(member, StopReason.CANCEL if cancel else StopReason.REQUEUE)
-        elif request.action is Action.CANCEL and member.number in self._roster.waiting:
-            self._roster.waiting.remove(member.number)
+        elif request.action is Action.CANCEL and member.number in self._members.waiting:
+            self._members.waiting.remove(member.number)
             code = ExitCode(0, signal.SIGTERM)
-            self._ledger.write_end(member, MemberState.CANCELLED, code, request.reason)
+            self._states.write_end(member, MemberState.CANCELLED, code, request.reason)
 
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
         """Send a signal to a member's script, or to the job steps that it has started."""
@@ -79,16 +79,16 @@ class MemberControl:
 
     def end(self, member: Member, why: StopReason) -> None:
         """TERM to the member now, KILL after KillWait (the wrapper does both)."""
-        # Who is stopped for a while may still be cancelled, or requeue itself.
+        # A member that is stopped for a while may still be cancelled, or requeue itself.
         if member.asked in (None, StopReason.STEPPED_BACK):
             member.asked = why
             if member.end_by is None:
                 self._terminate(member)
 
     def end_stuck(self, numbers: Iterable[int]) -> None:
-        """End those who keep a broken MPS server from mending, unless they are being ended."""
+        """End those that keep a broken MPS server from mending, unless they are being ended."""
         for number in numbers:
-            member = self._roster.members[number]
+            member = self._members.by_number[number]
             if member.process is not None and member.asked is None:
                 self.end(member, StopReason.FAULT)
 
@@ -112,7 +112,7 @@ class MemberControl:
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
         now = time.monotonic()
-        for member in self._roster.running():
+        for member in self._members.running():
             if member.signal_at is not None and now >= member.signal_at:
                 member.signal_at = None
                 request = member.spec.job.signal

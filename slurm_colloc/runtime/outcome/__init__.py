@@ -1,1 +1,1 @@
-"""How a member ended, what that means for its neighbours, and who is told."""
+"""How a member ended, what that means for its neighbours, and whom that is told."""

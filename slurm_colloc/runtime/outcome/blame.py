@@ -1,9 +1,9 @@
-"""What a member's end means where a GPU is shared: whose fault it was, and who runs again; pure.
+"""What a member's end means where a GPU is shared: whose fault it was, and which run again; pure.
 
 A fault of one MPS client ends all clients of the GPU, and neither the server's log nor the
 kernel's Xid line says whose it was: on an H200 with driver 580 both named an innocent client in
 every run (docs/mps.md). So all that were hit run again apart from MPS, where a fault stays with
-its process. Whoever has it again is the culprit.
+its process. The one that has it again is the culprit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Circumstances:
         retries: What restarts before this one have taught.
         places: Places of the pack.
         shared: It had less than the whole GPU's memory to itself.
-        needs_mps: Nobody can use the GPU beside the MPS server: apart from it means alone.
+        needs_mps: Only clients of the MPS server can use the GPU: apart from it means alone.
     """
 
     suspects: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Blame:
     is_culprit: bool = False
 
 
-def judge_aftermath(verdict: Verdict, around: Circumstances) -> Blame:
+def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
     """Judge an end of a member that shares a GPU.
 
     Args:

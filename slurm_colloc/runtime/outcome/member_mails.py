@@ -46,7 +46,7 @@ class MemberMails:
         record: Its pack.json.
         allocation: The allocation.
         config: Slurm's configuration; None where the pack runs without Slurm.
-        roster: The members.
+        members: The members.
         journal: The pack's log.
     """
 
@@ -57,10 +57,10 @@ class MemberMails:
         record: PackRecord,
         allocation: Allocation,
         config: Mapping[str, str] | None,
-        roster: PackMembers,
+        members: PackMembers,
         journal: Journal,
     ) -> None:
-        self._roster = roster
+        self._members = members
         self._pack = pack
         self._record = record
         self._allocation = allocation
@@ -97,7 +97,7 @@ class MemberMails:
     def work(self) -> None:
         """Send what is due, and look after what is being sent; never waits."""
         now = time.monotonic()
-        for member in [self._roster.members[number] for number in self._shares]:
+        for member in [self._members.by_number[number] for number in self._shares]:
             self._tell_shares(member, now)
         self._outbox.work()
 

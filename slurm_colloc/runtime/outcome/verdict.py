@@ -29,7 +29,7 @@ class Verdict:
 
     Attributes:
         state: Its new state; None where only Slurm can tell (see `foreign`).
-        exit_code: How the script ended; None where nobody saw it.
+        exit_code: How the script ended; None where that was not seen.
         reason: In words.
         foreign: Something other than the runner ended it or signalled it: the pack may be
             coming to its end, and nothing must be started before Slurm shows that it goes on.
@@ -48,7 +48,7 @@ class Verdict:
     ended_at: float | None = None
 
 
-def judge_end(
+def judge_process_end(
     record: Mapping[str, Any] | None,
     *,
     started: bool,
@@ -56,7 +56,7 @@ def judge_end(
     log: str,
     asked: StopReason | None,
 ) -> Verdict:
-    """Judge one end of a member.
+    """Judge how the processes of a member ended.
 
     Args:
         record: The wrapper's exit record; None if it could write none.
@@ -166,7 +166,7 @@ def read_kill_reason(log: str) -> str:
 
 @dataclass(frozen=True)
 class PackVerdict:
-    """What becomes of the pack after something foreign ended a member.
+    """What becomes of the pack after something foreign ended a member of it.
 
     Attributes:
         goes_on: Slurm shows the pack running, not about to end.
@@ -191,7 +191,7 @@ def judge_pack(
         kill_reason: From `read_kill_reason`, over all members.
 
     Returns:
-        The fate, or None if it cannot be told yet.
+        The verdict, or None if it cannot be told yet.
     """
     if fields is None:
         return None

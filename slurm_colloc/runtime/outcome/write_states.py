@@ -24,16 +24,21 @@ class StateWriter:
     Args:
         pack: The pack's directory.
         attempt: The attempt that writes.
+        listener: Called with a member and its record of before, once its state was written.
     """
 
-    def __init__(self, pack: Path, attempt: int) -> None:
+    def __init__(
+        self,
+        pack: Path,
+        attempt: int,
+        listener: Callable[[Member, StateRecord], None] | None = None,
+    ) -> None:
         self._pack = pack
         self._attempt = attempt
         self._unwritten: dict[int, Member] = {}
         self._problem: StateError | None = None
         self.worst = ExitCode()
-        self.listeners: list[Callable[[Member, StateRecord], None]] = []
-        """Called with a member and its record of before, once its state was written."""
+        self._listener = listener
 
     def write(self, member: Member, state: MemberState, **changes: Any) -> None:
         """Move a member to a state.
@@ -50,8 +55,8 @@ class StateWriter:
         )
         self._unwritten[member.number] = member
         self.flush()
-        for listener in self.listeners:
-            listener(member, before)
+        if self._listener is not None:
+            self._listener(member, before)
 
     def write_end(
         self,
@@ -68,7 +73,7 @@ class StateWriter:
         Args:
             member: The member.
             state: Its final state.
-            code: How it ended; None where nobody saw it.
+            code: How it ended; None where that was not seen.
             reason: Why, for people.
             ended_at: When, in seconds since the epoch; None for now. A full disk delays the
                 writing, and what is written stays the moment of the end.

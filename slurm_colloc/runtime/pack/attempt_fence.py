@@ -22,13 +22,13 @@ class AttemptFence:
     Args:
         pack: The pack's directory.
         attempt: The attempt's number.
-        roster: Its members.
+        members: Its members.
     """
 
-    def __init__(self, pack: Path, attempt: int, roster: PackMembers) -> None:
+    def __init__(self, pack: Path, attempt: int, members: PackMembers) -> None:
         self._pack = pack
         self._attempt = attempt
-        self._roster = roster
+        self._members = members
 
     def check(self) -> None:
         """End the members at once where a newer attempt has started.
@@ -38,6 +38,6 @@ class AttemptFence:
         """
         newest = read_attempt(self._pack)
         if newest > self._attempt:
-            for member in self._roster.running():
+            for member in self._members.running():
                 kill(member)
             raise Fenced(f"attempt {newest} of this pack has started; attempt {self._attempt} ends")

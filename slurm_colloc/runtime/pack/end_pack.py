@@ -23,17 +23,17 @@ LET_GO_SHARE = 0.3
 
 
 class PackEnd:
-    """Ends one attempt once its fate is that it ends.
+    """Ends one attempt once Slurm has decided so.
 
     Args:
         pack: The pack's directory.
         is_carried: The pack travels in its batch script.
-        roster: Its members.
-        ledger: Writes their states.
-        fate: What Slurm says of the job.
-        tender: Knows how members ended before Slurm had said it.
-        sharing: Is told to let go before Slurm kills.
-        adopt: Takes a new member into the roster.
+        members: Its members.
+        states: Writes their states.
+        slurm_decision: What Slurm says of the job.
+        ends: Knows how members ended before Slurm had said it.
+        gpu_mode: Is told to let go before Slurm kills.
+        adopt: Takes in a new member.
         kill_wait_s: Slurm's KillWait.
     """
 
@@ -42,28 +42,28 @@ class PackEnd:
         *,
         pack: Path,
         is_carried: bool,
-        roster: PackMembers,
-        ledger: StateWriter,
-        fate: SlurmDecision,
-        tender: EndCollector,
-        sharing: GpuMode,
+        members: PackMembers,
+        states: StateWriter,
+        slurm_decision: SlurmDecision,
+        ends: EndCollector,
+        gpu_mode: GpuMode,
         adopt: Callable[[int], None],
         kill_wait_s: float,
     ) -> None:
         self._pack = pack
         self._is_carried = is_carried
-        self._roster = roster
-        self._ledger = ledger
-        self._fate = fate
-        self._tender = tender
-        self._sharing = sharing
+        self._members = members
+        self._states = states
+        self._slurm_decision = slurm_decision
+        self._ends = ends
+        self._gpu_mode = gpu_mode
         self._adopt = adopt
         self._kill_wait_s = kill_wait_s
         self._let_go_at: float | None = None
 
     def work(self) -> bool:
         """Go on with the end; True once every member has ended and all is written."""
-        if self._roster.running():
+        if self._members.running():
             self._expect_kill()
             return False
         self._settle()
@@ -80,29 +80,29 @@ class PackEnd:
             self._let_go_at = now + self._kill_wait_s * LET_GO_SHARE
         if now >= self._let_go_at:
             self._let_go_at = math.inf
-            self._sharing.let_go()
+            self._gpu_mode.let_go()
 
     def _settle(self) -> None:
-        """Write what is certain; what Slurm has yet to say is left to whoever reads."""
-        fate = self._fate.settle()
-        if fate is None or fate.state is None:
+        """Write what is certain; what Slurm has yet to say is left to those that read."""
+        verdict = self._slurm_decision.settle()
+        if verdict is None or verdict.state is None:
             return
-        # Who never had its turn is no time-out: the next csub call submits it again.
-        stays = fate.state is MemberState.TIMEOUT and not self._is_carried
+        # One that never had its turn is no time-out: the next csub call submits it again.
+        stays = verdict.state is MemberState.TIMEOUT and not self._is_carried
         for number in [] if stays else inbox.list_waiting(str(self._pack)) or []:
-            if inbox.take(str(self._pack), number) and number not in self._roster.members:
+            if inbox.take(str(self._pack), number) and number not in self._members.by_number:
                 self._adopt(number)
-        for member in self._roster.members.values():
+        for member in self._members.by_number.values():
             is_left = member.record.starts == 0 or is_held(self._pack, member.number)
             if not member.is_final and not (stays and is_left):
-                verdict = self._tender.undecided.get(member.number)
-                code = verdict.exit_code if verdict else None
-                self._ledger.write_end(
+                own = self._ends.undecided.get(member.number)
+                code = own.exit_code if own else None
+                self._states.write_end(
                     member,
-                    fate.state,
+                    verdict.state,
                     code or ExitCode(0, signal.SIGTERM),
-                    fate.reason,
-                    ended_at=verdict.ended_at if verdict else None,
+                    verdict.reason,
+                    ended_at=own.ended_at if own else None,
                 )
         if stays:
             # Slurm itself forgets it after some minutes.

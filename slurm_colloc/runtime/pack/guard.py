@@ -35,7 +35,7 @@ FILES_WAIT_S = 3.0
 ORPHANS_WAIT_S = 600.0
 """How long Slurm may take to end what a runner has left; it does after KillWait at the latest."""
 
-Revive = Callable[[int], bool]
+Requeue = Callable[[int], bool]
 """Told the signal that a runner died of; True where Slurm ends by itself what it has left."""
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -59,16 +59,16 @@ class GuardPipe:
             os.write(self._descriptor, os.fsencode(directory) + b"\n")
 
 
-def stand_guard(revive: Revive | None = None) -> GuardPipe:
+def stand_guard(requeue: Requeue | None = None) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
-        revive: What is to be done about a child that was killed; None for nothing.
+        requeue: What is to be done about a child that was killed; None for nothing.
 
     Raises:
         OSError: There is no second process to be had.
     """
-    if revive is not None:
+    if requeue is not None:
         # Before there is a runner that could be killed; it does not inherit this.
         _adopt_orphans()
     read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -86,19 +86,19 @@ def stand_guard(revive: Revive | None = None) -> GuardPipe:
         for number in HANDED_ON:
             signal.signal(number, lambda received, _: _hand_on(child, received))
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _watch(child, read_end, revive)
+        _watch(child, read_end, requeue)
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return GuardPipe(write_end)
 
 
 def _hand_on(child: int, number: int) -> None:
-    # Once the child is collected nothing is handed on any more, so its pid is nobody else's.
+    # Once the child is collected nothing is handed on any more, so its pid is no other's.
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)  # noqa: TID251 - its own
 
 
-def _watch(child: int, read_end: int, revive: Revive | None) -> NoReturn:
+def _watch(child: int, read_end: int, requeue: Requeue | None) -> NoReturn:
     pid, status = os.waitpid(-1, 0)
     while pid != child:
         pid, status = os.waitpid(-1, 0)
@@ -113,7 +113,7 @@ def _watch(child: int, read_end: int, revive: Revive | None) -> NoReturn:
     number = os.WTERMSIG(status)
     # Whatever goes wrong with it, the pack ends as it would without.
     with contextlib.suppress(Exception):
-        if revive is not None and revive(number):
+        if requeue is not None and requeue(number):
             _wait_for_orphans()
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -139,7 +139,7 @@ def _wait_for_orphans() -> None:
 
 def _read_directories(read_end: int) -> list[str]:
     data = b""
-    # All has been written. Its end is not waited for: somebody else may hold the other side.
+    # All has been written. Its end is not waited for: another process may hold the other side.
     with contextlib.suppress(BlockingIOError):
         while chunk := os.read(read_end, 65536):
             data += chunk

@@ -48,8 +48,8 @@ class Dependents:
     Args:
         pack: The pack's directory.
         job_id: The pack's Slurm job.
-        roster: Its members.
-        slurm: Slurm; None where the pack runs without it, and then nobody waits for it.
+        members: Its members.
+        slurm: Slurm; None where the pack runs without it, and then no job waits for it.
         journal: The pack's log.
     """
 
@@ -57,13 +57,13 @@ class Dependents:
         self,
         pack: Path,
         job_id: str,
-        roster: PackMembers,
+        members: PackMembers,
         slurm: SlurmAccess | None,
         journal: Journal,
     ) -> None:
         self._pack = pack
         self._job_id = job_id
-        self._roster = roster
+        self._members = members
         self._slurm = slurm
         self._journal = journal
         self._look_at = 0.0
@@ -71,7 +71,7 @@ class Dependents:
         self._retry_at: dict[str, float] = {}
 
     def look(self, *, at_once: bool = False) -> None:
-        """See who waits, and let go whose condition is decided; never waits."""
+        """See which wait, and let go those whose condition is decided; never waits."""
         now = time.monotonic()
         if self._slurm is None or (now < self._look_at and not at_once):
             return
@@ -92,7 +92,7 @@ class Dependents:
             thread.start()
 
     def finish(self) -> None:
-        """Let go whom the last end has decided, as far as that is a matter of seconds."""
+        """Let go those that the last end has decided, as far as that is a matter of seconds."""
         self.look(at_once=True)
         deadline = time.monotonic() + LAST_WAIT_S
         for thread in self._threads.values():
@@ -110,7 +110,7 @@ class Dependents:
         return None
 
     def _judge_own(self, kind: str, number: int) -> Outlook:
-        member = self._roster.members.get(number)
+        member = self._members.by_number.get(number)
         if member is None:
             cancelled = self._pack / "members" / format_number(number) / "cancelled"
             state = MemberState.CANCELLED if cancelled.exists() else MemberState.PENDING
@@ -236,4 +236,4 @@ def find_member_pack(state: State, member: MemberId) -> Path:
 
 
 Judge = Callable[[Job], tuple[Outlook, str]]
-"""What the gate asks: `judge_own_dependency` with a pack's own state and Slurm."""
+"""What the queue asks: `judge_own_dependency` with a pack's own state and Slurm."""

@@ -36,7 +36,7 @@ RESTARTS_MAX = 2
 
 
 class JobStanding(enum.Enum):
-    """How Slurm stands to a pack whose runner was killed."""
+    """What Slurm makes of a pack whose runner was killed."""
 
     RUNS = "its job runs"
     ENDS = "its job is being ended, for whatever reason"
@@ -51,9 +51,9 @@ def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> JobSta
         restarts: Slurm's restart count when the runner began.
         now: The local time as scontrol writes it.
     """
-    fate = judge_pack(fields, restarts, "")
+    verdict = judge_pack(fields, restarts, "")
     # Slurm looks for jobs whose time is up every 30 s, and shows them as running until then.
-    if fate is None or not fate.goes_on or fields.get("EndTime", "Unknown") <= now:
+    if verdict is None or not verdict.goes_on or fields.get("EndTime", "Unknown") <= now:
         return JobStanding.ENDS
     is_this = int(fields.get("Restarts", "0")) == restarts
     return JobStanding.RUNS if is_this else JobStanding.ELSEWHERE
@@ -76,10 +76,10 @@ def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: boo
     return ""
 
 
-def revive(path: str, number: int) -> bool:
-    """Ask Slurm to requeue the pack of this job; see `KilledRunner.try_it`."""
+def requeue_pack(path: str, number: int) -> bool:
+    """Ask Slurm to requeue the pack of this job; see `KilledRunner.requeue`."""
     allocation = read_allocation(read_given_environment())
-    return KilledRunner(Path(path), allocation, SlurmCommands(), number).try_it()
+    return KilledRunner(Path(path), allocation, SlurmCommands(), number).requeue()
 
 
 class KilledRunner:
@@ -99,7 +99,7 @@ class KilledRunner:
         self._slurm = slurm
         self._kill = RunnerKill(allocation.restarts, read_attempt(pack), number, time.time())
 
-    def try_it(self) -> bool:
+    def requeue(self) -> bool:
         """Have the pack requeued, where it may be, and write down what came of it.
 
         Returns:
@@ -123,9 +123,9 @@ class KilledRunner:
             return self._refuse(refusal)
         # Before Slurm is asked: it counts, whatever becomes of this process.
         write_kill(self._pack, self._kill)
-        return self._requeue()
+        return self._ask_slurm()
 
-    def _requeue(self) -> bool:
+    def _ask_slurm(self) -> bool:
         problem = ""
         try:
             self._slurm.requeue_running(self._job_id)

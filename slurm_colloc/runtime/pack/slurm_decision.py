@@ -20,7 +20,7 @@ from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 
 ASK_INTERVAL_S = 1.0
-"""How often Slurm is asked, while the fate is open."""
+"""How often Slurm is asked, while that is undecided."""
 
 TERM_SETTLES_S = 2.0
 """A TERM to the batch script itself is that of an ending job, unless Slurm shows the job running
@@ -61,11 +61,6 @@ class SlurmDecision:
         return self.ending is None and (self._is_open or self._terminated_at is not None)
 
     @property
-    def may_start(self) -> bool:
-        """Members may be started."""
-        return self.ending is None and not self.is_undecided
-
-    @property
     def was_terminated(self) -> bool:
         """The batch script itself was sent TERM."""
         return self._terminated_at is not None
@@ -100,12 +95,12 @@ class SlurmDecision:
         if self._slurm is None:
             self.ending = PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
             return False
-        fate = self._ask(self._slurm)
-        if fate is None:
+        verdict = self._ask(self._slurm)
+        if verdict is None:
             return False
-        if not fate.goes_on:
-            self.ending = fate
-            self._journal.write("ending", reason=fate.reason)
+        if not verdict.goes_on:
+            self.ending = verdict
+            self._journal.write("ending", reason=verdict.reason)
             return False
         if self._terminated_at is not None and now - self._terminated_at < TERM_SETTLES_S:
             return False

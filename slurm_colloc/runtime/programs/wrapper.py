@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not launch["is_step"]:
-        # Nobody else would end the member of a killed runner: its parent's end is a TERM from it.
+        # Nothing else would end the member of a killed runner: its parent's end is a TERM from it.
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != launch["runner_pid"]:
             return 1
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
             "cpus": sorted(os.sched_getaffinity(0)),
         },
     )
-    # The script starts only now: whoever sees it running also finds its record.
+    # The script starts only now: a reader that sees it running also finds its record.
     os.write(hold, b"\0")
     os.close(hold)
     status, foreign, kill_at = wait_for(child, launch)
@@ -227,17 +227,15 @@ def wait_for(
                 signal_all(signal.SIGKILL)
                 kill_at = time.monotonic() + 1.0
         elif info.si_signo != signal.SIGCHLD:
-            if info.si_pid != launch["runner_pid"]:
+            is_runners = info.si_pid == launch["runner_pid"]
+            if not is_runners:
                 foreign.append((int(info.si_signo), time.time()))
-                if launch["passes_on"]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, info.si_signo)
-            elif info.si_signo == signal.SIGTERM:
+            if is_runners and info.si_signo == signal.SIGTERM:
                 # TERM first: a stopped process that goes on finds it waiting.
                 signal_all(signal.SIGTERM)
                 signal_all(signal.SIGCONT)
                 kill_at = time.monotonic() + launch["kill_wait_s"]
-            else:
+            elif is_runners or launch["passes_on"]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, info.si_signo)
         status = reap(child)
@@ -248,15 +246,11 @@ def wait_for(
 def reap(child: int) -> int | None:
     """Collect every ended descendant; the child's status once it is there."""
     status = None
-    while True:
-        try:
-            pid, word = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return status
-        if pid == 0:
-            return status
-        if pid == child:
-            status = word
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                status = ended[1]
+    return status
 
 
 def list_descendants() -> list[int]:
@@ -265,14 +259,12 @@ def list_descendants() -> list[int]:
     todo = [os.getpid()]
     while todo:
         pid = todo.pop()
-        try:
+        with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children") as file:
                     children = [int(word) for word in file.read().split()]
                 found += children
                 todo += children
-        except OSError:
-            continue
     return found
 
 
@@ -290,11 +282,9 @@ def signal_all(number: int) -> None:
 
 def read_name(pid: int) -> str:
     """The name of a process's program, empty where it has ended."""
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().rstrip("\n")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+        return file.read().rstrip("\n")
+    return ""
 
 
 def end_leftovers(kill_at: float | None) -> None:
@@ -315,11 +305,9 @@ def end_leftovers(kill_at: float | None) -> None:
 
 def read_oom_kills() -> int | None:
     """OOM kills so far in this step's memory cgroup (v1 or v2); None where none can be read."""
-    try:
-        with open("/proc/self/cgroup") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return None
+    lines = []
+    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
+        lines = [line.rstrip("\n").split(":", 2) for line in file]
     for hierarchy, controllers, path in lines:
         if "memory" in controllers.split(","):
             root, name = "/sys/fs/cgroup/memory", "memory.oom_control"
@@ -331,13 +319,10 @@ def read_oom_kills() -> int | None:
         groups = [path, os.path.dirname(path)] if "/step_" in path else [path]
         total = None
         for group in groups:
-            try:
-                with open(f"{root}{group}/{name}") as file:
-                    words = dict(line.split()[:2] for line in file if len(line.split()) >= 2)
-            except OSError:
-                continue
-            if "oom_kill" in words:
-                total = max(total or 0, int(words["oom_kill"]))
+            with contextlib.suppress(OSError), open(f"{root}{group}/{name}") as file:
+                words = dict(line.split()[:2] for line in file if len(line.split()) >= 2)
+                if "oom_kill" in words:
+                    total = max(total or 0, int(words["oom_kill"]))
         if total is not None:
             return total
     return None
@@ -352,12 +337,11 @@ def write_record(path: str, value: dict[str, Any]) -> None:
             with open(temporary, "w", encoding="ascii") as file:
                 json.dump(value, file)
             os.replace(temporary, path)
+            return
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-        else:
-            return
 
 
 if __name__ == "__main__":

@@ -7,19 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.probe_window import ALONE_FIRST
-from slurm_colloc.model.degree.ramp_decision import is_ramp_reason, is_time_reason
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.why_not_now import is_waiting_reason
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.launch.start_member import MemberStarter
-from slurm_colloc.runtime.outcome.collect_ends import EndCollector
+from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
@@ -29,19 +28,19 @@ from slurm_colloc.store.pack.runner_kills import RunnerKill
 
 
 class PlaceFiller:
-    """Starts whoever may start.
+    """Starts the members that may start.
 
     Args:
         pack: The pack's directory.
-        roster: Its members and places.
-        gate: Which member is next.
-        probing: Whether somebody is to be alone first.
-        ramping: Whether as many run as may.
-        sharing: Whether anybody may start here at all.
+        members: Its members and places.
+        start_queue: Which member starts next.
+        probe_window: Told of a member that starts.
+        measured_degree: As many as are likely to run at once in the end.
+        gpu_mode: Whether any may start here at all.
         starter: Starts members.
-        tender: Told of those that could not be started.
-        ledger: Writes their states.
-        intake: Takes new members into the roster.
+        ends: Told of those that could not be started.
+        states: Writes their states.
+        intake: Takes in new members.
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
 
@@ -49,86 +48,85 @@ class PlaceFiller:
         self,
         *,
         pack: Path,
-        roster: PackMembers,
-        gate: StartQueue,
-        probing: ProbeWindow,
-        ramping: MeasuredDegree,
-        sharing: GpuMode,
+        members: PackMembers,
+        start_queue: StartQueue,
+        probe_window: ProbeWindow,
+        measured_degree: MeasuredDegree,
+        gpu_mode: GpuMode,
         starter: MemberStarter,
-        tender: EndCollector,
-        ledger: StateWriter,
+        ends: MemberEnds,
+        states: StateWriter,
         intake: MemberIntake,
         check_fence: Callable[[], None],
     ) -> None:
         self._pack = pack
-        self._roster = roster
-        self._gate = gate
-        self._probing = probing
-        self._ramping = ramping
-        self._sharing = sharing
+        self._members = members
+        self._start_queue = start_queue
+        self._probe_window = probe_window
+        self._measured_degree = measured_degree
+        self._gpu_mode = gpu_mode
         self._starter = starter
-        self._tender = tender
-        self._ledger = ledger
+        self._ends = ends
+        self._states = states
         self._intake = intake
         self._check_fence = check_fence
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
         for number in inbox.list_waiting(str(self._pack)) or []:
-            if number not in self._roster.members and inbox.take(str(self._pack), number):
+            if number not in self._members.by_number and inbox.take(str(self._pack), number):
                 self._intake.adopt(number)
-        if self._sharing.refusal:
+        if self._gpu_mode.refusal:
             self._refuse_all()
             return
-        while (member := self._gate.find_next()) is not None:
-            place = self._roster.find_place(member.spec.plan.cpus)
-            if place is None:
-                return
-            if self._probing.holds(member):
-                self._probing.tell_waiting()
-                return
-            if self._ramping.holds(member):
-                self._ramping.tell_waiting()
-                return
+        while (member := self._start_queue.find_start()) is not None:
+            self._probe_window.open_for(member)
             self._check_fence()
-            self._start(member, place)
+            self._start(member)
 
     def close(self) -> bool:
         """Close the pack if nothing waits; False if something has entered meanwhile."""
-        if self._gate.find_next() is not None or not inbox.close(str(self._pack)):
+        if self._start_queue.find_next() is not None or not inbox.close(str(self._pack)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
         self._intake.adopt_taken()
-        return self._gate.leave_behind()
+        return self._start_queue.leave_behind()
 
-    def _start(self, member: Member, place: PackPlace) -> None:
-        self._roster.waiting.remove(member.number)
+    def _start(self, member: Member) -> None:
+        place = self._members.find_place(member.spec.plan.cpus)
+        assert place is not None
+        self._members.waiting.remove(member.number)
         place.occupant = member.number
+        problem = None
         try:
-            if not self._starter.start(member, place):
-                self._tender.release(member)
-                self._roster.waiting.appendleft(member.number)
-        except (OSError, StateError) as error:
-            if isinstance(error, FileNotFoundError) and self._starter.fall_back(
-                member, f"{error.filename} is not installed or not in PATH"
-            ):
-                self._tender.release(member)
-                self._roster.waiting.appendleft(member.number)
+            if self._starter.start(member, place, self._measured_degree.likely_degree):
                 return
-            self._tender.finish(
-                member, Verdict(MemberState.FAILED, None, f"it could not be started: {error}")
+        except (OSError, StateError) as error:
+            problem = error
+        if problem is None or (
+            isinstance(problem, FileNotFoundError)
+            and self._starter.fall_back(
+                member, f"{problem.filename} is not installed or not in PATH"
             )
+        ):
+            # It was held at the last moment, or is started in another way.
+            self._ends.free(member)
+            self._members.waiting.appendleft(member.number)
+            return
+        self._ends.end(
+            member, Verdict(MemberState.FAILED, None, f"it could not be started: {problem}")
+        )
 
     def _refuse_all(self) -> None:
-        """Nobody may start here: the GPU cannot be shared in the only way that was allowed."""
-        for number in list(self._roster.waiting):
-            member = self._roster.members[number]
+        """None may start here: the GPU cannot be shared in the only way that was allowed."""
+        for number in list(self._members.waiting):
+            member = self._members.by_number[number]
             if not is_held(self._pack, number):
-                self._roster.waiting.remove(number)
-                # Who has run before had a daemon, and lost it.
+                self._members.waiting.remove(number)
+                # One that has run before had a daemon, and lost it.
                 cause = EndCause.MPS_GONE if member.record.starts else EndCause.NOT_STARTED
-                reason = self._sharing.refusal
-                self._ledger.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
+                reason = self._gpu_mode.refusal
+                self._states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 
 
 class MemberIntake:
@@ -138,8 +136,8 @@ class MemberIntake:
         pack: The pack's directory.
         attempt: The attempt that runs.
         killed_before: The killed runner after which it runs; None where there was none.
-        roster: Takes the members.
-        ledger: Writes their states.
+        members: Takes the members.
+        states: Writes their states.
         note_requeue: Told of a member that starts again.
     """
 
@@ -149,21 +147,21 @@ class MemberIntake:
         pack: Path,
         attempt: int,
         killed_before: RunnerKill | None,
-        roster: PackMembers,
-        ledger: StateWriter,
+        members: PackMembers,
+        states: StateWriter,
         note_requeue: Callable[[Member], None],
     ) -> None:
         self._pack = pack
         self._attempt = attempt
         self._killed_before = killed_before
-        self._roster = roster
-        self._ledger = ledger
+        self._members = members
+        self._states = states
         self._note_requeue = note_requeue
 
     def adopt_taken(self) -> None:
         """Take in all that an earlier attempt has taken from the inbox."""
         for number in inbox.list_taken(str(self._pack)):
-            if number not in self._roster.members:
+            if number not in self._members.by_number:
                 self.adopt(number)
 
     def adopt(self, number: int) -> None:
@@ -177,9 +175,9 @@ class MemberIntake:
         if record is None:
             record = StateRecord(MemberState.PENDING, self._attempt)
         member = Member(number, spec, record)
-        self._roster.members[number] = member
+        self._members.by_number[number] = member
         if member.is_final:
-            self._ledger.note_end(record.exit_code, record.state)
+            self._states.note_end(record.exit_code, record.state)
             return
         if record.state is not MemberState.PENDING:
             self._note_requeue(member)
@@ -187,8 +185,6 @@ class MemberIntake:
             if self._killed_before is not None:
                 member.record = tell_of_restart(member.record, self._killed_before)
         # What an earlier attempt was waiting for is over.
-        waited = member.record.reason
-        is_over = ALONE_FIRST in waited or is_ramp_reason(waited) or is_time_reason(waited)
-        stale = {"reason": ""} if is_over else {}
-        self._ledger.write(member, MemberState.PENDING, **stale)
-        self._roster.waiting.append(number)
+        stale = {"reason": ""} if is_waiting_reason(member.record.reason) else {}
+        self._states.write(member, MemberState.PENDING, **stale)
+        self._members.waiting.append(number)

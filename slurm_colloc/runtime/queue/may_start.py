@@ -1,21 +1,34 @@
-"""Which waiting member may start: not a held one, and none whose dependency does not hold.
+"""Which waiting member starts next, and why the others do not.
 
-Nor one for which too little of the pack's time is left.
+The facts are gathered here; what they mean says `model.why_not_now`, as it does for `csub why`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.why_not_now import (
+    PREPARING_GPU,
+    StartFacts,
+    describe_larger_place,
+    read_dependency,
+    why_not_now,
+)
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.member_dependencies import Judge
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_held
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
 
@@ -24,64 +37,177 @@ PATIENCE_S = 5.0
 
 
 class StartQueue:
-    """Looks at waiting members before they start.
+    """The waiting members of a pack.
 
     Args:
         pack: The pack's directory.
-        roster: Its members.
-        ledger: Writes their states.
-        journal: The pack's log.
+        members: Its members.
+        waiting: What decides which of them is next.
+        time_left: Knows which would be ended half-way.
         judge: Judges a job's dependency on members of other packs.
-        time_left: Knows who would be ended half-way.
+        slurm_decision: Whether Slurm lets the pack go on.
+        gpu_mode: Whether its GPU is ready.
+        probe_window: Whether a member runs alone first.
+        measured_degree: Whether as many run as may.
+        states: Writes why members wait.
+        journal: The pack's log.
+
+    Attributes:
+        has_handed_back: Some that wait are left to the next call of csub: too little time was left
+            for them.
+        is_undecided: A waiting member's dependency is looked at again in a moment; as of the last
+            look.
     """
 
     def __init__(
         self,
-        pack: Path,
-        roster: PackMembers,
-        ledger: StateWriter,
-        journal: Journal,
-        judge: Judge,
         *,
+        pack: Path,
+        members: PackMembers,
+        waiting: WaitingFacts,
         time_left: TimeLeft,
+        judge: Judge,
+        slurm_decision: SlurmDecision,
+        gpu_mode: GpuMode,
+        probe_window: ProbeWindow,
+        measured_degree: MeasuredDegree,
+        states: StateWriter,
+        journal: Journal,
     ) -> None:
         self._pack = pack
-        self._roster = roster
-        self._ledger = ledger
-        self._journal = journal
-        self._judge = judge
+        self._members = members
+        self._waiting = waiting
         self._time_left = time_left
-        self._judged: set[int] = set()
+        self._judge = judge
+        self._slurm_decision = slurm_decision
+        self._gpu_mode = gpu_mode
+        self._probe_window = probe_window
+        self._measured_degree = measured_degree
+        self._states = states
+        self._journal = journal
         self.has_handed_back = False
-        """Some who wait are left to the next call of csub: too little time was left for them."""
-        self._open_since: dict[int, float] = {}
         self.is_undecided = False
-        """A waiting member's dependency is looked at again in a moment; as of the last look."""
+        self._satisfied: set[int] = set()
+        self._open_since: dict[int, float] = {}
+        self._told: dict[int, str] = {}
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def describe_pack_wait(self) -> str:
+        """Why no member of the pack starts at present; empty where that is not so."""
+        if self._slurm_decision.ending is not None:
+            return self._slurm_decision.ending.reason
+        if self._slurm_decision.is_undecided:
+            return "it was signalled, and Slurm has not shown yet whether its pack goes on"
+        return "" if self._gpu_mode.is_settled else PREPARING_GPU
+
+    def gather(self, member: Member) -> StartFacts:
+        """What decides whether a waiting member starts, up to the first thing in its way."""
+        facts = self._gather_own(member, self._waiting.gather_pack())
+        facts = dataclasses.replace(facts, pack_waits=self.describe_pack_wait())
+        if why_not_now(facts) is not None:
+            return facts
+        cpus = member.spec.plan.cpus
+        if self._members.find_place(cpus) is None:
+            name = self._waiting.name(member)
+            return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
+        if alone_first := self._probe_window.describe():
+            return dataclasses.replace(facts, alone_first=alone_first)
+        return dataclasses.replace(facts, ramp=self._measured_degree.describe(member))
+
+    def _gather_own(self, member: Member, pack: StartFacts) -> StartFacts:
+        facts = self._waiting.gather(member, pack)
+        if why_not_now(facts) is not None:
+            return facts
+        return dataclasses.replace(facts, dependency=self._find_open_dependency(member))
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def find_start(self) -> Member | None:
+        """The member that starts now; writes down why the others wait that have a place."""
+        member = self.find_next()
+        facts = StartFacts() if member is None else self.gather(member)
+        self._tell_waiting(facts.no_place or facts.alone_first or facts.ramp)
+        return member if why_not_now(facts) is None else None
 
     def find_next(self) -> Member | None:
-        """The first waiting member that may start."""
+        """The first waiting member that has no reason of its own to wait."""
         self.is_undecided = False
-        for number in list(self._roster.waiting):
-            member = self._roster.members[number]
-            if self._time_left.holds(member):
-                continue
-            has_room = self._roster.has_room_for(member)
-            if has_room and not self._is_barred(number) and self._may_go(member):
+        pack = self._waiting.gather_pack()
+        for number in list(self._members.waiting):
+            member = self._members.by_number[number]
+            facts = self._gather_own(member, pack)
+            if facts.too_late and facts.too_late != member.record.reason:
+                self._states.write(member, MemberState.PENDING, reason=facts.too_late)
+                self._journal.write(
+                    "too_late", member=number, left_s=round(self._time_left.left_s or 0.0)
+                )
+            if why_not_now(facts) is None:
                 return member
         return None
 
-    def _is_barred(self, number: int) -> bool:
-        return is_held(self._pack, number) or read_moved(self._pack, number) is not None
+    def _tell_waiting(self, text: str) -> None:
+        """Write down why those wait that have a place, and take back what is not why any more.
+
+        Args:
+            text: What keeps all of them waiting; empty for nothing.
+        """
+        free = sum(place.occupant is None for place in self._members.places)
+        waiting = list(self._members.waiting)
+        at_front = waiting[:free] if text else []
+        for number in waiting:
+            member, told = self._members.by_number[number], self._told.get(number)
+            wanted = text if number in at_front or told == text else ""
+            reason = member.record.reason
+            # What another has written down, and why it starts again, stays.
+            if reason == wanted or reason not in ("", told):
+                continue
+            if not wanted or not is_held(self._pack, number):
+                self._told[number] = wanted
+                self._states.write(member, MemberState.PENDING, reason=wanted)
+        self._told = {number: self._told[number] for number in waiting if number in self._told}
+
+    # -- dependencies -------------------------------------------------------------------------
+
+    def _find_open_dependency(self, member: Member) -> str:
+        """What a member waits for; empty for nothing. In the end it is held, or cancelled."""
+        job, number = member.spec.job, member.number
+        if not job.depends or member.record.starts or number in self._satisfied:
+            return ""
+        outlook, reason = self._judge(job)
+        if outlook is Outlook.SATISFIED:
+            self._satisfied.add(number)
+            self._open_since.pop(number, None)
+            return ""
+        since = self._open_since.setdefault(number, time.monotonic())
+        if outlook is Outlook.OPEN and time.monotonic() - since < PATIENCE_S:
+            self.is_undecided = True
+            return read_dependency(reason) or reason
+        del self._open_since[number]
+        self._journal.write("dependency", member=number, reason=reason)
+        if outlook is Outlook.NEVER:
+            self._members.waiting.remove(number)
+            code = ExitCode(0, signal.SIGTERM)
+            self._states.write_end(member, MemberState.CANCELLED, code, reason)
+        else:
+            # Too early, and only a later pack can wait for it: nothing runs that must not.
+            self._states.write(member, MemberState.PENDING, reason=reason)
+            write_held(self._pack, number)
+        return read_dependency(reason) or reason
+
+    # -- the end ------------------------------------------------------------------------------
 
     def leave_behind(self) -> bool:
-        """Leave what is held to whoever releases it; False if that has just happened.
+        """Leave held members to the csub that releases them; False if that has just happened.
 
-        Called once the pack is closed and nothing else is left: the GPU is not kept for them. Who
-        has too little time here is left to the next call of csub, which submits it again.
+        Called once the pack is closed and nothing else is left: the GPU is not kept for them. Those
+        that have too little time here are left to the next call of csub, which submits them again.
         """
         released = False
-        short = [n for n in self._roster.waiting if self._is_short(n)]
-        for number in list(self._roster.waiting):
+        by_number = self._members.by_number
+        waiting = list(self._members.waiting)
+        short = [n for n in waiting if self._time_left.is_too_short_for(by_number[n])]
+        for number in waiting:
             if read_moved(self._pack, number) is not None or number in short:
                 continue
             if leave_behind(self._pack, number):
@@ -94,32 +220,3 @@ class StartQueue:
             write_ended(self._pack, SlurmJobState.TIMEOUT)
             self.has_handed_back = True
         return not released
-
-    def _is_short(self, number: int) -> bool:
-        member = self._roster.members[number]
-        return self._time_left.is_too_short_for(member)
-
-    def _may_go(self, member: Member) -> bool:
-        job = member.spec.job
-        if not job.depends or member.record.starts or member.number in self._judged:
-            return True
-        outlook, reason = self._judge(job)
-        if outlook is Outlook.SATISFIED:
-            self._judged.add(member.number)
-            self._open_since.pop(member.number, None)
-            return True
-        since = self._open_since.setdefault(member.number, time.monotonic())
-        if outlook is Outlook.OPEN and time.monotonic() - since < PATIENCE_S:
-            self.is_undecided = True
-            return False
-        del self._open_since[member.number]
-        self._journal.write("dependency", member=member.number, reason=reason)
-        if outlook is Outlook.NEVER:
-            self._roster.waiting.remove(member.number)
-            code = ExitCode(0, signal.SIGTERM)
-            self._ledger.write_end(member, MemberState.CANCELLED, code, reason)
-        else:
-            # Too early, and only a later pack can wait for it: nothing runs that must not.
-            self._ledger.write(member, MemberState.PENDING, reason=reason)
-            write_held(self._pack, member.number)
-        return False

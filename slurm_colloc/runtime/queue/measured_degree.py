@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.ramp_decision import STAGE_S, Decision, Outlook, RampState
+from slurm_colloc.model.degree.ramp_decision import (
+    STAGE_S,
+    Decision,
+    Outlook,
+    RampState,
+    say_no_more,
+)
 from slurm_colloc.model.degree.ramp_rules import Ramp
 from slurm_colloc.model.degree.ramp_window import FIRST_STEP_S
-from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.ramp_record import KEPT, RampRecord, write_ramp
 
 
@@ -37,13 +41,13 @@ class MeasuredDegree:
         attempt: The attempt's number.
         start_degree: Members that start without being measured first; None for all.
         time_left: Knows what is left of the pack's time.
-        roster: Its members.
-        ledger: Writes why they wait.
+        members: Its members.
+        waiting: Knows which of them are next.
         journal: The pack's log.
-        probing: Knows whether somebody is to be alone, and what that has shown.
+        probe_window: Knows whether a member is to be alone, and what that has shown.
         site_requeues: Slurm's JobRequeue.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
-        lookout: Sees their progress.
+        progress: Sees their progress.
         step_back: Stops a member that goes on later.
     """
 
@@ -54,83 +58,68 @@ class MeasuredDegree:
         attempt: int,
         start_degree: int | None,
         time_left: TimeLeft,
-        roster: PackMembers,
-        ledger: StateWriter,
+        members: PackMembers,
+        waiting: WaitingFacts,
         journal: Journal,
-        probing: ProbeWindow,
+        probe_window: ProbeWindow,
         site_requeues: bool,
         why_unwatched: Callable[[], str],
-        lookout: ProgressReader,
+        progress: ProgressReader,
         step_back: Callable[[Member], None],
     ) -> None:
         self._pack = pack
         self._attempt = attempt
         self._start_degree = start_degree
         self._time_left = time_left
-        self._roster = roster
-        self._ledger = ledger
+        self._members = members
+        self._waiting = waiting
         self._journal = journal
-        self._probing = probing
+        self._probe_window = probe_window
         self._site_requeues = site_requeues
         self._why_unwatched = why_unwatched
-        self._lookout = lookout
+        self._progress = progress
         self._step_back = step_back
         self._ramp: Ramp | None = None
         self._decisions: tuple[Decision, ...] = ()
         self._held_since: float | None = None
         self._let_go_left_s = math.inf
-        """What was left of the pack's time when somebody last started unmeasured."""
+        """What was left of the pack's time when a member last started unmeasured."""
         self._is_written = False
-        self._told: dict[int, str] = {}
 
     @property
     def likely_degree(self) -> int | None:
         """As many as may run at once in the end, as far as it is known; None where all start."""
         return None if self._ramp is None else self._ramp.likely_degree
 
-    def holds(self, member: Member) -> bool:
-        """Whether as many run as may; this one, the next, waits although it has a place."""
+    def describe(self, member: Member) -> str:
+        """Why a member, the next, waits although it has a place; empty where it may start."""
         ramp = self._find_ramp()
-        running = len(self._roster.running())
-        if ramp is None or not running or running < ramp.target or self._roster.takes_one:
-            return False
+        running = len(self._members.running())
+        if ramp is None or not running or running < ramp.target or self._members.takes_one:
+            return ""
         if self._held_since is None:
             self._held_since = time.time()
         self._check_sight(ramp)
         if running < ramp.target or self._is_last_moment(ramp, member):
-            return False
+            return ""
         if not self._is_written:
             self._write()
-        return True
-
-    def tell_waiting(self) -> None:
-        """Write down why members wait that have a place."""
-        running = len(self._roster.running())
-        text = self._build_record().explain_waiting(running)
-        free = sum(place.occupant is None for place in self._roster.places)
-        for number in list(self._roster.waiting)[:free]:
-            member = self._roster.members[number]
-            is_ours = self._told.get(number) == member.record.reason
-            is_free = is_ours or not member.record.reason
-            if is_free and member.record.reason != text and not is_held(self._pack, number):
-                self._told[number] = text
-                self._ledger.write(member, MemberState.PENDING, reason=text)
+        return self._build_record().explain_waiting(running) or say_no_more(ramp.target)
 
     def work(self) -> None:
         """Look at the newest figures, and do what follows from them."""
         ramp = self._find_ramp()
         if ramp is None:
             return
-        self._untell()
         # What a probe window shows counts once its rate is known, at its end.
-        may_know = self._probing.is_open or self._lookout.knows_rates()
+        may_know = self._probe_window.is_open or self._progress.knows_rates()
         is_measured = ramp.state is not RampState.OFF and may_know
-        latest = self._lookout.read() if is_measured else None
+        latest = self._progress.read() if is_measured else None
         if latest is None:
             return
-        running = self._roster.running()
+        running = self._members.running()
         try:
-            sights = [self._lookout.see(member, latest) for member in running]
+            sights = [self._progress.see(member, latest) for member in running]
             decision = ramp.look(latest["at"], sights, self._find_outlook(latest))
         except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
             reason = f"what they show cannot be judged: {error!r}"
@@ -138,7 +127,7 @@ class MeasuredDegree:
         self._note(decision)
 
     def _find_ramp(self) -> Ramp | None:
-        places = len(self._roster.places)
+        places = len(self._members.places)
         if self._ramp is None and places > 1:
             self._ramp = Ramp(places, self._start_degree or places)
         return self._ramp
@@ -146,12 +135,12 @@ class MeasuredDegree:
     # -- deciding -----------------------------------------------------------------------------
 
     def _check_sight(self, ramp: Ramp) -> None:
-        """Hold nobody back for what will never be measured."""
-        if ramp.state is not RampState.RAMPING or self._probing.is_open:
+        """Hold no member back for what will never be measured."""
+        if ramp.state is not RampState.RAMPING or self._probe_window.is_open:
             return
         reason = self._find_blindness(ramp)
         if reason:
-            self._note(ramp.give_up(time.time(), len(self._roster.running()), reason))
+            self._note(ramp.give_up(time.time(), len(self._members.running()), reason))
 
     def _is_last_moment(self, ramp: Ramp, member: Member) -> bool:
         """Whether a member that waits for a measurement would have too little time afterwards.
@@ -176,15 +165,15 @@ class MeasuredDegree:
         unwatched = self._why_unwatched()
         if unwatched:
             return f"nothing is measured: {unwatched}"
-        running = self._roster.running()
-        if not any(self._lookout.counts_steps(member) for member in running):
+        running = self._members.running()
+        if not any(self._progress.counts_steps(member) for member in running):
             return "nothing counts their steps"
-        if not any(self._lookout.find_solo_rate(member) for member in running):
+        if not any(self._progress.find_solo_rate(member) for member in running):
             return "the rate alone of none of them is known"
         assert self._held_since is not None
-        if time.time() - max(self._lookout.looked_at, self._held_since) > FIRST_STEP_S:
+        if time.time() - max(self._progress.looked_at, self._held_since) > FIRST_STEP_S:
             return f"the monitor has shown nothing for {FIRST_STEP_S:g} s"
-        return ramp.find_blindness() if self._lookout.looked_at > self._held_since else ""
+        return ramp.find_blindness() if self._progress.looked_at > self._held_since else ""
 
     def _note(self, decision: Decision | None) -> None:
         if decision is None:
@@ -215,52 +204,31 @@ class MeasuredDegree:
         with contextlib.suppress(StateError):
             write_ramp(self._pack, self._build_record())
 
-    def _untell(self) -> None:
-        """Take back what is not why somebody waits any more."""
-        running = len(self._roster.running())
-        text = self._build_record().explain_waiting(running)
-        for number, told in list(self._told.items()):
-            member = self._roster.members[number]
-            if told == text and number in self._roster.waiting:
-                continue
-            del self._told[number]
-            if number in self._roster.waiting and member.record.reason == told:
-                self._ledger.write(member, MemberState.PENDING, reason="")
-
     # -- what decisions rest on ---------------------------------------------------------------
 
     def _find_outlook(self, latest: Mapping[str, Any]) -> Outlook:
-        free = sum(place.occupant is None for place in self._roster.places)
-        waiting = [
-            self._roster.members[number]
-            for number in self._roster.waiting
-            if not is_held(self._pack, number)
-        ]
-        waiting = [
-            member
-            for member in waiting
-            if self._roster.has_room_for(member) and not self._time_left.is_too_short_for(member)
-        ]
-        if waiting and self._roster.find_place(waiting[0].spec.plan.cpus) is None:
-            # The places that are large enough for the next are taken, and nobody overtakes it.
+        free = sum(place.occupant is None for place in self._members.places)
+        waiting = self._waiting.list_next()
+        if waiting and self._members.find_place(waiting[0].spec.plan.cpus) is None:
+            # The places that are large enough for the next are taken, and none overtakes it.
             waiting = []
-        running = self._roster.running()
+        running = self._members.running()
         room = None
         if len(running) == 1 and waiting and free:
-            room = self._lookout.find_room(latest, running[0], waiting[:free])
-        if self._probing.is_open:
+            room = self._progress.find_room(latest, running[0], waiting[:free])
+        if self._probe_window.is_open:
             waiting = []
         return Outlook(
             waiting=min(free, len(waiting)),
-            next_kind=self._lookout.find_family(waiting[0]) if waiting else "",
-            busy=self._lookout.find_activity(latest),
+            next_kind=self._progress.find_family(waiting[0]) if waiting else "",
+            busy=self._progress.find_activity(latest),
             room=room,
             can_stop=self._find_stoppable() is not None,
         )
 
     def _find_stoppable(self) -> Member | None:
         """The newest member that can be stopped and go on later."""
-        running = self._roster.running()
+        running = self._members.running()
         if any(member.asked is not None for member in running):
             # What becomes of the pack without that one is to be seen first.
             return None

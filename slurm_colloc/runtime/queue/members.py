@@ -114,18 +114,18 @@ class PackMembers:
 
     def __init__(self, places: list[PackPlace]) -> None:
         self.places = places
-        self.members: dict[int, Member] = {}
+        self.by_number: dict[int, Member] = {}
         self.waiting: deque[int] = deque()
         self.takes_one = False
         """Only one member can run at a time, however many places there are."""
 
     def list_members(self) -> list[Member]:
         """All members by number."""
-        return [self.members[number] for number in sorted(self.members)]
+        return [self.by_number[number] for number in sorted(self.by_number)]
 
     def running(self) -> list[Member]:
         """Members that have a process."""
-        return [member for member in self.members.values() if member.process is not None]
+        return [member for member in self.by_number.values() if member.process is not None]
 
     def find_place(self, wanted: int) -> PackPlace | None:
         """The smallest free place that is large enough, or the largest free one."""
@@ -137,17 +137,6 @@ class PackMembers:
         if any(place.wanted >= wanted for place in self.places):
             return None
         return max(free, key=lambda place: place.wanted, default=None)
-
-    def has_room_for(self, member: Member) -> bool:
-        """As many places are free as it takes: more than one where its share was not enough."""
-        taken = sum(
-            self.members[place.occupant].record.retries.places
-            for place in self.places
-            if place.occupant is not None and place.occupant in self.members
-        )
-        if self.takes_one:
-            return not taken
-        return taken + member.record.retries.places <= len(self.places)
 
     def vacate(self, number: int) -> None:
         """Free the place of a member."""

@@ -7,7 +7,6 @@ rest of the family (model.profile) goes by what the first has shown.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +20,12 @@ from slurm_colloc.model.degree.probe_window import (
     find_obstacle_to_probe,
     judge_window,
 )
-from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.member import MemberId
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.latest_json import read_latest
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
 
 
 class ProbeWindow:
@@ -37,8 +34,7 @@ class ProbeWindow:
     Args:
         pack: The pack's directory.
         shown_id: The pack's job id as users know it.
-        roster: Its members.
-        ledger: Writes why the others wait.
+        members: Its members.
         journal: The pack's log.
         is_wanted: The settings let unknown jobs be probed.
         instruments: The settings let steps be counted.
@@ -52,8 +48,7 @@ class ProbeWindow:
         *,
         pack: Path,
         shown_id: str,
-        roster: PackMembers,
-        ledger: StateWriter,
+        members: PackMembers,
         journal: Journal,
         is_wanted: bool,
         instruments: bool,
@@ -63,8 +58,7 @@ class ProbeWindow:
     ) -> None:
         self._pack = pack
         self._shown_id = shown_id
-        self._roster = roster
-        self._ledger = ledger
+        self._members = members
         self._journal = journal
         self._is_wanted = is_wanted
         self._instruments = instruments
@@ -82,29 +76,25 @@ class ProbeWindow:
         """A window is open."""
         return self._probed is not None
 
-    def holds(self, member: Member) -> bool:
-        """Whether a waiting member must not start yet; if it is the one to be probed, it may."""
+    def describe(self) -> str:
+        """Which member runs alone first, and why, as long as its window is open; else empty."""
         if self._probed is not None and self._probed.process is None:
-            # It could not be started, or has ended; nobody else may be there to end the window.
+            # It could not be started, or has ended; no other may be there to end the window.
             self.work()
-        if self._probed is not None:
-            return True
+        if self._probed is None:
+            return ""
+        name = MemberId(self._shown_id, self._probed.number)
+        return (
+            f"{name} {ALONE_FIRST}, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
+            "alone is known (--no-probe)"
+        )
+
+    def open_for(self, member: Member) -> None:
+        """Open a window for a member that starts now, if it is to be probed."""
         if self._is_to_be_probed(member):
             self._probed, self._begun_at = member, time.monotonic()
             self._has_probed = member.is_probed = True
             self._journal.write("probe", member=member.number)
-        return False
-
-    def tell_waiting(self) -> None:
-        """Write down why members wait that have a place."""
-        if self._probed is None:
-            return
-        text = self._describe(self._probed)
-        places = sum(place.occupant is None for place in self._roster.places)
-        for number in itertools.islice(self._roster.waiting, places):
-            member = self._roster.members[number]
-            if not member.record.reason and not is_held(self._pack, number):
-                self._ledger.write(member, MemberState.PENDING, reason=text)
 
     def work(self) -> None:
         """See whether the window is over."""
@@ -120,24 +110,11 @@ class ProbeWindow:
         if not member.record.starts:
             # It never ran, so there was no window.
             self._has_probed = False
-        text = self._describe(member)
         elapsed_s = round(time.monotonic() - self._begun_at, 1)
         self._journal.write("probed", member=member.number, seconds=elapsed_s, reason=reason)
         self._probed = None
         if member.process is not None and member.spec.job.only_probe:
             self._end(member)
-        for number in self._roster.waiting:
-            waiting = self._roster.members[number]
-            # Meanwhile somebody may have had another reason to wait.
-            if waiting.record.reason == text:
-                self._ledger.write(waiting, MemberState.PENDING, reason="")
-
-    def _describe(self, member: Member) -> str:
-        name = MemberId(self._shown_id, member.number)
-        return (
-            f"{name} {ALONE_FIRST}, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
-            "alone is known (--no-probe)"
-        )
 
     def _judge(self, member: Member) -> str:
         if member.process is None:
@@ -170,8 +147,8 @@ class ProbeWindow:
         job = member.spec.job
         if job.only_probe:
             return True
-        is_alone = not self._roster.running() and len(self._roster.places) > 1
-        if not self._is_wanted or self._has_probed or not is_alone or self._roster.takes_one:
+        is_alone = not self._members.running() and len(self._members.places) > 1
+        if not self._is_wanted or self._has_probed or not is_alone or self._members.takes_one:
             return False
         if member.record.starts:
             return False
@@ -189,6 +166,6 @@ class ProbeWindow:
         try:
             script = read_bytes(f"{self._pack}/members/{format_number(member.number)}/script")
         except OSError:
-            # Who cannot be found again need not be measured.
+            # What cannot be found again need not be measured.
             return True
         return is_known(self._pack.parent.parent, script, job, gpu_model)

@@ -1,4 +1,4 @@
-"""What is left of a pack's time, and for whom that is too little.
+"""What is left of a pack's time, and for which members that is too little.
 
 A member that would be ended half-way by the end of its pack is not started. It stays as it came,
 so that the next call of csub submits it again, in a pack with time enough.
@@ -12,10 +12,7 @@ from pathlib import Path
 
 from slurm_colloc.model.degree.ramp_decision import TOO_LITTLE_TIME, is_time_reason
 from slurm_colloc.model.end_causes import RESUBMISSIONS
-from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.pack_records import PackRecord
@@ -30,9 +27,7 @@ class TimeLeft:
     Args:
         pack: The pack's directory.
         record: Its pack.json.
-        roster: Its members.
-        ledger: Writes why they wait.
-        journal: The pack's log.
+        members: Its members.
         site_requeues: Slurm's JobRequeue.
         clock: Seconds that only grow.
     """
@@ -41,22 +36,18 @@ class TimeLeft:
         self,
         pack: Path,
         record: PackRecord,
-        roster: PackMembers,
-        ledger: StateWriter,
-        journal: Journal,
+        members: PackMembers,
         *,
         site_requeues: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pack = pack
-        self._roster = roster
-        self._ledger = ledger
-        self._journal = journal
+        self._members = members
         self._site_requeues = site_requeues
         self._clock = clock
         self._limit_s = None if record.request is None else record.request.time_limit_s
         self._begun_at = clock()
-        # Elsewhere nobody would submit them again.
+        # Elsewhere they would not be submitted again.
         is_swept = not record.carried and not record.local
         self._may_hand_back = is_swept and record.resubmissions < RESUBMISSIONS
 
@@ -75,31 +66,30 @@ class TimeLeft:
         if left_s >= job.time_limit_s or member.record.starts:
             return False
         if left_s <= 0:
-            # The pack runs on beyond its limit, so somebody has raised that.
+            # The pack runs on beyond its limit, so that was raised.
             return False
         may_restart = self._site_requeues if job.requeue is None else job.requeue
-        # Another pack has no more time than this one had: who needs all of that may start here.
+        # Another pack has no more time than this one had: a job that needs all may start here.
         assert self._limit_s is not None
         is_better = job.time_limit_s + END_MARGIN_S <= self._limit_s and self._has_begun()
         return may_restart and is_better and not is_held(self._pack, member.number)
 
-    def holds(self, member: Member) -> bool:
-        """Whether a waiting member is not to be started here any more; writes down why."""
+    def describe(self, member: Member) -> str:
+        """Why a waiting member is not to be started here any more; empty where it may be."""
         if not self.is_too_short_for(member):
-            return False
-        if not is_time_reason(member.record.reason):
-            left_s, limit_s = self.left_s, member.spec.job.time_limit_s
-            assert left_s is not None
-            assert limit_s is not None
-            text = (
-                f"{TOO_LITTLE_TIME}{format_elapsed(int(left_s))} left, and it may take "
-                f"{format_elapsed(limit_s)}: it is submitted again once the pack has ended"
-            )
-            self._ledger.write(member, MemberState.PENDING, reason=text)
-            self._journal.write("too_late", member=member.number, left_s=round(left_s))
-        return True
+            return ""
+        if is_time_reason(member.record.reason):
+            # As it was written down.
+            return member.record.reason
+        left_s, limit_s = self.left_s, member.spec.job.time_limit_s
+        assert left_s is not None
+        assert limit_s is not None
+        return (
+            f"{TOO_LITTLE_TIME}{format_elapsed(int(left_s))} left, and it may take "
+            f"{format_elapsed(limit_s)}: it is submitted again once the pack has ended"
+        )
 
     def _has_begun(self) -> bool:
-        """Somebody has been started: no pack hands back all that it was given."""
-        members = self._roster.members.values()
+        """A member has been started: no pack hands back all that it was given."""
+        members = self._members.by_number.values()
         return any(member.process is not None or member.record.starts for member in members)

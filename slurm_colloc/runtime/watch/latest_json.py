@@ -1,7 +1,7 @@
 """latest.json: the monitor's newest figures, as the runner reads them.
 
-Whoever can write to the pack's directory may have written something else into it, or a monitor of
-another version. Figures that are not such as the monitor writes count as none at all.
+A process that can write to the pack's directory may have written something else into it, or a
+monitor of another version. Figures that are not such as the monitor writes count as none at all.
 """
 
 from __future__ import annotations

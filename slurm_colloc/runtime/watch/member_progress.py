@@ -27,7 +27,7 @@ _GPU_MEMORY_MARGIN_MB = 1024
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:
-    """The slowdown that is accepted for who says nothing of it; None for any.
+    """The slowdown that is accepted for members that say nothing of it; None for any.
 
     Args:
         policy: Of the pack; the rules of others know no bound.
@@ -40,19 +40,19 @@ class ProgressReader:
 
     Args:
         pack: The pack's directory.
-        roster: Its members.
-        probing: Knows the rates alone that probe windows have shown.
+        members: Its members.
+        probe_window: Knows the rates alone that probe windows have shown.
         instruments: The settings let steps be counted.
         has_mps: Members share the GPU through MPS; its activity tells what is left of it.
         find_gpu_memory_mb: The GPU's memory; None where it is unknown.
-        bound: The slowdown that is accepted for who has none of its own; None for any.
+        bound: The slowdown that is accepted for members without one of their own; None for any.
     """
 
     def __init__(
         self,
         pack: Path,
-        roster: PackMembers,
-        probing: ProbeWindow,
+        members: PackMembers,
+        probe_window: ProbeWindow,
         *,
         instruments: bool,
         has_mps: Callable[[], bool],
@@ -60,8 +60,8 @@ class ProgressReader:
         bound: float | None = None,
     ) -> None:
         self._pack = pack
-        self._roster = roster
-        self._probing = probing
+        self._members = members
+        self._probe_window = probe_window
         self._instruments = instruments
         self._has_mps = has_mps
         self._find_gpu_memory_mb = find_gpu_memory_mb
@@ -110,8 +110,8 @@ class ProgressReader:
         )
 
     def _is_limited(self) -> bool:
-        """Whether somebody who runs has a part of the GPU's threads only."""
-        uses = [member.gpu for member in self._roster.running() if member.gpu is not None]
+        """Whether a member that runs has only a part of the GPU's threads."""
+        uses = [member.gpu for member in self._members.running() if member.gpu is not None]
         return any((use.thread_percentage or 100) < 100 for use in uses)
 
     def find_activity(self, latest: Mapping[str, Any]) -> float | None:
@@ -167,20 +167,20 @@ class ProgressReader:
         return (self._instruments and job.instrument) or job.progress_regex is not None
 
     def knows_rates(self) -> bool:
-        """Whether somebody's rate alone is known; without, nothing can be judged."""
-        members = self._roster.members.values()
-        return bool(self._probing.rates) or any(m.spec.plan.solo_steps_per_s for m in members)
+        """Whether the rate alone of any member is known; without, nothing can be judged."""
+        members = self._members.by_number.values()
+        return bool(self._probe_window.rates) or any(m.spec.plan.solo_steps_per_s for m in members)
 
     def find_solo_rate(self, member: Member) -> float | None:
         """Its rate alone: by the plan, by its probe window, or by those of its family."""
         if not self.counts_steps(member) or not self.knows_rates():
             return None
-        own = member.spec.plan.solo_steps_per_s or self._probing.rates.get(member.number)
+        own = member.spec.plan.solo_steps_per_s or self._probe_window.rates.get(member.number)
         if own:
             return own
         family = self.find_family(member)
-        for number, other in self._roster.members.items() if family else ():
-            rate = self._probing.rates.get(number) or other.spec.plan.solo_steps_per_s
+        for number, other in self._members.by_number.items() if family else ():
+            rate = self._probe_window.rates.get(number) or other.spec.plan.solo_steps_per_s
             if rate and self.find_family(other) == family:
                 return rate
         return None

@@ -124,7 +124,7 @@ class PackMonitor:
 
     def _make_root(self) -> None:
         base = next((path for path in _BASES if os.access(path, os.W_OK | os.X_OK)), _BASES[-1])
-        # A name that nobody can have made before, on a path where everybody can write.
+        # A name that cannot be there yet, on a path where all users can write.
         name = f"{_PREFIX}{os.urandom(8).hex()}"
         making = f"{base}/.{name}"
         lock = -1
@@ -132,7 +132,7 @@ class PackMonitor:
         try:
             lock = os.open(f"{making}/lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Found only now: nobody is to take it for forgotten before it is locked.
+            # Found only now: it is not to be taken for forgotten before it is locked.
             os.rename(making, f"{base}/{name}")
         except OSError:
             shutil.rmtree(making, ignore_errors=True)

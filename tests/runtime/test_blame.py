@@ -14,7 +14,7 @@ from slurm_colloc.runtime.outcome.blame import (
     FAULT_RESTARTS_MAX,
     Blame,
     Circumstances,
-    judge_aftermath,
+    judge_blame,
 )
 from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.outcome.verdict import Verdict
@@ -29,8 +29,8 @@ def signs(*found: Sign) -> tuple[OutputFinding, ...]:
     return tuple(OutputFinding(sign, sign.value) for sign in found)
 
 
-def is_again(aftermath: Blame) -> bool:
-    return aftermath.verdict.state is MemberState.PENDING
+def is_again(blame: Blame) -> bool:
+    return blame.verdict.state is MemberState.PENDING
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_an_end_that_is_no_failure_stays_what_it_is_whatever_went_on_around(
     verdict: Verdict, cause: EndCause | None
 ) -> None:
     around = Circumstances(suspects=(1, 2), fault=SERVER, findings=signs(*Sign), mps_lost="gone")
-    assert judge_aftermath(verdict, around) == Blame(verdict, cause, (), Retries())
+    assert judge_blame(verdict, around) == Blame(verdict, cause, (), Retries())
 
 
 # Without anybody else involved: findings, verdict, cause, words of the reason.
@@ -77,12 +77,12 @@ PLAIN: list[tuple[tuple[Sign, ...], Verdict, EndCause, str]] = [
 def test_a_failure_that_is_nobody_else_s_matter(
     found: tuple[Sign, ...], verdict: Verdict, cause: EndCause, reason: str
 ) -> None:
-    aftermath = judge_aftermath(verdict, Circumstances(findings=signs(*found)))
-    assert aftermath.verdict.state is MemberState.FAILED
-    assert aftermath.verdict.reason == reason
-    assert (aftermath.cause, aftermath.is_culprit) == (cause, False)
-    assert aftermath.retries == Retries()
-    assert aftermath.evidence == tuple(f"its output: {sign.value}" for sign in found)
+    blame = judge_blame(verdict, Circumstances(findings=signs(*found)))
+    assert blame.verdict.state is MemberState.FAILED
+    assert blame.verdict.reason == reason
+    assert (blame.cause, blame.is_culprit) == (cause, False)
+    assert blame.retries == Retries()
+    assert blame.evidence == tuple(f"its output: {sign.value}" for sign in found)
 
 
 HIT = Circumstances(suspects=(1, 2, 3), fault=SERVER, findings=signs(Sign.FAULT), places=3)
@@ -204,14 +204,14 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
 def test_a_failure_in_which_others_may_have_a_part(
     around: Circumstances, cause: EndCause, reason: str, learnt: Retries | None
 ) -> None:
-    aftermath = judge_aftermath(FAILED, around)
-    assert aftermath.verdict.reason == reason
-    assert (aftermath.cause, aftermath.is_culprit) == (cause, False)
-    assert is_again(aftermath) is (learnt is not None)
-    assert aftermath.retries == (around.retries if learnt is None else learnt)
+    blame = judge_blame(FAILED, around)
+    assert blame.verdict.reason == reason
+    assert (blame.cause, blame.is_culprit) == (cause, False)
+    assert is_again(blame) is (learnt is not None)
+    assert blame.retries == (around.retries if learnt is None else learnt)
     # What the output says is always kept, behind what the server says.
     lines = tuple(f"its output: {finding.line}" for finding in around.findings)
-    assert aftermath.evidence[len(aftermath.evidence) - len(lines) :] == lines
+    assert blame.evidence[len(blame.evidence) - len(lines) :] == lines
 
 
 # The two proofs.
@@ -236,11 +236,11 @@ CULPRITS = [
 def test_a_culprit_is_proven_and_does_not_run_again(
     around: Circumstances, reason: str, evidence: str, may_restart: bool
 ) -> None:
-    aftermath = judge_aftermath(FAILED, dataclasses.replace(around, may_restart=may_restart))
-    assert aftermath.is_culprit
-    assert aftermath.cause is EndCause.MPS_CULPRIT
-    assert aftermath.verdict == dataclasses.replace(FAILED, reason=reason)
-    assert aftermath.evidence[0] == evidence
+    blame = judge_blame(FAILED, dataclasses.replace(around, may_restart=may_restart))
+    assert blame.is_culprit
+    assert blame.cause is EndCause.MPS_CULPRIT
+    assert blame.verdict == dataclasses.replace(FAILED, reason=reason)
+    assert blame.evidence[0] == evidence
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_culprit_is_proven_and_does_not_run_again(
     ],
 )
 def test_without_proof_nobody_is_the_culprit(around: Circumstances) -> None:
-    assert not judge_aftermath(FAILED, around).is_culprit
+    assert not judge_blame(FAILED, around).is_culprit
 
 
 CIRCUMSTANCES = st.builds(
@@ -275,15 +275,15 @@ def test_no_member_runs_again_for_ever_or_where_it_must_not(around: Circumstance
     """However often it fails in the same way, and whatever it has learnt from it."""
     restarts = 0
     while True:
-        aftermath = judge_aftermath(FAILED, around)
-        learnt = aftermath.retries
+        blame = judge_blame(FAILED, around)
+        learnt = blame.retries
         assert learnt.faults <= FAULT_RESTARTS_MAX
         assert 1 <= learnt.places <= max(around.places, around.retries.places)
-        if not is_again(aftermath):
+        if not is_again(blame):
             break
         assert around.may_restart
         restarts += 1
         assert restarts <= FAULT_RESTARTS_MAX + around.places
         around = dataclasses.replace(around, retries=learnt)
-    assert aftermath.verdict.state is MemberState.FAILED
-    assert aftermath.cause is not None
+    assert blame.verdict.state is MemberState.FAILED
+    assert blame.cause is not None

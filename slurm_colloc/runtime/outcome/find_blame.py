@@ -1,4 +1,4 @@
-"""Judging how a member ended, with all that is known of the GPU it shared."""
+"""Whose fault an end was: gathers what the GPU, its MPS server and the output say of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.blame import Blame, Circumstances, judge_aftermath
+from slurm_colloc.runtime.outcome.blame import Blame, Circumstances, judge_blame
 from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, Sign, find_signs
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
@@ -29,14 +29,14 @@ OUTPUT_LIMIT = 256 * 1024
 
 
 class BlameFinder:
-    """Finds out why a member ended, and what follows for it.
+    """Finds out whose fault an end was, and tells those whom that concerns.
 
     Args:
         pack: The pack's directory.
         allocation: The allocation.
-        roster: The members.
-        ledger: Writes their states.
-        sharing: Knows who shared the GPU how.
+        members: The members.
+        states: Writes their states.
+        gpu_mode: Knows which members shared the GPU how.
         journal: The pack's log.
         site_requeues: Slurm's JobRequeue.
     """
@@ -46,43 +46,46 @@ class BlameFinder:
         *,
         pack: Path,
         allocation: Allocation,
-        roster: PackMembers,
-        ledger: StateWriter,
-        sharing: GpuMode,
+        members: PackMembers,
+        states: StateWriter,
+        gpu_mode: GpuMode,
         journal: Journal,
         site_requeues: bool,
     ) -> None:
         self._pack = pack
         self._allocation = allocation
-        self._roster = roster
-        self._ledger = ledger
-        self._sharing = sharing
+        self._members = members
+        self._states = states
+        self._gpu_mode = gpu_mode
         self._journal = journal
         self._site_requeues = site_requeues
         self._suspected_with: dict[int, set[int]] = {}
 
-    def assess(self, member: Member, verdict: Verdict) -> Blame:
+    def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
         around = Circumstances(
-            retries=member.record.retries, places=max(1, len(self._roster.places))
+            retries=member.record.retries, places=max(1, len(self._members.places))
         )
-        seen = self._sharing.clients.get(member.number)
+        clients = self._gpu_mode.clients
+        seen = clients.get(member.number)
         if verdict.state is MemberState.FAILED and not verdict.never_started:
             around = self._look_around(member, around)
         elif seen is not None and not (seen.is_client or seen.is_outside):
             # It was quick: whether it was a client stands in the daemon's log.
-            self._sharing.catch_up()
+            self._gpu_mode.catch_up()
         if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
             member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
-        aftermath = judge_aftermath(verdict, around)
-        self._sharing.clients.forget(member.number)
+        clients.forget(member.number)
         if around.suspects:
             self._suspected_with.setdefault(member.number, set()).update(around.suspects)
-        if aftermath.is_culprit:
-            self._blame(member, aftermath)
-        elif verdict.state is MemberState.COMPLETED and _ran_alone(member):
+        return judge_blame(verdict, around)
+
+    def publish(self, member: Member, blame: Blame) -> None:
+        """Write down what an end means for others: members that it hit, and later packs."""
+        if blame.is_culprit:
+            self._note_culprit(member, blame)
+        elif blame.verdict.state is MemberState.COMPLETED and _ran_alone(member):
             self._clear(member)
-        return aftermath
 
     def _look_around(self, member: Member, around: Circumstances) -> Circumstances:
         findings = find_signs(read_end_of_output(member))
@@ -90,38 +93,38 @@ class BlameFinder:
         seen = None
         if use is not None and use.mode == SharingMode.MPS.value:
             # Its end may have been seen before what the server said of it.
-            self._sharing.catch_up()
-            seen = self._sharing.clients.get(member.number)
+            self._gpu_mode.catch_up()
+            seen = self._gpu_mode.clients.get(member.number)
         if seen is None:
-            # Somebody else's MPS, if any.
+            # Another's MPS, if any.
             findings = tuple(found for found in findings if found.sign not in MPS_SIGNS)
         requeue = member.spec.job.requeue
         around = dataclasses.replace(
             around,
             findings=findings,
             may_restart=self._site_requeues if requeue is None else requeue,
-            shared=len(self._roster.places) > 1,
-            needs_mps=self._sharing.needs_mps,
+            shared=len(self._members.places) > 1,
+            needs_mps=self._gpu_mode.needs_mps,
         )
         return around if seen is None else add_seen(around, member.number, seen)
 
-    def _blame(self, member: Member, aftermath: Blame) -> None:
-        """A culprit is proven: write it down for later packs, and for those whom it hit."""
+    def _note_culprit(self, member: Member, blame: Blame) -> None:
+        """A culprit is proven: write it down for later packs, and for the members that it hit."""
         name = str(MemberId(self._allocation.shown_job_id, member.number))
-        self._journal.write("mps_culprit", member=member.number, evidence=aftermath.evidence)
+        self._journal.write("mps_culprit", member=member.number, evidence=blame.evidence)
         with contextlib.suppress(StateError, OSError):
             note_culprit(
-                self._pack.parent.parent, self._compute_signature(member), name, aftermath.evidence
+                self._pack.parent.parent, self._compute_signature(member), name, blame.evidence
             )
         told = f"the fault was that of member {name}"
-        # An earlier attempt of the pack may have seen the fault; this one knows only who was hit.
+        # An earlier attempt may have seen the fault; this one knows only which were hit.
         hit = self._suspected_with.get(member.number)
-        for other in self._roster.members.values():
+        for other in self._members.by_number.values():
             was_hit = other.record.retries.suspected if hit is None else other.number in hit
             if other.number == member.number or not was_hit:
                 continue
             cause = other.record.cause
-            self._ledger.write(
+            self._states.write(
                 other,
                 other.record.state,
                 evidence=tuple(dict.fromkeys((*other.record.evidence, told))),
@@ -150,11 +153,11 @@ def add_seen(around: Circumstances, number: int, seen: MpsMember) -> Circumstanc
         return dataclasses.replace(around, mps_lost=seen.lost or "the MPS server has ended")
     if seen.lost and seen.is_client:
         return dataclasses.replace(around, mps_lost=seen.lost)
-    # Who is not known to be a client may have been too quick to be seen as one.
+    # One that is not known to be a client may have been too quick to be seen as one.
     if seen.suspects and (seen.is_client or Sign.FAULT in tells):
         return dataclasses.replace(around, suspects=seen.suspects, fault=seen.fault)
     if seen.is_client and Sign.FAULT in tells:
-        # Nobody else is known to be hit, and that proves nothing without the server's word.
+        # No other is known to be hit, and that proves nothing without the server's word.
         return dataclasses.replace(around, suspects=(number,))
     return around
 

@@ -43,10 +43,10 @@ def build_roster(*wanted: int) -> PackMembers:
 def test_the_smallest_free_place_that_is_large_enough(
     wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | None
 ) -> None:
-    roster = build_roster(*wanted)
+    members = build_roster(*wanted)
     for index in taken:
-        roster.places[index].occupant = 100 + index
-    place = roster.find_place(need)
+        members.places[index].occupant = 100 + index
+    place = members.find_place(need)
     assert (place and place.index) == expected
 
 
@@ -57,17 +57,17 @@ def test_the_smallest_free_place_that_is_large_enough(
 def test_places_never_have_two_occupants_and_nobody_starves(
     wanted: list[int], needs: list[int]
 ) -> None:
-    roster = build_roster(*wanted)
+    members = build_roster(*wanted)
     waiting = list(enumerate(needs))
     running: list[int] = []
     for _ in range(2 * len(needs) + 1):
-        if waiting and (place := roster.find_place(waiting[0][1])) is not None:
+        if waiting and (place := members.find_place(waiting[0][1])) is not None:
             assert place.occupant is None
             place.occupant = waiting.pop(0)[0]
             running.append(place.occupant)
-            assert roster.place_of(running[-1]) is place
+            assert members.place_of(running[-1]) is place
         elif running:
-            roster.vacate(running.pop(0))
+            members.vacate(running.pop(0))
     assert not waiting
 
 

@@ -117,10 +117,10 @@ class Bed:
         (self.programs / "status").write_text(str(status))
         (self.programs / "says").write_text(text)
 
-    def revive(self, restarts: int = 0) -> bool:
+    def requeue(self, restarts: int = 0) -> bool:
         allocation = Allocation("4711_2", "4711", "n", restarts, 1, (), (), {})
         slurm = SlurmCommands({"PATH": f"{self.programs}:/usr/bin:/bin"})
-        return KilledRunner(self.pack, allocation, slurm, 9).try_it()
+        return KilledRunner(self.pack, allocation, slurm, 9).requeue()
 
     def list_requeues(self) -> list[str]:
         asked = (self.programs / "asked").read_text().splitlines()
@@ -141,7 +141,7 @@ def bed(tmp_path: Path) -> Bed:
 
 def test_a_requeue_is_written_down_before_slurm_is_asked_for_it(bed: Bed) -> None:
     bed.answer("after", JobState="COMPLETING", Restarts="1")
-    assert bed.revive() is True
+    assert bed.requeue() is True
     # By the name of the element, and only as long as the job runs.
     assert bed.list_requeues() == ["requeue Incomplete 4711_2"]
     assert "killed.0.json" in (bed.programs / "seen").read_text().split()
@@ -155,13 +155,13 @@ def test_where_it_cannot_be_written_down_slurm_is_not_asked(bed: Bed) -> None:
     (bed.pack / "killed.0.json").mkdir()
     (bed.pack / "killed.0.json" / "x").touch()
     with pytest.raises(StateError):
-        bed.revive()
+        bed.requeue()
     assert bed.list_requeues() == []
 
 
 def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
     bed.say(1, "Requested operation is presently disabled for job 4711_2\n")
-    assert bed.revive() is False
+    assert bed.requeue() is False
     words = "scontrol: Requested operation is presently disabled for job 4711_2"
     refusal = f"Slurm did not requeue it: {words}"
     assert [kill.refusal for kill in list_kills(bed.pack)] == [refusal]
@@ -172,7 +172,7 @@ def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
 def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered: bool) -> None:
     if not answered:
         bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
-    assert bed.revive() is False
+    assert bed.requeue() is False
     [kill] = list_kills(bed.pack)
     told = "it runs on" if answered else "Slurm's controller did not answer in time"
     assert kill.refusal.startswith(f"Slurm did not requeue it: {told}")
@@ -181,13 +181,13 @@ def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered:
 def test_an_unanswered_requeue_that_was_done_counts(bed: Bed) -> None:
     bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
     bed.answer("after", JobState="PENDING", Restarts="1")
-    assert bed.revive() is True
+    assert bed.requeue() is True
     assert [kill.refusal for kill in list_kills(bed.pack)] == [""]
 
 
 def test_a_cancel_at_the_last_moment_leaves_no_word_of_a_requeue(bed: Bed) -> None:
     bed.answer("after", JobState="CANCELLED")
-    assert bed.revive() is True
+    assert bed.requeue() is True
     assert len(bed.list_requeues()) == 1
     assert list_kills(bed.pack) == []
     assert bed.read_journal() == []
@@ -200,7 +200,7 @@ def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
     bed: Bed, changes: dict[str, str], follows: bool
 ) -> None:
     bed.answer(**changes)
-    assert bed.revive() is follows
+    assert bed.requeue() is follows
     assert bed.list_requeues() == []
     assert list_kills(bed.pack) == []
     assert bed.read_journal() == []
@@ -208,7 +208,7 @@ def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
 
 def test_where_slurm_does_not_answer_it_is_said(bed: Bed) -> None:
     (bed.programs / "job").unlink()
-    assert bed.revive() is False
+    assert bed.requeue() is False
     [kill] = list_kills(bed.pack)
     assert kill.refusal.startswith("Slurm could not be asked to requeue it: Slurm's controller ")
     assert bed.list_requeues() == []
@@ -219,16 +219,16 @@ def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> Non
     write_kill(bed.pack, RunnerKill(1, 2, 9, 2.0, "it may not be requeued"))
     bed.answer(Restarts="2")
     bed.answer("after", JobState="PENDING", Restarts="3")
-    assert bed.revive(2) is True
+    assert bed.requeue(2) is True
     bed.answer(Restarts="3")
-    assert bed.revive(3) is False
+    assert bed.requeue(3) is False
     assert len(bed.list_requeues()) == 1
     assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
 
 
 def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: Bed) -> None:
     write_state(bed.pack, 2, StateRecord(MemberState.COMPLETED, 1, starts=1))
-    assert bed.revive() is False
+    assert bed.requeue() is False
     assert bed.list_requeues() == []
     assert list_kills(bed.pack)[-1].refusal == "all its members had ended"
 

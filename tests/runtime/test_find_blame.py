@@ -10,12 +10,12 @@ import pytest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.outcome.blame import Circumstances
-from slurm_colloc.runtime.outcome.judge_end import OUTPUT_LIMIT, add_seen, read_end_of_output
+from slurm_colloc.runtime.outcome.find_blame import OUTPUT_LIMIT, add_seen, read_end_of_output
 from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
-from .test_roster import SPEC
+from .test_members import SPEC
 
 TEXT = "Client {PID: 7, Context: 1} encountered a fatal GPU error."
 ENDED = "the MPS server has ended"

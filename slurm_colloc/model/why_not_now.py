@@ -1,0 +1,140 @@
+"""Why a waiting member of a pack does not start now; pure.
+
+The runner starts the members that nothing is said of, and `csub why` prints what is said of the
+others. Each gathers the facts from what it has: the runner from its memory, csub from the files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_colloc.model.degree.probe_window import ALONE_FIRST
+from slurm_colloc.model.degree.ramp_decision import is_ramp_reason, is_time_reason
+from slurm_colloc.model.sbatch.quantities import format_elapsed
+
+PREPARING_GPU = "its GPU is being prepared"
+ONE_AT_A_TIME = "one member at a time"
+"""What the setup says where the GPU takes no second process."""
+
+_NEXT_WAITS = "is next, and waits for a place with "
+_DEPENDENCY = "Dependency "
+
+
+@dataclass(frozen=True)
+class RunningMember:
+    """A member that runs.
+
+    Attributes:
+        name: Its name, `4711/3`.
+        shares: How many of the pack's places it takes.
+        left_s: What is left of its wall limit in seconds; None for no limit.
+    """
+
+    name: str
+    shares: int = 1
+    left_s: int | None = None
+
+
+@dataclass(frozen=True)
+class StartFacts:
+    """What decides whether a waiting member starts now; by default nothing is in its way.
+
+    Attributes:
+        is_held: It is held by itself.
+        dependency: What it waits for, `afterok:4711/3`; empty for nothing.
+        is_moved: It was submitted again in another pack.
+        too_late: Why too little of the pack's time is left for it; empty where that is not so.
+        shares: How many places it takes: more than one where its share was not enough.
+        has_run: It ran before, and is to start again.
+        before: Names of the members that start before it.
+        degree: Places of the pack.
+        takes_one: Only one member can use the GPU at a time.
+        running: The members that run.
+        pack_waits: Why no member of the pack starts at present; empty where that is not so.
+        no_place: Why no free place is large enough; empty where one is.
+        alone_first: Which member runs alone first, and why; empty for none.
+        ramp: Why as many run as may, although there is a place; empty where that is not so.
+    """
+
+    is_held: bool = False
+    dependency: str = ""
+    is_moved: bool = False
+    too_late: str = ""
+    shares: int = 1
+    has_run: bool = False
+    before: tuple[str, ...] = ()
+    degree: int = 1
+    takes_one: bool = False
+    running: tuple[RunningMember, ...] = ()
+    pack_waits: str = ""
+    no_place: str = ""
+    alone_first: str = ""
+    ramp: str = ""
+
+    @property
+    def has_room(self) -> bool:
+        """As many places are free as it takes."""
+        if self.takes_one:
+            return not self.running
+        return sum(member.shares for member in self.running) + self.shares <= self.degree
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps it waiting although it has room; empty for nothing."""
+        return self.pack_waits or self.no_place or self.alone_first or self.ramp
+
+
+def why_not_now(facts: StartFacts) -> str | None:
+    """Why a waiting member does not start now, as a clause; None where it may.
+
+    What is its own comes first, and lets those behind it pass; for the rest all wait.
+    """
+    if facts.is_held and not facts.dependency:
+        return "held by csub hold"
+    if facts.dependency:
+        return f"{'held, ' * facts.is_held}waits for {facts.dependency} (Dependency)"
+    if facts.is_moved:
+        return "it was submitted again in another pack"
+    if facts.too_late:
+        return f"waits: {facts.too_late}"
+    if not facts.has_room:
+        return _describe_room(facts)
+    return f"waits: {facts.obstacle}" if facts.obstacle else None
+
+
+def _describe_room(facts: StartFacts) -> str:
+    if facts.shares > 1:
+        is_all = facts.takes_one or facts.shares >= facts.degree
+        enough = f"{facts.shares} of {facts.degree} places are free"
+        return f"it starts as soon as {'it has the GPU to itself' if is_all else enough}"
+    if facts.has_run:
+        return "it starts as soon as its pack has a place for it"
+    names = ", ".join(member.name for member in facts.running)
+    which = f"one of {names}" if len(facts.running) > 1 else names
+    left = [member.left_s for member in facts.running if member.left_s is not None]
+    at_most = f" (left {format_elapsed(max(0, min(left)))} at most)" if left else ""
+    after = f", after {', '.join(facts.before)}" if facts.before else ""
+    limit = f"its GPU takes {ONE_AT_A_TIME}" if facts.takes_one else f"Degree {facts.degree}"
+    return f"starts when {which}{at_most} ends{after} ({limit})"
+
+
+def describe_larger_place(name: str, cpus: int) -> str:
+    """Why none starts although places are free: they are too small for the next."""
+    return f"{name} {_NEXT_WAITS}{cpus} CPUs"
+
+
+def is_obstacle(text: str) -> bool:
+    """Whether a runner has written down, for all its waiting members, why none of them starts."""
+    return ALONE_FIRST in text or _NEXT_WAITS in text
+
+
+def is_waiting_reason(text: str) -> bool:
+    """Whether a runner has written down why a member waits, and not why it starts again."""
+    return is_obstacle(text) or is_ramp_reason(text) or is_time_reason(text)
+
+
+def read_dependency(reason: str) -> str:
+    """`afterok:4711/3`, from why a member waits; empty where that is no dependency."""
+    if not reason.startswith(_DEPENDENCY):
+        return ""
+    return reason.removeprefix(_DEPENDENCY).removeprefix("on ")

@@ -1,0 +1,95 @@
+"""Members whose wrappers have come up: their start is written down, and their time runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.member_processes import read_started
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+
+
+class StartCollector:
+    """Notes the starts of members.
+
+    Args:
+        allocation: The allocation.
+        members: The members.
+        states: Writes their states.
+        journal: The pack's log.
+        keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
+        clients: Follows those that run under MPS.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocation: Allocation,
+        members: PackMembers,
+        states: StateWriter,
+        journal: Journal,
+        keeps_time: bool,
+        clients: MpsClients,
+    ) -> None:
+        self._allocation = allocation
+        self._members = members
+        self._states = states
+        self._journal = journal
+        self._keeps_time = keeps_time
+        self._clients = clients
+
+    def collect(self) -> None:
+        """Note the members whose wrappers have come up."""
+        for member in self._members.running():
+            self.note(member)
+
+    def note(self, member: Member) -> None:
+        """Note the start of a member, if its wrapper has come up since the last look."""
+        started = read_started(member) if member.is_starting else None
+        if started is None:
+            return
+        plan, job = member.spec.plan, member.spec.job
+        member.pid = started["pid"]
+        member.wrapper_pid = started["wrapper_pid"]
+        place = self._members.place_of(member.number)
+        bound = place.choose_cpus(plan.cpus) if place else ()
+        step = started["step"]
+        if plan.wall_limit_s is not None and self._keeps_time:
+            member.deadline = time.monotonic() + plan.wall_limit_s
+            if job.signal is not None:
+                member.signal_at = member.deadline - job.signal.seconds_before_end
+        self._states.write(
+            member,
+            MemberState.RUNNING,
+            starts=member.record.starts + 1,
+            started_at=started["at"],
+            ended_at=None,
+            exit_code=None,
+            node=self._allocation.node,
+            gpus=self._allocation.gpus,
+            cpus=bound,
+            step=None if step is None else f"{self._allocation.job_id}.{step}",
+            wall_limit_s=plan.wall_limit_s,
+            reason="",
+            gpu=member.gpu,
+            cause="",
+        )
+        if member.gpu is not None and member.gpu.mode == SharingMode.MPS.value:
+            self._clients.watch(member)
+        use = None if member.gpu is None else dataclasses.asdict(member.gpu)
+        self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
+
+    def note_clients(self) -> None:
+        """Write down which members have become MPS clients."""
+        while self._clients.news:
+            number, is_client = self._clients.news.popitem()
+            member = self._members.by_number.get(number)
+            if member is not None and member.process is not None and member.gpu is not None:
+                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                self._states.write(member, member.record.state, gpu=member.gpu)

@@ -1,0 +1,110 @@
+"""The end of one start of a member, from top to bottom.
+
+collect_ends has judged how its processes ended. Here follow: whose fault it was, what that means
+for its neighbours, its place, its state, and with the state the mails. The jobs that wait for the
+member are let go in the same turn of the runner (pack.member_dependencies).
+"""
+
+from __future__ import annotations
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.member_processes import clean
+from slurm_colloc.runtime.outcome.blame import Blame
+from slurm_colloc.runtime.outcome.find_blame import BlameFinder
+from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+
+
+class MemberEnds:
+    """Does all that the end of a member calls for.
+
+    Args:
+        members: The members.
+        blame_finder: Says whose fault an end was.
+        states: Writes states; the mails hear of each.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: PackMembers,
+        blame_finder: BlameFinder,
+        states: StateWriter,
+        journal: Journal,
+    ) -> None:
+        self._members = members
+        self._blame_finder = blame_finder
+        self._states = states
+        self._journal = journal
+
+    def end(self, member: Member, verdict: Verdict) -> None:
+        """Everything from a verdict on, in this order.
+
+        Args:
+            member: The member; its processes have ended, or it could not be started.
+            verdict: How they ended, with a state.
+        """
+        blame = self._blame_finder.find(member, verdict)
+        self._blame_finder.publish(member, blame)
+        was_stopped = member.asked is StopReason.STEPPED_BACK
+        self.free(member)
+        if blame.verdict.state is MemberState.PENDING:
+            self._wait_again(member, blame, was_stopped=was_stopped)
+        else:
+            self._end_for_good(member, blame)
+
+    def free(self, member: Member) -> None:
+        """Forget a member's process and what was asked of it, and free its place."""
+        member.process = None
+        member.asked = None
+        member.pid = member.wrapper_pid = None
+        member.deadline = member.signal_at = member.stop_at = None
+        member.end_by = member.ended_at = None
+        member.is_orphan = member.is_probed = False
+        self._members.vacate(member.number)
+        clean(member)
+
+    def _wait_again(self, member: Member, blame: Blame, *, was_stopped: bool) -> None:
+        reason = blame.verdict.reason
+        self._states.write(
+            member, MemberState.PENDING, reason=reason, exit_code=None, **_tell(member, blame)
+        )
+        if blame.cause is None and not was_stopped:
+            self._members.waiting.append(member.number)
+        else:
+            # It has lost its turn; one that has had none yet is submitted again, if time runs out.
+            self._members.waiting.appendleft(member.number)
+        self._journal.write("requeue", member=member.number, reason=reason)
+
+    def _end_for_good(self, member: Member, blame: Blame) -> None:
+        verdict, told = blame.verdict, _tell(member, blame)
+        assert verdict.state is not None
+        self._states.write_end(
+            member,
+            verdict.state,
+            verdict.exit_code,
+            verdict.reason,
+            ended_at=verdict.ended_at,
+            **told,
+        )
+        self._journal.write(
+            "member_end",
+            member=member.number,
+            state=verdict.state,
+            exit=verdict.exit_code,
+            cause=told["cause"],
+        )
+
+
+def _tell(member: Member, blame: Blame) -> dict[str, object]:
+    """What its state says of an end besides the verdict."""
+    return {
+        "cause": blame.cause.value if blame.cause else "",
+        # What an earlier start has shown counts as well.
+        "evidence": tuple(dict.fromkeys((*member.record.evidence, *blame.evidence))),
+        "retries": blame.retries,
+        "gpu": member.gpu,
+    }

@@ -1,0 +1,122 @@
+"""All that the end of a member calls for, with the parts of a runner and without Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.end_member import MemberEnds
+from slurm_colloc.runtime.outcome.find_blame import BlameFinder
+from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import read_spec
+
+from ..store.builders import build_pack
+
+M = MemberState
+
+
+class Bed:
+    """A pack of two places, whose first two members run while the third waits.
+
+    Args:
+        folder: Where its state is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        state = State(folder / "state", "here")
+        state.prepare()
+        with state.writing([build_pack("s", members=3)]):
+            pass
+        self.pack = state.pack_path("s.0")
+        attempt = begin_attempt(self.pack, 1)
+        record = state.read_pack("s.0")
+        assert record is not None
+        self.members = PackMembers([PackPlace(0, 1, (), 1), PackPlace(1, 1, (), 2)])
+        for number in (1, 2, 3):
+            running = StateRecord(M.RUNNING if number < 3 else M.PENDING, attempt)
+            self.members.by_number[number] = Member(number, read_spec(self.pack, number), running)
+        self.members.waiting.append(3)
+        # What the mails hear: a member, and its state of before.
+        self.told: list[tuple[int, MemberState, MemberState]] = []
+        states = StateWriter(
+            self.pack, attempt,
+            lambda m, before: self.told.append((m.number, before.state, m.record.state)),
+        )  # fmt: skip
+        journal = Journal(self.pack)
+        allocation = Allocation("4711", "4711", "n", 0, 2, (), (), {})
+        gpu_mode = GpuMode(self.pack, record, allocation, attempt, journal, lone=True)
+        finder = BlameFinder(
+            pack=self.pack, allocation=allocation, members=self.members, states=states,
+            gpu_mode=gpu_mode, journal=journal, site_requeues=True,
+        )  # fmt: skip
+        self.ends = MemberEnds(
+            members=self.members, blame_finder=finder, states=states, journal=journal
+        )
+        self.first = self.members.by_number[1]
+
+    def list_events(self) -> list[str]:
+        lines = (self.pack / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines]
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause"),
+    [
+        (Verdict(M.COMPLETED, ExitCode(0), ended_at=9.0), "success"),
+        (Verdict(M.FAILED, ExitCode(3), "exit code 3", ended_at=9.0), "exit code"),
+        (Verdict(M.TIMEOUT, ExitCode(0, 15), "its time limit was reached", ended_at=9.0), None),
+    ],
+)
+def test_an_end_for_good_frees_the_place_and_is_written(
+    bed: Bed, verdict: Verdict, cause: str | None
+) -> None:
+    bed.first.pid, bed.first.deadline, bed.first.asked = 7, 5.0, StopReason.TIMEOUT
+    bed.ends.end(bed.first, verdict)
+    written = read_state(bed.pack, 1, 1)
+    assert written == bed.first.record
+    assert written is not None
+    assert (written.state, written.exit_code, written.ended_at) == (
+        verdict.state, verdict.exit_code, 9.0,
+    )  # fmt: skip
+    assert cause is None or written.cause == cause
+    # Its environment may hold secrets.
+    assert not (bed.pack / "members" / "0001" / "env").exists()
+    assert bed.members.place_of(1) is None
+    assert bed.members.place_of(2) is not None
+    assert [bed.first.pid, bed.first.deadline, bed.first.asked] == [None] * 3
+    assert list(bed.members.waiting) == [3]
+    assert bed.told == [(1, M.RUNNING, verdict.state)]
+    assert bed.list_events() == ["member_end"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "waiting"), [(StopReason.REQUEUE, [3, 1]), (StopReason.STEPPED_BACK, [1, 3])]
+)
+def test_one_that_starts_again_waits_in_its_turn(
+    bed: Bed, asked: StopReason, waiting: list[int]
+) -> None:
+    bed.first.asked = asked
+    bed.ends.end(bed.first, Verdict(M.PENDING, ExitCode(0), asked.value))
+    written = read_state(bed.pack, 1, 1)
+    assert written is not None
+    assert (written.state, written.reason, written.exit_code) == (M.PENDING, asked.value, None)
+    assert (bed.pack / "members" / "0001" / "env").exists()
+    assert bed.members.place_of(1) is None
+    assert list(bed.members.waiting) == waiting
+    assert bed.told == [(1, M.RUNNING, M.PENDING)]
+    assert bed.list_events() == ["requeue"]

@@ -1,0 +1,366 @@
+"""Why a waiting member does not start: each reason, and that csub says what the runner does."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.why_not_now import (
+    PREPARING_GPU,
+    RunningMember,
+    StartFacts,
+    describe_larger_place,
+    is_waiting_reason,
+    read_dependency,
+    why_not_now,
+)
+from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.queue import may_start
+from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_holds import remove_held, write_held
+from slurm_colloc.store.pack.member_states import Retries
+from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.pack.ramp_record import read_ramp
+
+from .ramp_stage import RATE, Stage
+
+ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
+FREE = StartFacts(degree=3, running=(ONE,))
+FULL = StartFacts(degree=2, running=(ONE, TWO))
+LARGER = describe_larger_place("4711/3", 8)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (StartFacts(), None),
+        (FREE, None),
+        (dataclasses.replace(FREE, is_held=True), "held by csub hold"),
+        (
+            dataclasses.replace(FREE, is_held=True, dependency="afterok:12/3"),
+            "held, waits for afterok:12/3 (Dependency)",
+        ),
+        (
+            dataclasses.replace(FREE, dependency="afterok:12/3"),
+            "waits for afterok:12/3 (Dependency)",
+        ),
+        (dataclasses.replace(FREE, is_moved=True), "it was submitted again in another pack"),
+        (dataclasses.replace(FREE, too_late="it is late"), "waits: it is late"),
+        # What is its own comes before what all wait for.
+        (dataclasses.replace(FULL, too_late="it is late", ramp="no more"), "waits: it is late"),
+        (FULL, "starts when one of 4711/1, 4711/2 ends (Degree 2)"),
+        (
+            dataclasses.replace(FULL, before=("4711/3", "4711/4")),
+            "starts when one of 4711/1, 4711/2 ends, after 4711/3, 4711/4 (Degree 2)",
+        ),
+        (
+            StartFacts(running=(RunningMember("4711/1", left_s=90),)),
+            "starts when 4711/1 (left 1:30 at most) ends (Degree 1)",
+        ),
+        (
+            StartFacts(
+                degree=2, running=(RunningMember("4711/1", left_s=90), RunningMember("x", 1, -5))
+            ),
+            "starts when one of 4711/1, x (left 0:00 at most) ends (Degree 2)",
+        ),
+        # One that runs takes more than its place.
+        (
+            StartFacts(degree=3, running=(ONE, RunningMember("4711/2", 2))),
+            "starts when one of 4711/1, 4711/2 ends (Degree 3)",
+        ),
+        (
+            dataclasses.replace(FULL, has_run=True),
+            "it starts as soon as its pack has a place for it",
+        ),
+        (dataclasses.replace(FREE, shares=2), None),
+        (
+            dataclasses.replace(FREE, shares=2, running=(ONE, TWO)),
+            "it starts as soon as 2 of 3 places are free",
+        ),
+        (dataclasses.replace(FREE, shares=3), "it starts as soon as it has the GPU to itself"),
+        (
+            dataclasses.replace(FREE, takes_one=True),
+            "starts when 4711/1 ends (its GPU takes one member at a time)",
+        ),
+        (
+            dataclasses.replace(FREE, takes_one=True, shares=2),
+            "it starts as soon as it has the GPU to itself",
+        ),
+        (dataclasses.replace(FREE, takes_one=True, running=()), None),
+        (dataclasses.replace(FREE, pack_waits=PREPARING_GPU), "waits: its GPU is being prepared"),
+        (
+            dataclasses.replace(FREE, no_place=LARGER, ramp="no more"),
+            "waits: 4711/3 is next, and waits for a place with 8 CPUs",
+        ),
+        (
+            dataclasses.replace(FREE, alone_first="4711/1 runs alone first", ramp="no more"),
+            "waits: 4711/1 runs alone first",
+        ),
+        (dataclasses.replace(FREE, ramp="no more than 1 runs"), "waits: no more than 1 runs"),
+    ],
+)
+def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
+    assert why_not_now(facts) == why
+
+
+def test_only_why_a_member_waits_is_known_again() -> None:
+    for text in (
+        LARGER, "1/1 runs alone first, 200 s", "the pack is being measured with 1 member",
+        "no more than 2 run at once", "the pack has only 0:59 left",
+    ):  # fmt: skip
+        assert is_waiting_reason(text), text
+    for text in ("", "stopped so that fewer run at once", "requeued", "Dependency on afterok:1/2"):
+        assert not is_waiting_reason(text), text
+    assert read_dependency("Dependency on afterok:1/2") == "afterok:1/2"
+    assert read_dependency("Dependency afterok:1/2") == "afterok:1/2"
+    assert read_dependency("requeued") == ""
+
+
+# What the runner gathers, and what csub reads of it ---------------------------------------------
+
+
+def look(stage: Stage) -> PackView:
+    """The pack as csub sees it, from its files."""
+    state = State(stage.pack.parent.parent, "")
+    (stage.pack / "slurm_job_id").write_text("1\n")
+    job = SlurmJob("1", SlurmJobState.RUNNING, "1:00", "9:00", "n1", "", "")
+    [view] = survey_packs(state, ["s.0"], {"1": job})
+    return dataclasses.replace(view, record=dataclasses.replace(view.record, degree=4))
+
+
+def compare(stage: Stage, number: int) -> str | None:
+    """Why a member does not start, as its runner says it, which is what csub says."""
+    view = look(stage)
+    facts = Facts(time.time(), ramp=read_ramp(stage.pack, stage.attempt))
+    read = gather_start_facts(view, view.members[number - 1], facts)
+    gathered = stage.start_queue.gather(stage.members.by_number[number])
+    # Who is before whom a runner need not know: it asks for one after the other.
+    told = why_not_now(dataclasses.replace(read, before=()))
+    assert told == why_not_now(gathered)
+    assert (told or "start") in explain_why(view, view.members[number - 1], facts)
+    return told
+
+
+def change(stage: Stage, number: int, **plan: Any) -> Member:
+    """Plan a member otherwise, on disk and in its runner."""
+    member = stage.members.by_number[number]
+    spec = read_spec(stage.pack, number)
+    write_spec(
+        stage.pack / "members" / f"{number:04d}",
+        dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, **plan)),
+    )
+    member.spec = dataclasses.replace(
+        member.spec, plan=dataclasses.replace(member.spec.plan, **plan)
+    )
+    return member
+
+
+def test_nothing_is_in_the_way(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    stage.start()
+    assert compare(stage, 2) is None
+
+
+def test_a_held_member_lets_those_behind_it_pass(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    stage.start()
+    write_held(stage.pack, 2)
+    assert compare(stage, 2) == "held by csub hold"
+    assert stage.start() == 3
+    remove_held(stage.pack, 2)
+    assert stage.start() == 2
+
+
+def test_all_places_are_taken(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=5, start=None)
+    assert [stage.start() for _ in range(5)] == [1, 2, 3, 4, None]
+    assert compare(stage, 5) == "starts when one of 1/1, 1/2, 1/3, 1/4 ends (Degree 4)"
+    assert stage.members.by_number[5].record.reason == ""
+
+
+def test_a_neighbour_takes_more_than_its_place(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    first = stage.members.by_number[1]
+    stage.states.write(first, MemberState.PENDING, retries=Retries(places=3))
+    assert [stage.start() for _ in range(3)] == [1, 2, None]
+    assert compare(stage, 3) == "starts when one of 1/1, 1/2 ends (Degree 4)"
+
+
+def test_its_share_was_not_enough(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    second = stage.members.by_number[2]
+    stage.start()
+    stage.states.write(second, MemberState.PENDING, starts=1, retries=Retries(places=4))
+    assert compare(stage, 2) == "it starts as soon as it has the GPU to itself"
+    stage.states.write(second, MemberState.PENDING, retries=Retries(places=2))
+    assert compare(stage, 2) is None
+
+
+def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    stage.members.places = [PackPlace(0, 8, ()), *(PackPlace(n, 2, ()) for n in (1, 2, 3))]
+    change(stage, 2, cpus=8)
+    assert [stage.start(), stage.start()] == [1, None]
+    why = "waits: 1/2 is next, and waits for a place with 8 CPUs"
+    assert compare(stage, 2) == why
+    # It overtakes none, and those behind it are told why they wait, as far as they had a place.
+    reasons = [member.record.reason for member in stage.members.list_members()]
+    assert reasons == ["", *[why.removeprefix("waits: ")] * 3]
+    stage.members.vacate(1)
+    stage.members.by_number[1].process = None
+    assert stage.start() == 2
+
+
+def test_one_runs_alone_first(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, solo=None, probes=True)
+    assert [stage.start(), stage.start()] == [1, None]
+    why = compare(stage, 2)
+    assert why is not None
+    assert why.startswith("waits: 1/1 runs alone first, 200 s at most")
+    # Its window is over: that is not why they wait any more.
+    stage.members.by_number[1].process = None
+    stage.members.vacate(1)
+    assert stage.start() == 2
+    assert stage.members.by_number[3].record.reason == ""
+
+
+def test_as_many_run_as_may(
+    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_colloc.runtime.watch.latest_json.AHEAD_S", 1e6)
+    stage = Stage(tmp_path, process)
+    assert [stage.start(), stage.start()] == [1, None]
+    assert compare(stage, 2) == "waits: the pack is being measured with 1 member"
+    stage.pass_time(20, lambda _: RATE)
+    assert compare(stage, 2) is None
+    stage.start()
+    stage.pass_time(60, lambda running: RATE / running)
+    assert stage.start() is None
+    why = compare(stage, 3)
+    assert why is not None
+    assert why.startswith("waits: no more than 1 runs")
+
+
+def test_too_little_time_is_left(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=None, time_limit_s=200)
+    stage.start()
+    stage.clock = 141.0
+    assert stage.start() is None
+    why = compare(stage, 2)
+    assert why is not None
+    assert why.startswith("waits: the pack has only 0:59 left")
+    events = (stage.pack / "events.jsonl").read_text()
+    assert stage.start() is None
+    # It is told once.
+    assert (stage.pack / "events.jsonl").read_text() == events
+
+
+@pytest.mark.parametrize("outlook", [Outlook.OPEN, Outlook.NEVER])
+def test_a_dependency_that_does_not_hold(
+    outlook: Outlook, tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    first, queue = stage.members.by_number[1], stage.start_queue
+    job = dataclasses.replace(first.spec.job, depends=(("afterok", "9/1"),))
+    first.spec = dataclasses.replace(first.spec, job=job)
+    stage.outlook = (Outlook.OPEN, "Dependency afterok:9/1")
+    # It may just not be seen yet. Meanwhile the next may start.
+    assert why_not_now(queue.gather(first)) == "waits for afterok:9/1 (Dependency)"
+    assert (stage.start(), queue.is_undecided) == (2, True)
+    stage.outlook = (outlook, "Dependency on afterok:9/1")
+    monkeypatch.setattr(may_start, "PATIENCE_S", 0.0)
+    assert (stage.start(), queue.is_undecided) == (3, False)
+    assert first.record.reason == "Dependency on afterok:9/1"
+    if outlook is Outlook.OPEN:
+        assert compare(stage, 1) == "held, waits for afterok:9/1 (Dependency)"
+    else:
+        assert first.record.state is MemberState.CANCELLED
+        assert first.record.exit_code == ExitCode(0, 15)
+
+
+def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, start=1)
+    second = stage.members.by_number[2]
+    job = dataclasses.replace(second.spec.job, depends=(("afterok", "9/1"),))
+    second.spec = dataclasses.replace(second.spec, job=job)
+    assert [stage.start(), stage.start()] == [1, None]
+    stage.outlook = (Outlook.NEVER, "Dependency on afterok:9/1")
+    assert stage.start() is None
+    assert second.record.state is MemberState.PENDING
+
+
+def unsettle(stage: Stage) -> None:
+    stage.gpu_mode.mode = None
+
+
+def signal(stage: Stage) -> None:
+    stage.slurm_decision.open("")
+
+
+def end(stage: Stage) -> None:
+    # Without Slurm a TERM is a cancel.
+    stage.slurm_decision.terminate()
+    stage.slurm_decision.follow()
+
+
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [
+        (unsettle, "its GPU is being prepared"),
+        (signal, "it was signalled, and Slurm has not shown yet whether its pack goes on"),
+        (end, "the pack was cancelled"),
+    ],
+)
+def test_none_of_the_pack_starts(
+    happens: Callable[[Stage], None], why: str, tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    happens(stage)
+    assert stage.start_queue.describe_pack_wait() == why
+    first = stage.members.by_number[1]
+    assert why_not_now(stage.start_queue.gather(first)) == f"waits: {why}"
+    assert stage.start() is None
+    # It lasts for moments, and is not written down.
+    assert first.record.reason == ""
+
+
+def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    second = stage.members.by_number[2]
+    again = "stopped so that fewer run at once"
+    stage.states.write(second, MemberState.PENDING, starts=1, reason=again)
+    assert [stage.start(), stage.start()] == [1, None]
+    assert second.record.reason == again
+    view = look(stage)
+    facts = Facts(time.time(), ramp=read_ramp(stage.pack, stage.attempt))
+    assert explain_why(view, view.members[1], facts) == (
+        f"1/2 PENDING: to be started again ({again}): waits: the pack is being measured with "
+        "1 member"
+    )
+
+
+def test_a_gpu_that_is_not_ready_is_told_until_a_member_runs(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, start=None)
+    facts = Facts(time.time(), is_gpu_unprepared=True)
+    view = look(stage)
+    assert explain_why(view, view.members[0], facts) == (
+        "1/1 PENDING: waits: its GPU is being prepared"
+    )
+    stage.start()
+    view = look(stage)
+    assert "about to start" in explain_why(view, view.members[1], facts)
+    one = Facts(time.time(), takes_one=True)
+    assert "starts when 1/1" in explain_why(view, view.members[1], one)
