@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
-from slurm_colloc.calibration.workloads import WORKLOADS, Need, Room, choose_names
+from slurm_colloc.calibration.workloads import WORKLOADS, Room, WorkloadNeed, choose_names
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import choose_job_gpus
@@ -27,7 +27,7 @@ _DEFAULT_MODES = ("DEFAULT", None)
 
 
 @dataclass(frozen=True)
-class Place:
+class CalibrationPlace:
     """Where a calibration is measured.
 
     Attributes:
@@ -74,7 +74,7 @@ def choose_place(
     cores: Sequence[int],
     *,
     shared: bool = False,
-) -> Place:
+) -> CalibrationPlace:
     """Choose the GPU and say whether it can be measured; pure.
 
     Args:
@@ -89,7 +89,7 @@ def choose_place(
         UsageProblem: There are several, and none was named; or too few cores.
     """
     if wanted == CPU:
-        return Place(None, tuple(cores), "", (TIMESLICE,))
+        return CalibrationPlace(None, tuple(cores), "", (TIMESLICE,))
     if len(cores) < FEWEST_CORES:
         raise UsageProblem(
             f"{len(cores)} cores are too few: trainings would wait for cores, not for the GPU; "
@@ -116,11 +116,11 @@ def choose_place(
         notes.append("NVML does not tell whether somebody else uses the GPU")
     elif gpu.processes:
         notes.append("somebody else uses the GPU: the figures are of both")
-    place = Place(gpu, tuple(cores), answer.driver_version or "", modes, tuple(notes))
+    place = CalibrationPlace(gpu, tuple(cores), answer.driver_version or "", modes, tuple(notes))
     missing = [name for name in list_needs() if name not in choose_names(list_needs(), place.room)]
     if missing:
         note = f"left out, the GPU or the host has too little room: {', '.join(missing)}"
-        place = Place(gpu, place.cores, place.driver, modes, (*notes, note))
+        place = CalibrationPlace(gpu, place.cores, place.driver, modes, (*notes, note))
     return place
 
 
@@ -150,9 +150,11 @@ def _choose_gpu(answer: NvmlAnswer, wanted: str, environ: Mapping[str, str]) -> 
     return own[0]
 
 
-def list_needs() -> dict[str, Need]:
+def list_needs() -> dict[str, WorkloadNeed]:
     """What each workload of the catalogue takes."""
-    return {each.name: Need(each.cpus, each.gpu_memory_mb, each.light) for each in WORKLOADS}
+    return {
+        each.name: WorkloadNeed(each.cpus, each.gpu_memory_mb, each.light) for each in WORKLOADS
+    }
 
 
 def list_cores() -> tuple[int, ...]:

@@ -18,12 +18,12 @@ from slurm_colloc.calibration.cells import (
     SAME,
     TIMESLICE,
     Cell,
+    CellTraining,
     Group,
-    Member,
     add_copies,
     make_cell,
 )
-from slurm_colloc.calibration.workloads import Need, Room, choose_names, fits
+from slurm_colloc.calibration.workloads import Room, WorkloadNeed, choose_names, fits
 
 # How many of each size; what is drawn first is in all modes and limits.
 _COUNTS = {2: 30, 3: 15, 4: 8, 7: 6, 12: 2}
@@ -67,7 +67,7 @@ _GROUPS_LEAST = 3
 
 
 def choose_design(
-    needs: Mapping[str, Need], room: Room, *, seed: int = 1, minutes: float = 8.0
+    needs: Mapping[str, WorkloadNeed], room: Room, *, seed: int = 1, minutes: float = 8.0
 ) -> tuple[Group, ...]:
     """Choose groups and cells that fit a time, the most valuable first.
 
@@ -112,7 +112,7 @@ def _draw(
     *,
     cores: int,
     chance: random.Random,
-    needs: Mapping[str, Need],
+    needs: Mapping[str, WorkloadNeed],
 ) -> tuple[tuple[str, ...], ...]:
     """Different sets of members; who has been drawn least often comes first."""
     drawn: list[tuple[str, ...]] = []
@@ -153,7 +153,7 @@ def _build_groups(
     drawn: Mapping[int, Sequence[tuple[str, ...]]],
     part: float,
     *,
-    needs: Mapping[str, Need],
+    needs: Mapping[str, WorkloadNeed],
     room: Room,
 ) -> tuple[Group, ...]:
     groups: list[Group] = []
@@ -174,7 +174,7 @@ def _build_groups(
     return tuple(groups)
 
 
-def _is_too_large(member: Member, needs: Mapping[str, Need], room: Room) -> bool:
+def _is_too_large(member: CellTraining, needs: Mapping[str, WorkloadNeed], room: Room) -> bool:
     takes_much = needs[member.workload].gpu_memory_mb > _LARGE_PART * room.usable_mb
     return takes_much and member.limit not in (None, _LIMIT_OF_LARGE)
 
@@ -219,10 +219,10 @@ def _choose_same(names: Sequence[str], mode: str, limit: int | None) -> list[Cel
 
 
 def _fill(
-    cells: Iterable[Cell], needs: Mapping[str, Need], usable_mb: float
+    cells: Iterable[Cell], needs: Mapping[str, WorkloadNeed], usable_mb: float
 ) -> list[tuple[Cell, ...]]:
     """Put each cell into the first group that has room for the processes that it still lacks."""
-    bins: list[tuple[list[Cell], dict[Member, int]]] = []
+    bins: list[tuple[list[Cell], dict[CellTraining, int]]] = []
     for cell in cells:
         for held, copies in bins:
             grown = add_copies(copies, (cell,))

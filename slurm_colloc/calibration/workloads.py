@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.calibration.cells import MPS, TIMESLICE, Member
+from slurm_colloc.calibration.cells import MPS, TIMESLICE, CellTraining
 
 FULL = "full"
 TINY = "tiny"
@@ -97,7 +97,7 @@ USABLE_MEMORY = 0.85
 
 
 @dataclass(frozen=True)
-class Need:
+class WorkloadNeed:
     """What one process of a workload takes.
 
     Attributes:
@@ -131,7 +131,7 @@ class Room:
         return float("inf") if self.gpu_memory_mb is None else USABLE_MEMORY * self.gpu_memory_mb
 
 
-def choose_names(needs: Mapping[str, Need], room: Room) -> tuple[str, ...]:
+def choose_names(needs: Mapping[str, WorkloadNeed], room: Room) -> tuple[str, ...]:
     """The workloads that a GPU has room for: with any of them, half is left for others."""
     return tuple(
         name
@@ -140,7 +140,9 @@ def choose_names(needs: Mapping[str, Need], room: Room) -> tuple[str, ...]:
     )
 
 
-def compute_gpu_memory_mb(copies: Mapping[Member, int], needs: Mapping[str, Need]) -> float:
+def compute_gpu_memory_mb(
+    copies: Mapping[CellTraining, int], needs: Mapping[str, WorkloadNeed]
+) -> float:
     """What some processes take, their contexts included."""
     return sum(
         count * (needs[member.workload].gpu_memory_mb + CONTEXT_MB)
@@ -148,7 +150,9 @@ def compute_gpu_memory_mb(copies: Mapping[Member, int], needs: Mapping[str, Need
     )
 
 
-def fits(copies: Mapping[Member, int], needs: Mapping[str, Need], usable_mb: float) -> bool:
+def fits(
+    copies: Mapping[CellTraining, int], needs: Mapping[str, WorkloadNeed], usable_mb: float
+) -> bool:
     """Whether some processes may be there at the same time."""
     taken_mb = compute_gpu_memory_mb(copies, needs)
     return sum(copies.values()) <= MOST_WORKERS and taken_mb <= usable_mb

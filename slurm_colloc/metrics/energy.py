@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.metrics.attribution import Attribution, Part
+from slurm_colloc.metrics.attribution import AttributedPart, Attribution
 from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Track, Value, Window, compute_percentile
 from slurm_colloc.metrics.slowdown import JOULES_PER_KWH
@@ -47,7 +47,7 @@ class EnergySplit:
     """
 
     whole_j: float | None
-    parts: Mapping[int, Part | None]
+    parts: Mapping[int, AttributedPart | None]
     rest_j: float | None
 
 
@@ -102,11 +102,11 @@ def split_energy(phases: Sequence[EnergyPhase], idle_power_w: Value) -> EnergySp
             parts.setdefault(member, []).append(_compute_part(phase, member, idle_power_w))
             if len(phase.sm_by_member) > 1:
                 shared.add(member)
-    found: dict[int, Part | None] = {}
+    found: dict[int, AttributedPart | None] = {}
     for member, values in parts.items():
         total = sum_known(values)
         word = Attribution.MODELLED if member in shared else Attribution.EXACT
-        found[member] = None if total is None else Part(total, word)
+        found[member] = None if total is None else AttributedPart(total, word)
     whole_j = sum_known(phase.energy_j for phase in phases)
     rest_j = None
     if whole_j is not None:

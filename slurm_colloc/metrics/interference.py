@@ -30,7 +30,7 @@ class Felt:
 
 
 @dataclass(frozen=True)
-class Change:
+class PresenceChange:
     """Somebody came or went; what happens within 5 s is one change.
 
     Attributes:
@@ -70,7 +70,7 @@ class Interference:
         return self.after / self.before
 
 
-def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[Change]:
+def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[PresenceChange]:
     """Where others came and went while a member was there.
 
     A comer's time from its start to its first step is part of the change: neither before nor after.
@@ -84,22 +84,24 @@ def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[Cha
     for stay in stays:
         if stay.member != member and window[0] < stay.begin < window[1]:
             felt_at = min(stay.first_step_at, window[1])
-            events.append(Change(stay.begin, felt_at, (stay.member,), ()))
+            events.append(PresenceChange(stay.begin, felt_at, (stay.member,), ()))
         if stay.member != member and window[0] < stay.end < window[1]:
-            events.append(Change(stay.end, stay.end, (), (stay.member,)))
-    changes: list[Change] = []
+            events.append(PresenceChange(stay.end, stay.end, (), (stay.member,)))
+    changes: list[PresenceChange] = []
     for new in sorted(events, key=lambda change: (change.begin, change.end)):
         last = changes[-1] if changes else None
         if last is not None and new.begin - last.end < WINDOW_LEAST_S:
             end = max(last.end, new.end)
-            changes[-1] = Change(last.begin, end, last.came + new.came, last.went + new.went)
+            changes[-1] = PresenceChange(
+                last.begin, end, last.came + new.came, last.went + new.went
+            )
         else:
             changes.append(new)
     return changes
 
 
 def find_interference(
-    intervals: Sequence[Interval], changes: Sequence[Change], window: Window
+    intervals: Sequence[Interval], changes: Sequence[PresenceChange], window: Window
 ) -> list[Interference]:
     """Compare a member's rate before and after each change.
 

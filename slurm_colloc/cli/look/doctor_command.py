@@ -20,7 +20,7 @@ import typer
 from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
-from slurm_colloc.diagnosis.login_findings import LoginFacts, Trouble, name_files
+from slurm_colloc.diagnosis.login_findings import AskProblem, LoginFacts, name_files
 from slurm_colloc.errors import CollocError, SlurmUnreachable, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.settings import Settings, find_files, load_settings
@@ -151,14 +151,14 @@ def _look_at_node(
 ) -> tuple[JobOutcome, list[Finding]]:
     from slurm_colloc import __version__
     from slurm_colloc.diagnosis.doctor_job import run_job
-    from slurm_colloc.diagnosis.job_findings import Asked
+    from slurm_colloc.diagnosis.job_findings import DoctorQuestion
     from slurm_colloc.diagnosis.node_findings import judge_outcome
 
     gpus, gres = wanted.gpus, wanted.gres
     if gpus is None:
         gpus = 1 if place is not None and place.gpus else 0
         gres = "gpu:1" if gpus else ""
-    asked = Asked(
+    asked = DoctorQuestion(
         version=__version__,
         python=settings.python,
         place="",
@@ -267,7 +267,7 @@ def ask_login() -> tuple[LoginFacts, Settings]:
     return ask_controller(facts, settings), settings
 
 
-def try_state(settings: Settings) -> Trouble:
+def try_state(settings: Settings) -> AskProblem:
     """Write a file into the state directory; why that fails, or nothing."""
     path = settings.state_path
     try:
@@ -279,8 +279,8 @@ def try_state(settings: Settings) -> Trouble:
     except CollocError as error:
         return _explain(error)
     except OSError as error:
-        return Trouble(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
-    return Trouble()
+        return AskProblem(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
+    return AskProblem()
 
 
 def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
@@ -300,9 +300,9 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
         facts = dataclasses.replace(facts, access_trouble=_explain(error))
     except CollocError as error:
         hint = "unset that variable, or give it one of these values"
-        facts = dataclasses.replace(facts, access_trouble=Trouble(error.message, hint))
+        facts = dataclasses.replace(facts, access_trouble=AskProblem(error.message, hint))
     return facts
 
 
-def _explain(error: CollocError) -> Trouble:
-    return Trouble(error.message, error.hint)
+def _explain(error: CollocError) -> AskProblem:
+    return AskProblem(error.message, error.hint)

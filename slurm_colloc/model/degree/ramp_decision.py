@@ -63,7 +63,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class RampOutlook:
     """What could be added.
 
     Attributes:

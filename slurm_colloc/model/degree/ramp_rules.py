@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from slurm_colloc.model.degree.growth_limit import SERIAL, find_growth_limit
 from slurm_colloc.model.degree.ramp_decision import (
     Decision,
-    Outlook,
     RampMemory,
+    RampOutlook,
     RampState,
     say_no_more,
 )
@@ -28,7 +28,7 @@ from slurm_colloc.model.degree.ramp_noise import (
     may_be_noise,
 )
 from slurm_colloc.model.degree.ramp_steps import DANGER, choose_step
-from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, Track
+from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, LookHistory
 
 LIKELY_ROOMS = 2
 """The sum of progress grows up to twice as many as there is room for by the additive rule, or a
@@ -71,7 +71,7 @@ class Ramp:
         # What starts whole is only watched.
         self.state = RampState.RAMPING if self.target < places else RampState.SETTLED
         self._is_unconfirmed = self.state is RampState.SETTLED
-        self._track = Track()
+        self._track = LookHistory()
         self._base: Measured | None = None
         self._base_members: frozenset[tuple[int, int]] = frozenset()
         self._busy: deque[float] = deque(maxlen=3)
@@ -93,7 +93,7 @@ class Ramp:
         self.target = self.places
         return self._decide(at, RampState.OFF, running, None, f"all may run at once: {reason}")
 
-    def look(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def look(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         """Take one look at the pack; what follows from it, if anything.
 
         Args:
@@ -133,7 +133,7 @@ class Ramp:
         """Why nobody of those that run can be judged; empty where somebody can, or may soon."""
         return self._track.find_blindness()
 
-    def _is_start_overdue(self, at: float, running: int, outlook: Outlook) -> bool:
+    def _is_start_overdue(self, at: float, running: int, outlook: RampOutlook) -> bool:
         """Whether nobody has started for long although somebody may."""
         if running >= self.target or not outlook.waiting:
             self._may_start_since = None
@@ -144,7 +144,7 @@ class Ramp:
 
     # -- adding -------------------------------------------------------------------------------
 
-    def _ramp(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _ramp(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         running = len(sights)
         if running < self.target and outlook.waiting:
             # Those that may start are starting.
@@ -221,7 +221,7 @@ class Ramp:
         """The longest window that is usual."""
         return self._track.measure(WATCH_WINDOW_S) or self._track.measure(LONG_WINDOW_S)
 
-    def _lose_patience(self, at: float, running: int, outlook: Outlook) -> Decision | None:
+    def _lose_patience(self, at: float, running: int, outlook: RampOutlook) -> Decision | None:
         since = self._unsettled_since
         if since is None or not outlook.waiting or at - since < SETTLE_MOST_S:
             return None
@@ -231,7 +231,7 @@ class Ramp:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def _watch(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _watch(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         if at - self._watched_until >= 0.98 * WATCH_WINDOW_S:
             now = self._track.measure(WATCH_WINDOW_S)
             if now is not None:
@@ -242,7 +242,7 @@ class Ramp:
         return self._look_anew(at, sights, outlook)
 
     def _judge_watched(
-        self, at: float, now: Measured, sights: Sequence[Sight], outlook: Outlook
+        self, at: float, now: Measured, sights: Sequence[Sight], outlook: RampOutlook
     ) -> Decision | None:
         used, number = now.worst
         self._slow = self._slow + 1 if now.stp < SERIAL else 0
@@ -280,7 +280,9 @@ class Ramp:
         text = f"{now.running} run at once, as planned: the sum of progress is {now.stp:.2f}"
         return self._decide(at, RampState.SETTLED, now.running, now.stp, text)
 
-    def _look_anew(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _look_anew(
+        self, at: float, sights: Sequence[Sight], outlook: RampOutlook
+    ) -> Decision | None:
         """Try one more where the pack is made of other members than those it was settled with."""
         running = len(sights)
         if not outlook.waiting or running != self.target or running >= self.places:

@@ -58,7 +58,7 @@ class _Look:
     points: Mapping[int, _Point]
 
 
-class Track:
+class LookHistory:
     """The looks at a pack since somebody came or went."""
 
     def __init__(self) -> None:

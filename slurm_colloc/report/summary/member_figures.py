@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from slurm_colloc.metrics.attribution import (
-    Part,
+    AttributedPart,
     attribute_gpu_use,
     model_sm_activity,
 )
@@ -71,7 +71,7 @@ class Figures:
     slowdown: float | None
     stepping_s: float
     steps: float | None
-    sm: Part | None
+    sm: AttributedPart | None
     unknown: str
     stall: Stall
     interference: tuple[Interference, ...]
@@ -202,7 +202,7 @@ def _split_stalls(
 
 def _find_sm(
     run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
-) -> Part | None:
+) -> AttributedPart | None:
     stays = [(stay.begin, stay.end) for stay in member.stays]
     track = run.gpu.get("sm_active")
     alone = None if track is None else track.compute_mean(stays)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.write_states import Ledger
 from slurm_colloc.runtime.pack.member_dependencies import Judge
@@ -104,17 +104,17 @@ class Gate:
         if not job.depends or member.record.starts or member.number in self._judged:
             return True
         outlook, reason = self._judge(job)
-        if outlook is Outlook.SATISFIED:
+        if outlook is ConditionOutlook.SATISFIED:
             self._judged.add(member.number)
             self._open_since.pop(member.number, None)
             return True
         since = self._open_since.setdefault(member.number, time.monotonic())
-        if outlook is Outlook.OPEN and time.monotonic() - since < PATIENCE_S:
+        if outlook is ConditionOutlook.OPEN and time.monotonic() - since < PATIENCE_S:
             self.is_undecided = True
             return False
         del self._open_since[member.number]
         self._journal.write("dependency", member=member.number, reason=reason)
-        if outlook is Outlook.NEVER:
+        if outlook is ConditionOutlook.NEVER:
             self._roster.waiting.remove(member.number)
             code = ExitCode(0, signal.SIGTERM)
             self._ledger.write_end(member, MemberState.CANCELLED, code, reason)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.ramp_decision import STAGE_S, Decision, Outlook, RampState
+from slurm_colloc.model.degree.ramp_decision import STAGE_S, Decision, RampOutlook, RampState
 from slurm_colloc.model.degree.ramp_rules import Ramp
 from slurm_colloc.model.degree.ramp_window import FIRST_STEP_S
 from slurm_colloc.model.member import MemberState
@@ -229,7 +229,7 @@ class Ramping:
 
     # -- what decisions rest on ---------------------------------------------------------------
 
-    def _find_outlook(self, latest: Mapping[str, Any]) -> Outlook:
+    def _find_outlook(self, latest: Mapping[str, Any]) -> RampOutlook:
         free = sum(place.occupant is None for place in self._roster.places)
         waiting = [
             self._roster.members[number]
@@ -250,7 +250,7 @@ class Ramping:
             room = self._lookout.find_room(latest, running[0], waiting[:free])
         if self._probing.is_open:
             waiting = []
-        return Outlook(
+        return RampOutlook(
             waiting=min(free, len(waiting)),
             next_kind=self._lookout.find_family(waiting[0]) if waiting else "",
             busy=self._lookout.find_activity(latest),
