@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.gpm import METRICS, GpmReader
+from slurm_colloc.monitor.gpu_counters import METRICS, GpmReader
 from slurm_colloc.monitor.nvml_reading import NvmlReader
 
 # Ids of nvml.h (CUDA 13) that the monitor may not record.

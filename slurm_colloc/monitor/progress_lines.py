@@ -12,8 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from slurm_colloc.store.pack.progress_counters import MemberProgress
-from slurm_colloc.store.pack.progress_outputs import FollowRequest, read_follow_request
+from slurm_colloc.store.pack.progress_counters import (
+    FollowRequest,
+    MemberProgress,
+    read_follow_request,
+)
 
 PATIENCE_S = 0.2
 """CPU time that one look at one file may take; a regular expression can take for ever."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_colloc.model.degree.growth_limit import GAIN_LEAST
 from slurm_colloc.model.degree.ramp_decision import (
     NEW_LOOK_S,
     RampOutlook,
@@ -19,7 +20,6 @@ from slurm_colloc.model.degree.ramp_decision import (
     is_ramp_reason,
 )
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import GAIN_LEAST
 from slurm_colloc.model.degree.ramp_rules import (
     SETTLE_MOST_S,
     START_MOST_S,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.degree.ramp_decision import RampState
-from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import (
+from slurm_colloc.model.degree.growth_limit import (
     BASE_WINDOW_S,
     GAIN_LEAST,
     LONG_WINDOW_S,
     choose_window_s,
     may_be_noise,
 )
+from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.degree.ramp_look import Measured, Sight
 from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, LookHistory
 
 from .ramp_packs import Member, SimulatedPack

@@ -22,7 +22,7 @@ from slurm_colloc.model.sbatch.dependency import (
     render_for_slurm,
 )
 from slurm_colloc.report.member_survey import MemberView, PackView
-from slurm_colloc.store.pack.waiting_jobs import Dependent, write_dependent
+from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import parse_option
 from slurm_colloc.submission.submit import Submitted

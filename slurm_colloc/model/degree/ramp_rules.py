@@ -12,7 +12,14 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.growth_limit import SERIAL, find_growth_limit
+from slurm_colloc.model.degree.growth_limit import (
+    LONG_WINDOW_S,
+    NOISY_WINDOW_S,
+    SERIAL,
+    choose_window_s,
+    find_growth_limit,
+    may_be_noise,
+)
 from slurm_colloc.model.degree.ramp_decision import (
     Decision,
     RampMemory,
@@ -21,12 +28,6 @@ from slurm_colloc.model.degree.ramp_decision import (
     say_no_more,
 )
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import (
-    LONG_WINDOW_S,
-    NOISY_WINDOW_S,
-    choose_window_s,
-    may_be_noise,
-)
 from slurm_colloc.model.degree.ramp_steps import DANGER, choose_step
 from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, LookHistory
 

@@ -33,7 +33,7 @@ from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_slurm_job_id
-from slurm_colloc.store.pack.waiting_jobs import Dependent, forget_dependent, list_dependents
+from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent, list_dependents
 
 LOOK_EVERY_S = 1.0
 RETRY_S = 5.0
