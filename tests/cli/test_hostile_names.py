@@ -244,15 +244,15 @@ def find_writers(path: Path) -> set[tuple[str, str]]:
 def test_only_one_place_writes_for_people() -> None:
     folder = Path(cli.__file__).parent
     # Administrators' commands have their own, and their own tests.
-    modules = [path for path in folder.glob("*.py") if not path.stem.startswith("admin")]
+    modules = [path for path in folder.rglob("*.py") if not path.stem.startswith("admin")]
     found = set().union(*map(find_writers, modules))
     assert found == {
         ("session", "say"),
         ("session", "note"),
         # The question, after a table that `say` has written.
-        ("confirming", "ask"),
+        ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("following", "print_logs"),
+        ("queue_and_history", "print_logs"),
     }
 
 
