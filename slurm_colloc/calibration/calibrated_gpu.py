@@ -19,7 +19,7 @@ from slurm_colloc.store.atomic_files import tell_kind
 from slurm_colloc.store.calibrations import calibration_path
 
 CPU = "cpu"
-"""Named instead of a GPU to try the measuring itself; what comes of it is no calibration."""
+"""Named instead of a GPU to try the measuring itself; the result is no calibration."""
 
 EXTRA = "pip install 'slurm_colloc[calibrate]'"
 FEWEST_CORES = 4
@@ -35,7 +35,7 @@ class CalibrationPlace:
         cores: Where trainings may run.
         driver: The NVIDIA driver's version; empty where unknown.
         modes: Sharing modes that can be measured.
-        notes: What is worth knowing of it, a sentence each.
+        notes: What is worth knowing, a sentence each.
     """
 
     gpu: Gpu | None
@@ -82,7 +82,7 @@ def choose_place(
         wanted: UUID or its beginning, or NVML's index; empty for the one that the job has.
         environ: The environment: what CUDA_VISIBLE_DEVICES leaves out is not measured.
         cores: The cores that this process may use.
-        shared: Measure although somebody else uses the GPU.
+        shared: Measure although another process uses the GPU.
 
     Raises:
         NodeError: There is no GPU, or it cannot be measured.

@@ -2,7 +2,7 @@
 
 A cell is one measurement: some trainings, running at once for a short time. A group is what is
 started together: processes that serve many cells. Under MPS processes with different thread limits
-stand side by side, and those that a cell has no use for are idle and disturb nobody.
+stand side by side, and those that a cell has no use for are idle and disturb none.
 """
 
 from __future__ import annotations

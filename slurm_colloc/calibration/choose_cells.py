@@ -29,7 +29,7 @@ from slurm_colloc.calibration.workloads import Room, WorkloadNeed, choose_names,
 _COUNTS = {2: 30, 3: 15, 4: 8, 7: 6, 12: 2}
 _FEWEST = 0.1
 # Of packs of these sizes every second is of light trainings, up to two of a kind, as plans make
-# them: beside one that fills the GPU the others of a large pack nearly stand still.
+# them: next to one that fills the GPU the others of a large pack nearly stand still.
 _OF_LIGHT = (4, 7)
 # After so many sets in a row that were drawn before, there are taken to be no others.
 _IN_VAIN_MAX = 100
@@ -51,7 +51,7 @@ _SAME: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "small": {4: (0, 50), 7: (0, 28), 12: (0, 16), 16: (12,)},
     "medium": {3: (0, 66), 4: (0, 50), 6: (0, 33)},
     "large": {2: (0, 50), 3: (0, 66, 33)},
-    # Only copies of it ask for more of PCIe than there is.
+    # Only its copies ask for more of PCIe than there is.
     "feed": {2: (0, 50), 3: (0, 66), 4: (50,)},
 }
 _LIMITED_ALONE = {50: ("cnn32", "gpt125m", "medium", "large"), 33: ("cnn32", "recsys", "medium")}
@@ -198,7 +198,7 @@ def _list_shared(
         limited = _LIMITED_ALONE.get(limit or 0, ())
         found += [make_cell(ALONE, (name,), limit) for name in limited if name in names]
     if mode == MPS:
-        # Once more at the end: what was measured while the host was slow stands beside it.
+        # Once more at the end: what was measured while the host was slow is kept, too.
         found += [cell for cell in found if cell.label == SAME and cell.members[0].limit]
         found += [cell for cell in found if cell.label == "pair"][:_REPEATED_PAIRS]
     return found

@@ -59,7 +59,7 @@ class Fit:
         calibration: The models, and how far they can be relied on.
         set_aside: By mode, trainings whose packs were not fitted because the model is far off for
             them, with the median of predicted less measured progress.
-        not_fitted: By mode, why there is no model of it.
+        not_fitted: By mode, why it has no model.
         usual: What |measured / predicted slowdown - 1| is at most for 68 % of the members that
             `residual` is of. It is smaller than `residual` where few members are far off.
     """
@@ -87,7 +87,7 @@ def build_columns(packs: Sequence[MeasuredPack]) -> PackColumns:
 
     places = max((len(pack.names) for pack in packs), default=0)
     shape = (places, len(packs))
-    # Nobody is in the other places; what they would take must only be sane.
+    # The other places are empty; what they would take must only be sane.
     fields: Any = {name: np.full(shape, 0.1) for name in ("engine", "sm", "dram", "pcie")}
     limits, progress = np.ones(shape), np.ones(shape)
     present = np.zeros(shape)

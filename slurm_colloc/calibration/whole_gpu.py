@@ -120,7 +120,7 @@ class Readings:
                 break
             time.sleep(min(_EVERY_S, left_s))
         values = self._read_gpm()
-        # In one step: whoever stops waiting for this sees all of it or nothing.
+        # In one step: a caller that stops waiting for this sees all or nothing.
         found.update(
             {
                 **values,

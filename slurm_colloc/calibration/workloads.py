@@ -40,7 +40,7 @@ class Workload:
         name: What rows and cells call it.
         family: Its kind; a model is also judged on families that it was not fitted to.
         builder: `module:function` in this package; called with device and scale.
-        gpu_memory_mb: The most that torch held of it on an H200, in MiB.
+        gpu_memory_mb: The most that torch held on an H200, in MiB.
         cpus: How many cores it is given.
         light: It leaves most of an H200 idle, so that plans put many of its kind together.
     """
@@ -91,7 +91,7 @@ BY_NAME = {workload.name: workload for workload in WORKLOADS}
 MOST_WORKERS = 46
 """In one group: an MPS server takes 48 clients on the driver this was chosen on."""
 CONTEXT_MB = 614
-"""GPU memory of a process beside what torch tells of, about 0.6 GiB on an H200."""
+"""GPU memory of a process on top of what torch tells of, about 0.6 GiB on an H200."""
 USABLE_MEMORY = 0.85
 """Share of the GPU's memory that a group may take; what trainings need is not known exactly."""
 

@@ -1,4 +1,4 @@
-"""What a job's request means for sharing: who fits beside it, and why not; pure."""
+"""What a job's request means for sharing: which jobs fit next to it, and why not; pure."""
 
 from __future__ import annotations
 

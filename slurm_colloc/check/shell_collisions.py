@@ -157,7 +157,7 @@ def _check_temporary(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
 _PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
 _ENDPOINT_OPTION = re.compile(r"--rdzv[-_]endpoint")
 _ADDRESS = re.compile(r"^[\w.\-\0\[\]]*:(\d+)$")
-# Values that keep a program off the GPU, which harms nobody.
+# Values that keep a program off the GPU, which is harmless.
 _NO_GPU = ("", "-1", "NoDevFiles")
 
 

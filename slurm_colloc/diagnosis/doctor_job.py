@@ -150,7 +150,7 @@ def run_job(
         Interrupted: The user gave up; the job is cancelled.
     """
     number = os.urandom(6).hex()
-    # From the first file to the last: whoever presses Ctrl-C leaves neither files nor a job.
+    # From the first file to the last: an interrupt leaves neither files nor a job.
     with hold_interrupts() as held, make_place(settings, number) as place:
         asked = dataclasses.replace(
             asked, place=str(settings.state_path if settings.state_shared else place.parent)
@@ -172,7 +172,7 @@ def run_job(
 
 
 def _submit(script: Path, options: Sequence[str], mark: str, held: HeldInterrupts) -> str:
-    """Submit; nothing of it stays where that fails.
+    """Submit; nothing stays where that fails.
 
     Raises:
         SlurmError: Slurm refuses or does not answer.

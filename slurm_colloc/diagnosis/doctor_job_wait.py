@@ -161,7 +161,7 @@ def build_interrupted(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -
 
 
 def cancel(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -> str:
-    """Cancel the job and wait until nothing of it runs; another Ctrl-C ends the waiting.
+    """Cancel the job and wait until nothing in it runs; another Ctrl-C ends the waiting.
 
     Returns:
         Why it could not be cancelled; empty if it was. Slurm then drops it by its deadline, or

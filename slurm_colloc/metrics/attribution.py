@@ -10,10 +10,10 @@ from slurm_colloc.metrics.series import Value
 
 
 class Attribution(enum.StrEnum):
-    """The word beside a number."""
+    """The word that goes with a number."""
 
     EXACT = "exact"
-    """Nobody else was on what was measured."""
+    """No other member was on what was measured."""
     PER_PROCESS = "per_process"
     """The driver tells it for each process."""
     MODELLED = "modelled"
@@ -76,7 +76,7 @@ def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> Attr
     Args:
         alone: The GPU's value while it was there.
         modelled: What the model says.
-        was_alone: Nobody else was ever there with it.
+        was_alone: No other member was ever there with it.
     """
     if was_alone:
         return None if alone is None else AttributedPart(alone, Attribution.EXACT)

@@ -2,7 +2,7 @@
 
 NVML measures energy for the whole GPU. The split is a model: power of the idle GPU evenly among
 those present, the rest by SM activity (as Kepler, sustainable-computing.io, does by its
-utilisation). What the model does not explain stays with nobody.
+utilisation). What the model does not explain is no member's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNREAD_S = 2.0
 
 @dataclass(frozen=True)
 class EnergyPhase:
-    """A time in which nobody came and nobody went.
+    """A time in which no member came or went.
 
     Attributes:
         length_s: Its length in seconds.
@@ -125,7 +125,7 @@ def _compute_part(phase: EnergyPhase, member: int, idle_power_w: Value) -> float
     # A GPU that sleeps deeper than it did before the first step has no active part.
     idle_j = min(phase.energy_j, idle_power_w * phase.length_s)
     active_j = phase.energy_j - idle_j
-    # Nobody has used more than there was, whatever the models say together.
+    # No member has used more than there was, whatever the models say together.
     modelled = sum(value for value in phase.sm_by_member.values() if value is not None)
     active = max(phase.sm_active or 0.0, modelled)
     share = own / active if active > 0 else 0.0

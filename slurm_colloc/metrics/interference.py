@@ -31,7 +31,7 @@ class Felt:
 
 @dataclass(frozen=True)
 class PresenceChange:
-    """Somebody came or went; what happens within 5 s is one change.
+    """Members came or went; what happens within 5 s is one change.
 
     Attributes:
         begin: Seconds since the epoch.
@@ -48,7 +48,7 @@ class PresenceChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """A change of a member's rate beside a change of its company.
+    """A change of a member's rate at a change of its company.
 
     Attributes:
         at: When, in seconds since the epoch.
@@ -76,7 +76,7 @@ def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[Pre
     A comer's time from its start to its first step is part of the change: neither before nor after.
 
     Args:
-        stays: Who was there when.
+        stays: Which members were there when.
         member: The member.
         window: From when to when it was there.
     """
@@ -105,7 +105,7 @@ def find_interference(
 ) -> list[Interference]:
     """Compare a member's rate before and after each change.
 
-    A change with less than 5 s of steps on one side of it is compared with nothing.
+    A change with less than 5 s of steps on one side is compared with nothing.
 
     Args:
         intervals: The member's settled intervals.

@@ -67,7 +67,7 @@ class GpmReader:
         """Read what has been since the last call.
 
         Returns:
-            By metric its value, None where there is none, and NVML's return code of it. Empty at
+            By metric its value, None where there is none, and NVML's return code. Empty at
             the first call, and where the last was too long ago; what was read last where that is
             too short ago.
 

@@ -23,7 +23,7 @@ STEADY_STEPS = 5
 in which at least five steps are made."""
 
 MEAN_WINDOWS_LEAST = 3
-"""From fewer windows nobody can tell how far a mean is off."""
+"""Fewer windows do not tell how far a mean is off."""
 
 _HISTORY_S = STEADY_WINDOWS * STEADY_WINDOWS_S[-1] + 2.0
 

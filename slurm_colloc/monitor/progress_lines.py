@@ -92,7 +92,7 @@ class Follower:
     def _read_lines(self, path: str) -> list[str]:
         """Whole lines; a program that draws a progress bar ends them with a carriage return."""
         data = b""
-        # It may be a FIFO that nobody writes to, or any other thing that never answers.
+        # It may be a FIFO that no process writes to, or any other thing that never answers.
         with contextlib.suppress(OSError), open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

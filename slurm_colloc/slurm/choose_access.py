@@ -96,6 +96,6 @@ def read_choice(settings: Settings, environ: Mapping[str, str]) -> str:
 def _find(settings: Settings, environ: Mapping[str, str]) -> PyslurmStatus:
     from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
 
-    # Nothing is written into somebody else's state.
+    # Nothing is written into another user's state.
     is_own = not is_of_another(settings.state_path)
     return find_pyslurm(environ, str(settings.state_path / "pyslurm.json") if is_own else "")

@@ -1,7 +1,7 @@
 """Whether pyslurm can be used here: found out in a child process, and remembered.
 
 `import pyslurm` ends the whole process where libslurm finds no configuration (its fatal() calls
-exit), so nobody imports it before a child has.
+exit), so it is imported only after a child has done so.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ BESIDE_WAITING = ProbePatience(60.0, 200.0)
 """Where neighbours wait for it."""
 
 BY_ITSELF = ProbePatience(360.0, 560.0)
-"""Where nobody does (`csub probe`): the program may take long to start."""
+"""Where none wait (`csub probe`): the program may take long to start."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def choose_patience(job: Job) -> ProbePatience:
 
 
 def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
-    """Why a job is not probed when it shares, whoever it is; empty where it may be.
+    """Why a job, whichever it is, is not probed when it shares; empty where it may be.
 
     Args:
         job: The job.

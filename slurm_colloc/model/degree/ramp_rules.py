@@ -1,8 +1,8 @@
-"""The ramp: how many members of a pack run at the same time, by what is measured of it; pure.
+"""The ramp: how many members of a pack run at the same time, by what is measured; pure.
 
 Members are added towards the planned degree as long as the sum of their normalised progress grows
 and no slowdown bound is in danger. A pack that is slower than its members one after the other
-steps back. Two thresholds with a gap between them, windows in which nobody comes or goes, and a
+steps back. Two thresholds with a gap between them, windows in which no member comes or goes, and a
 memory of what was tried keep it from going to and fro.
 """
 
@@ -44,14 +44,14 @@ WATCH_WINDOWS = 2
 """How long, and how often in a row, something must be seen before the ramp steps back."""
 
 SETTLE_MOST_S = 120.0
-"""Who does not settle for so long is not waited for: the plan is followed unmeasured."""
+"""A pack that has not settled for so long is not waited for: its plan is followed unmeasured."""
 
 LOOK_MOST_S = 90.0
 """After so long without a decision what there is decides: a longer window, which noise asks for, is
 not waited for until patience ends."""
 
 START_MOST_S = 60.0
-"""Who may start and has not for so long is not waited for: those that run are measured."""
+"""A member that may start and has not for so long is not waited for: the others are measured."""
 
 AS_ALONE = 0.9
 """A member by itself that is at least so fast, against alone, counts as 1: noise is not a loss."""
@@ -131,11 +131,11 @@ class Ramp:
         return decision
 
     def find_blindness(self) -> str:
-        """Why nobody of those that run can be judged; empty where somebody can, or may soon."""
+        """Why none of the running members can be judged; empty where one can, or may soon."""
         return self._track.find_blindness()
 
     def _is_start_overdue(self, at: float, running: int, outlook: RampOutlook) -> bool:
-        """Whether nobody has started for long although somebody may."""
+        """Whether no member has started for long although one may."""
         if running >= self.target or not outlook.waiting:
             self._may_start_since = None
             return False
@@ -253,7 +253,7 @@ class Ramp:
             return self._confirm(at, now)
         target = max(1, min(self.target, now.running - 1))
         if target == self.target and not outlook.can_stop:
-            # Nobody is started in the place of the next that ends; that is all that can be done.
+            # No member takes the place of the next that ends; that is all that can be done.
             return None
         is_slow = self._slow >= WATCH_WINDOWS
         self._slow = self._broken = 0

@@ -83,7 +83,7 @@ class MemberProgress:
     Attributes:
         steps: Sum over the processes that are rank 0 or have no rank.
         skipped: Likewise.
-        samples: Sum over all processes; None where nobody says.
+        samples: Sum over all processes; None where none says.
         batches: Likewise.
         wait_s: Likewise, in seconds; for a share of time divide it by `trainers` too.
         trainers: Processes that have stepped, of any rank; 0 before the first step.
@@ -148,7 +148,7 @@ def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
         content = b""
         for _ in range(_TRIES):
             content = os.pread(descriptor, layout.SIZE, 0)
-            # Even: nobody was writing; still the same: nobody has begun meanwhile.
+            # Even: no write was under way; still the same: none has begun meanwhile.
             if _is_settled(content, os.pread(descriptor, 8, _SEQUENCE_AT)):
                 break
     except OSError:
