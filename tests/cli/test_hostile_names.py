@@ -27,6 +27,7 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.pack.member_states import read_state, write_state
 from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
 
+from ..calls import run_csub
 from ..report.generated import Truth, make_pack
 
 EVIL = "x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
@@ -142,14 +143,14 @@ def call(home: Path, words: Sequence[str], *, terminal: bool = False) -> str:
         "HOME": str(home), "PATH": f"{folder}:{os.defpath}", "LC_ALL": "C.UTF-8", "COLUMNS": "250",
         "TERM": "xterm-256color",
     }  # fmt: skip
-    reader, writer = pty.openpty() if terminal else (-1, subprocess.PIPE)
+    if not terminal:
+        done = run_csub(*words, environment=environment, directory=home)
+        return done.stdout + done.stderr
+    reader, writer = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "slurm_colloc", *words],
         env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        if not terminal:
-            out, err = process.communicate(timeout=60)
-            return (out + err).decode()
         os.close(writer)
         said = b""
         try:
@@ -197,10 +198,8 @@ def test_what_programs_read_has_a_record_on_each_line(home: Path) -> None:
         ("queue", "--all", "--json"), ("history", "--json", "4711"), ("show", "--json", "4711"),
         ("why", "--json", "4711"), ("report", "--json", "4711"),
     ):  # fmt: skip
-        said = subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *words],
-            env={"HOME": str(home), "PATH": os.defpath}, capture_output=True, check=False,
-        ).stdout.decode()  # fmt: skip
+        bare = {"HOME": str(home), "PATH": os.defpath}
+        said = run_csub(*words, environment=bare, directory=home).stdout
         assert said.isascii()
         assert said.count("\n") == 1
         rows = json.loads(said)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from slurm_colloc.store.learned.profile_updates import add_completions, add_obse
 from slurm_colloc.store.learned.profiles import compute_family, list_profiles
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
+from ..calls import run_csub
 from ..report.generated import Truth, make_pack
 
 CALIBRATION = Calibration(
@@ -66,10 +66,7 @@ class LoginNode:
         environment = {**self.environment, "LC_ALL": "C.UTF-8"}
         if columns is not None:
             environment["COLUMNS"] = str(columns)
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=environment, directory=self.home)
 
     def plan(self, *arguments: str) -> dict[str, Any]:
         done = self.csub("plan", "--json", *arguments)

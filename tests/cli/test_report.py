@@ -7,7 +7,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.report.summary.pack_summary import summary_path
 from slurm_colloc.store.atomic_files import hold_lock
 
+from ..calls import run_csub
 from ..report.generated import T0, UUID, Truth, make_pack
 
 
@@ -33,10 +33,7 @@ class Person:
         environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if columns is not None:
             environment["COLUMNS"] = str(columns)
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=environment, directory=self.home)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 
+from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
 from .recorded import BATCH, NAMES, RECORDED
 
@@ -48,10 +48,7 @@ class Replay:
             "HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8", "COLUMNS": "140",
             "SLURM_CONF": str(self._slurm_conf),
         }  # fmt: skip
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *words],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*words, environment=environment, directory=self.home)
 
 
 def find_window(name: str, member: dict[str, Any]) -> tuple[float, float]:
