@@ -54,7 +54,7 @@ from slurm_colloc.calibration.calibrated_gpu import CPU
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
 from slurm_colloc.calibration.gpu_bench import Bench
 from slurm_colloc.calibration.measure_cells import check_table
-from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY, Need, Room
+from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY, Room, WorkloadNeed
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.calibrations import (
@@ -152,7 +152,7 @@ class Grid:
         modes = (TIMESLICE,) if self._uuid is None else (MPS, TIMESLICE)
         return Ask(
             arguments.kind,
-            Need(workload.cpus, workload.gpu_memory_mb),
+            WorkloadNeed(workload.cpus, workload.gpu_memory_mb),
             arguments.degrees or self._usual.degrees,
             self._usual.limits,
             Room(capacity.cpus_per_gpu or 1, capacity.gpu_memory_mb, modes),

@@ -6,8 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_colloc.calibration.cells import ALONE, MPS, SAME, TIMESLICE, Cell, Group, Member
-from slurm_colloc.calibration.workloads import MOST_WORKERS, Need, Room, compute_gpu_memory_mb
+from slurm_colloc.calibration.cells import ALONE, MPS, SAME, TIMESLICE, Cell, CellTraining, Group
+from slurm_colloc.calibration.workloads import (
+    MOST_WORKERS,
+    Room,
+    WorkloadNeed,
+    compute_gpu_memory_mb,
+)
 
 
 class Usual(NamedTuple):
@@ -93,7 +98,7 @@ class Ask:
     """
 
     kind: str
-    need: Need
+    need: WorkloadNeed
     degrees: tuple[int, ...]
     limits: tuple[int, ...]
     room: Room
@@ -101,9 +106,9 @@ class Ask:
 
     def fits(self, sharings: Iterable[Sharing]) -> bool:
         """Whether the processes of all these fit onto the GPU at the same time."""
-        copies: dict[Member, int] = {}
+        copies: dict[CellTraining, int] = {}
         for sharing in sharings:
-            member = Member(self.kind, sharing.limit)
+            member = CellTraining(self.kind, sharing.limit)
             copies[member] = max(sharing.degree, copies.get(member, 0))
         taken_mb = compute_gpu_memory_mb(copies, {self.kind: self.need})
         return sum(copies.values()) <= MOST_WORKERS and taken_mb <= self.room.usable_mb
@@ -217,7 +222,7 @@ def make_group(
     cells = tuple(
         Cell(
             SAME if sharing.degree > 1 else ALONE,
-            (Member(ask.kind, sharing.limit),) * sharing.degree,
+            (CellTraining(ask.kind, sharing.limit),) * sharing.degree,
             times.settle_s,
             times.window_s if window_s is None else window_s,
         )

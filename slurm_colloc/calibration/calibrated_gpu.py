@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
-from slurm_colloc.calibration.workloads import WORKLOADS, Need, Room, choose_names
+from slurm_colloc.calibration.workloads import WORKLOADS, Room, WorkloadNeed, choose_names
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import choose_job_gpus
@@ -19,7 +19,7 @@ from slurm_colloc.store.atomic_files import tell_kind
 from slurm_colloc.store.calibrations import calibration_path
 
 CPU = "cpu"
-"""Named instead of a GPU to try the measuring itself; what comes of it is no calibration."""
+"""Named instead of a GPU to try the measuring itself; the result is no calibration."""
 
 EXTRA = "pip install 'slurm_colloc[calibrate]'"
 FEWEST_CORES = 4
@@ -27,7 +27,7 @@ _DEFAULT_MODES = ("DEFAULT", None)
 
 
 @dataclass(frozen=True)
-class Place:
+class CalibrationPlace:
     """Where a calibration is measured.
 
     Attributes:
@@ -35,7 +35,7 @@ class Place:
         cores: Where trainings may run.
         driver: The NVIDIA driver's version; empty where unknown.
         modes: Sharing modes that can be measured.
-        notes: What is worth knowing of it, a sentence each.
+        notes: What is worth knowing, a sentence each.
     """
 
     gpu: Gpu | None
@@ -74,7 +74,7 @@ def choose_place(
     cores: Sequence[int],
     *,
     shared: bool = False,
-) -> Place:
+) -> CalibrationPlace:
     """Choose the GPU and say whether it can be measured; pure.
 
     Args:
@@ -82,14 +82,14 @@ def choose_place(
         wanted: UUID or its beginning, or NVML's index; empty for the one that the job has.
         environ: The environment: what CUDA_VISIBLE_DEVICES leaves out is not measured.
         cores: The cores that this process may use.
-        shared: Measure although somebody else uses the GPU.
+        shared: Measure although another process uses the GPU.
 
     Raises:
         NodeError: There is no GPU, or it cannot be measured.
         UsageProblem: There are several, and none was named; or too few cores.
     """
     if wanted == CPU:
-        return Place(None, tuple(cores), "", (TIMESLICE,))
+        return CalibrationPlace(None, tuple(cores), "", (TIMESLICE,))
     if len(cores) < FEWEST_CORES:
         raise UsageProblem(
             f"{len(cores)} cores are too few: trainings would wait for cores, not for the GPU; "
@@ -116,11 +116,11 @@ def choose_place(
         notes.append("NVML does not tell whether somebody else uses the GPU")
     elif gpu.processes:
         notes.append("somebody else uses the GPU: the figures are of both")
-    place = Place(gpu, tuple(cores), answer.driver_version or "", modes, tuple(notes))
+    place = CalibrationPlace(gpu, tuple(cores), answer.driver_version or "", modes, tuple(notes))
     missing = [name for name in list_needs() if name not in choose_names(list_needs(), place.room)]
     if missing:
         note = f"left out, the GPU or the host has too little room: {', '.join(missing)}"
-        place = Place(gpu, place.cores, place.driver, modes, (*notes, note))
+        place = CalibrationPlace(gpu, place.cores, place.driver, modes, (*notes, note))
     return place
 
 
@@ -150,9 +150,11 @@ def _choose_gpu(answer: NvmlAnswer, wanted: str, environ: Mapping[str, str]) -> 
     return own[0]
 
 
-def list_needs() -> dict[str, Need]:
+def list_needs() -> dict[str, WorkloadNeed]:
     """What each workload of the catalogue takes."""
-    return {each.name: Need(each.cpus, each.gpu_memory_mb, each.light) for each in WORKLOADS}
+    return {
+        each.name: WorkloadNeed(each.cpus, each.gpu_memory_mb, each.light) for each in WORKLOADS
+    }
 
 
 def list_cores() -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A cell is one measurement: some trainings, running at once for a short time. A group is what is
 started together: processes that serve many cells. Under MPS processes with different thread limits
-stand side by side, and those that a cell has no use for are idle and disturb nobody.
+stand side by side, and those that a cell has no use for are idle and disturb none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUP_START_S = 6.0
 FIRST_START_S = 25.0
 
 
-class Member(NamedTuple):
+class CellTraining(NamedTuple):
     """One training of a cell.
 
     Attributes:
@@ -57,7 +57,7 @@ class Cell:
     """
 
     label: str
-    members: tuple[Member, ...]
+    members: tuple[CellTraining, ...]
     settle_s: float = SHARED_TIMES_S[0]
     window_s: float = SHARED_TIMES_S[1]
 
@@ -80,7 +80,7 @@ class Group:
     mode: str
     cells: tuple[Cell, ...]
 
-    def count_copies(self) -> dict[Member, int]:
+    def count_copies(self) -> dict[CellTraining, int]:
         """How many processes of each kind are needed, in the order of the cells."""
         return add_copies({}, self.cells)
 
@@ -96,10 +96,12 @@ class Group:
 def make_cell(label: str, names: Iterable[str], limit: int | None = None) -> Cell:
     """A cell whose members all have one limit."""
     times = ALONE_TIMES_S if label == ALONE else SHARED_TIMES_S
-    return Cell(label, tuple(Member(name, limit) for name in names), *times)
+    return Cell(label, tuple(CellTraining(name, limit) for name in names), *times)
 
 
-def add_copies(copies: Mapping[Member, int], cells: Iterable[Cell]) -> dict[Member, int]:
+def add_copies(
+    copies: Mapping[CellTraining, int], cells: Iterable[Cell]
+) -> dict[CellTraining, int]:
     """The processes that there are, and those that cells still lack."""
     grown = dict(copies)
     for cell in cells:

@@ -18,18 +18,18 @@ from slurm_colloc.calibration.cells import (
     SAME,
     TIMESLICE,
     Cell,
+    CellTraining,
     Group,
-    Member,
     add_copies,
     make_cell,
 )
-from slurm_colloc.calibration.workloads import Need, Room, choose_names, fits
+from slurm_colloc.calibration.workloads import Room, WorkloadNeed, choose_names, fits
 
 # How many of each size; what is drawn first is in all modes and limits.
 _COUNTS = {2: 30, 3: 15, 4: 8, 7: 6, 12: 2}
 _FEWEST = 0.1
 # Of packs of these sizes every second is of light trainings, up to two of a kind, as plans make
-# them: beside one that fills the GPU the others of a large pack nearly stand still.
+# them: next to one that fills the GPU the others of a large pack nearly stand still.
 _OF_LIGHT = (4, 7)
 # After so many sets in a row that were drawn before, there are taken to be no others.
 _IN_VAIN_MAX = 100
@@ -51,7 +51,7 @@ _SAME: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "small": {4: (0, 50), 7: (0, 28), 12: (0, 16), 16: (12,)},
     "medium": {3: (0, 66), 4: (0, 50), 6: (0, 33)},
     "large": {2: (0, 50), 3: (0, 66, 33)},
-    # Only copies of it ask for more of PCIe than there is.
+    # Only its copies ask for more of PCIe than there is.
     "feed": {2: (0, 50), 3: (0, 66), 4: (50,)},
 }
 _LIMITED_ALONE = {50: ("cnn32", "gpt125m", "medium", "large"), 33: ("cnn32", "recsys", "medium")}
@@ -67,7 +67,7 @@ _GROUPS_LEAST = 3
 
 
 def choose_design(
-    needs: Mapping[str, Need], room: Room, *, seed: int = 1, minutes: float = 8.0
+    needs: Mapping[str, WorkloadNeed], room: Room, *, seed: int = 1, minutes: float = 8.0
 ) -> tuple[Group, ...]:
     """Choose groups and cells that fit a time, the most valuable first.
 
@@ -112,7 +112,7 @@ def _draw(
     *,
     cores: int,
     chance: random.Random,
-    needs: Mapping[str, Need],
+    needs: Mapping[str, WorkloadNeed],
 ) -> tuple[tuple[str, ...], ...]:
     """Different sets of members; who has been drawn least often comes first."""
     drawn: list[tuple[str, ...]] = []
@@ -153,7 +153,7 @@ def _build_groups(
     drawn: Mapping[int, Sequence[tuple[str, ...]]],
     part: float,
     *,
-    needs: Mapping[str, Need],
+    needs: Mapping[str, WorkloadNeed],
     room: Room,
 ) -> tuple[Group, ...]:
     groups: list[Group] = []
@@ -174,7 +174,7 @@ def _build_groups(
     return tuple(groups)
 
 
-def _is_too_large(member: Member, needs: Mapping[str, Need], room: Room) -> bool:
+def _is_too_large(member: CellTraining, needs: Mapping[str, WorkloadNeed], room: Room) -> bool:
     takes_much = needs[member.workload].gpu_memory_mb > _LARGE_PART * room.usable_mb
     return takes_much and member.limit not in (None, _LIMIT_OF_LARGE)
 
@@ -198,7 +198,7 @@ def _list_shared(
         limited = _LIMITED_ALONE.get(limit or 0, ())
         found += [make_cell(ALONE, (name,), limit) for name in limited if name in names]
     if mode == MPS:
-        # Once more at the end: what was measured while the host was slow stands beside it.
+        # Once more at the end: what was measured while the host was slow is kept, too.
         found += [cell for cell in found if cell.label == SAME and cell.members[0].limit]
         found += [cell for cell in found if cell.label == "pair"][:_REPEATED_PAIRS]
     return found
@@ -219,10 +219,10 @@ def _choose_same(names: Sequence[str], mode: str, limit: int | None) -> list[Cel
 
 
 def _fill(
-    cells: Iterable[Cell], needs: Mapping[str, Need], usable_mb: float
+    cells: Iterable[Cell], needs: Mapping[str, WorkloadNeed], usable_mb: float
 ) -> list[tuple[Cell, ...]]:
     """Put each cell into the first group that has room for the processes that it still lacks."""
-    bins: list[tuple[list[Cell], dict[Member, int]]] = []
+    bins: list[tuple[list[Cell], dict[CellTraining, int]]] = []
     for cell in cells:
         for held, copies in bins:
             grown = add_copies(copies, (cell,))

@@ -59,7 +59,7 @@ class Fit:
         calibration: The models, and how far they can be relied on.
         set_aside: By mode, trainings whose packs were not fitted because the model is far off for
             them, with the median of predicted less measured progress.
-        not_fitted: By mode, why there is no model of it.
+        not_fitted: By mode, why it has no model.
         usual: What |measured / predicted slowdown - 1| is at most for 68 % of the members that
             `residual` is of. It is smaller than `residual` where few members are far off.
     """
@@ -71,7 +71,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Columns:
+class PackColumns:
     """Packs as arrays: for each place in a pack one of all packs."""
 
     loads: list[Load]
@@ -81,13 +81,13 @@ class Columns:
     present: Any
 
 
-def build_columns(packs: Sequence[MeasuredPack]) -> Columns:
+def build_columns(packs: Sequence[MeasuredPack]) -> PackColumns:
     """Turn packs into arrays, as long as there are packs, for each of the places of the largest."""
     import numpy as np
 
     places = max((len(pack.names) for pack in packs), default=0)
     shape = (places, len(packs))
-    # Nobody is in the other places; what they would take must only be sane.
+    # The other places are empty; what they would take must only be sane.
     fields: Any = {name: np.full(shape, 0.1) for name in ("engine", "sm", "dram", "pcie")}
     limits, progress = np.ones(shape), np.ones(shape)
     present = np.zeros(shape)
@@ -98,7 +98,7 @@ def build_columns(packs: Sequence[MeasuredPack]) -> Columns:
             limits[place, number] = pack.limits[place]
             progress[place, number] = pack.progress[place]
             present[place, number] = 1.0
-    return Columns(
+    return PackColumns(
         [
             Load(**{name: values[place] for name, values in fields.items()})
             for place in range(places)
@@ -110,7 +110,7 @@ def build_columns(packs: Sequence[MeasuredPack]) -> Columns:
     )
 
 
-def predict_columns(columns: Columns, model: ModeModel) -> Any:
+def predict_columns(columns: PackColumns, model: ModeModel) -> Any:
     """Predicted normalised progress of every place of every pack."""
     import numpy as np
 
@@ -229,7 +229,7 @@ def fit(measured: Measurements) -> Fit:
     return Fit(calibration, {k: v for k, v in set_aside.items() if v}, not_fitted, usual)
 
 
-def _list_mean_errors(columns: Columns, predicted: Any) -> list[float]:
+def _list_mean_errors(columns: PackColumns, predicted: Any) -> list[float]:
     """Measured over predicted slowdown, less one, in the mean of each near pack's members."""
     errors = []
     for place in range(columns.present.shape[1]):

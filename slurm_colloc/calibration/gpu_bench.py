@@ -1,7 +1,7 @@
 """Measures cells on one GPU, or on a CPU.
 
 It needs torch in the interpreter that runs it, nvidia-ml-py for the figures of the GPU, and
-NVIDIA's programs for MPS; nothing else beside the standard library.
+NVIDIA's programs for MPS; nothing else but the standard library.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Bench:
         self._driver = driver
         self._scale = scale
         self._say = say
-        # A daemon that somebody else has named would make time slicing MPS.
+        # A daemon that the environment names would make time slicing MPS.
         self._environ = {k: v for k, v in environ.items() if not k.startswith("CUDA_MPS_")}
         self._rows = RowWriter(out)
         self._open: OpenGroup | None = None
@@ -243,7 +243,7 @@ def give_cores(needs: Sequence[int], cores: Sequence[int]) -> tuple[list[tuple[i
 
     Args:
         needs: How many each needs.
-        cores: What there is; empty to pin nobody.
+        cores: What there is; empty to pin none.
 
     Returns:
         The cores of each, and whether some are shared.

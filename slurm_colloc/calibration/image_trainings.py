@@ -23,7 +23,7 @@ _TINY_WIDTH = 8
 
 
 class Residual(nn.Module):  # type: ignore[misc]
-    """A body beside a shortcut (He et al., 2015): two convolutions, or a bottleneck of three."""
+    """A body with a shortcut (He et al., 2015): two convolutions, or a bottleneck of three."""
 
     def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ def build_loader(device: str, scale: str) -> Training:
 
 
 def build_bursty(device: str, scale: str) -> Training:
-    """Training, evaluation, a checkpoint into host_memory and a pause; one step is all of it.
+    """Training, evaluation, a checkpoint into host_memory and a pause; one step is the whole.
 
     With the whole cycle as one step, a window that ends within a cycle still tells a rate.
     """

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_colloc.calibration.calibrated_gpu import Place, list_needs
+from slurm_colloc.calibration.calibrated_gpu import CalibrationPlace, list_needs
 from slurm_colloc.calibration.cells import COLUMNS, Group, shorten
 from slurm_colloc.calibration.choose_cells import choose_design
 from slurm_colloc.calibration.gpu_bench import Bench
@@ -29,7 +29,13 @@ Say = Callable[[str], None]
 
 
 def measure(
-    place: Place, out: Path, *, minutes: float, say: Say, scale: str = FULL, seed: int = 1
+    place: CalibrationPlace,
+    out: Path,
+    *,
+    minutes: float,
+    say: Say,
+    scale: str = FULL,
+    seed: int = 1,
 ) -> int:
     """Measure the design in a time, and write rows.
 

@@ -1,6 +1,6 @@
-"""Recorded rows as packs: what each training takes alone, and how fast it was beside others.
+"""Recorded rows as packs: what each training takes alone, and how fast it was with others.
 
-A table may come from anybody and may have been cut short: a row that says nothing sane is passed
+A table may come from anywhere and may have been cut short: a row that says nothing sane is passed
 over, a cell that lacks one is no pack.
 """
 
@@ -158,7 +158,7 @@ def build_measurements(rows: Sequence[Row]) -> Measurements:
     rows must be of one GPU model.
 
     Raises:
-        UsageProblem: They are of several GPU models, or no training has figures of it alone.
+        UsageProblem: They are of several GPU models, or no training has figures of its own alone.
     """
     cells, left_out = _list_cells(rows)
     models = sorted({row["gpu_model"] for row in rows if _is_text(row.get("gpu_model", ""))})

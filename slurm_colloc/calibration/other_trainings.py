@@ -36,7 +36,7 @@ def build_mlp(device: str, scale: str) -> Training:
 
 
 class _Block(nn.Module):  # type: ignore[misc]
-    """One layer of a GPT: causal attention and a wide MLP, each beside a shortcut."""
+    """One layer of a GPT: causal attention and a wide MLP, each with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

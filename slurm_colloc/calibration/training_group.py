@@ -114,7 +114,7 @@ class OpenGroup:
         return environment
 
     def choose_workers(self, cell: Cell) -> list[Worker] | None:
-        """Who takes part in a cell; None where too few have lasted."""
+        """The members that take part in a cell; None where too few have lasted."""
         left = [worker for worker in self.workers if worker.state != "gone"]
         chosen: list[Worker] = []
         for member in cell.members:

@@ -111,7 +111,7 @@ class Stepper:
 
         Args:
             seconds: For so long at least.
-            steps: So many at least, but not for more than 2.5 s: beside others under a tight limit
+            steps: So many at least, but not for more than 2.5 s: with others under a tight limit
                 steps are slow.
 
         Returns:

@@ -45,7 +45,7 @@ class _Worker:
 
 
 class ForkServer:
-    """Forks workers, and passes words between them and whoever has started it.
+    """Forks workers, and passes words between them and the process that started it.
 
     Args:
         requests: Descriptor to read requests from.

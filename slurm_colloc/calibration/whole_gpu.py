@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.gpm import METRICS, GpmReader
+from slurm_colloc.monitor.gpu_counters import METRICS, GpmReader
 from slurm_colloc.monitor.nvml_reading import NvmlReader
 
 # Ids of nvml.h (CUDA 13) that the monitor may not record.
@@ -120,7 +120,7 @@ class Readings:
                 break
             time.sleep(min(_EVERY_S, left_s))
         values = self._read_gpm()
-        # In one step: whoever stops waiting for this sees all of it or nothing.
+        # In one step: a caller that stops waiting for this sees all or nothing.
         found.update(
             {
                 **values,

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.calibration.cells import MPS, TIMESLICE, Member
+from slurm_colloc.calibration.cells import MPS, TIMESLICE, CellTraining
 
 FULL = "full"
 TINY = "tiny"
@@ -40,7 +40,7 @@ class Workload:
         name: What rows and cells call it.
         family: Its kind; a model is also judged on families that it was not fitted to.
         builder: `module:function` in this package; called with device and scale.
-        gpu_memory_mb: The most that torch held of it on an H200, in MiB.
+        gpu_memory_mb: The most that torch held on an H200, in MiB.
         cpus: How many cores it is given.
         light: It leaves most of an H200 idle, so that plans put many of its kind together.
     """
@@ -91,13 +91,13 @@ BY_NAME = {workload.name: workload for workload in WORKLOADS}
 MOST_WORKERS = 46
 """In one group: an MPS server takes 48 clients on the driver this was chosen on."""
 CONTEXT_MB = 614
-"""GPU memory of a process beside what torch tells of, about 0.6 GiB on an H200."""
+"""GPU memory of a process on top of what torch tells of, about 0.6 GiB on an H200."""
 USABLE_MEMORY = 0.85
 """Share of the GPU's memory that a group may take; what trainings need is not known exactly."""
 
 
 @dataclass(frozen=True)
-class Need:
+class WorkloadNeed:
     """What one process of a workload takes.
 
     Attributes:
@@ -131,7 +131,7 @@ class Room:
         return float("inf") if self.gpu_memory_mb is None else USABLE_MEMORY * self.gpu_memory_mb
 
 
-def choose_names(needs: Mapping[str, Need], room: Room) -> tuple[str, ...]:
+def choose_names(needs: Mapping[str, WorkloadNeed], room: Room) -> tuple[str, ...]:
     """The workloads that a GPU has room for: with any of them, half is left for others."""
     return tuple(
         name
@@ -140,7 +140,9 @@ def choose_names(needs: Mapping[str, Need], room: Room) -> tuple[str, ...]:
     )
 
 
-def compute_gpu_memory_mb(copies: Mapping[Member, int], needs: Mapping[str, Need]) -> float:
+def compute_gpu_memory_mb(
+    copies: Mapping[CellTraining, int], needs: Mapping[str, WorkloadNeed]
+) -> float:
     """What some processes take, their contexts included."""
     return sum(
         count * (needs[member.workload].gpu_memory_mb + CONTEXT_MB)
@@ -148,7 +150,9 @@ def compute_gpu_memory_mb(copies: Mapping[Member, int], needs: Mapping[str, Need
     )
 
 
-def fits(copies: Mapping[Member, int], needs: Mapping[str, Need], usable_mb: float) -> bool:
+def fits(
+    copies: Mapping[CellTraining, int], needs: Mapping[str, WorkloadNeed], usable_mb: float
+) -> bool:
     """Whether some processes may be there at the same time."""
     taken_mb = compute_gpu_memory_mb(copies, needs)
     return sum(copies.values()) <= MOST_WORKERS and taken_mb <= usable_mb

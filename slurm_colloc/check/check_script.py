@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.check.collisions import Finding, Level, merge_findings
+from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
 from slurm_colloc.check.python_collisions import find_python_collisions
 from slurm_colloc.check.shell_collisions import find_shell_collisions
 from slurm_colloc.check.shell_programs import base_name, program_at
@@ -39,7 +39,7 @@ class Program:
     arguments: tuple[str, ...]
 
 
-def check_script_text(job: Job, content: bytes) -> tuple[list[Finding], list[str]]:
+def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], list[str]]:
     """What in a script, and in the Python programs that it starts, would collide.
 
     Args:
@@ -56,13 +56,13 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[Finding], list[str
         program = Program(file, 1, text, job.arguments)
         return merge_findings(_check_program(program, job.directory)), [file]
     if interpreter != "shell":
-        unread = Finding(
+        unread = ScriptFinding(
             "not-read",
             file,
             1,
             text.split("\n", 1)[0],
             "csub reads shell and Python only: of this script it knows the request alone",
-            level=Level.NOTE,
+            level=Severity.NOTE,
         )
         return [unread], [file]
     script = parse_shell(text, job.arguments)
@@ -88,15 +88,15 @@ def choose_interpreter(text: str) -> str:
     return "python" if _PYTHON.match(name) else ""
 
 
-def _tell_not_understood(script: ShellScript, file: str) -> list[Finding]:
+def _tell_not_understood(script: ShellScript, file: str) -> list[ScriptFinding]:
     return [
-        Finding(
+        ScriptFinding(
             "not-understood",
             file,
             line,
             "syntax that csub does not know",
             "what stands there was not checked",
-            level=Level.NOTE,
+            level=Severity.NOTE,
         )
         for line in script.not_understood
     ]
@@ -160,7 +160,7 @@ def _known(literals: Sequence[str | None]) -> tuple[str, ...]:
     return tuple(text for text in literals if text is not None)
 
 
-def _check_program(program: Program, directory: str) -> list[Finding]:
+def _check_program(program: Program, directory: str) -> list[ScriptFinding]:
     text = program.text
     if text is None:
         path = os.path.join(directory, program.shown)
@@ -179,7 +179,7 @@ def _check_program(program: Program, directory: str) -> list[Finding]:
         return [_unread(program, f"it is no Python of this version ({said}), and was not checked")]
 
 
-def _unread(program: Program, why: str) -> Finding:
-    return Finding(
-        "not-read", program.shown, program.line, "a program it starts", why, level=Level.NOTE
+def _unread(program: Program, why: str) -> ScriptFinding:
+    return ScriptFinding(
+        "not-read", program.shown, program.line, "a program it starts", why, level=Severity.NOTE
     )

@@ -14,7 +14,7 @@ OWN_NAME_IN_PYTHON = 'os.environ.get("SLURM_COLLOC_MEMBER")'
 """The same in Python; None under sbatch."""
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How a finding counts."""
 
     PROBLEM = "problem"
@@ -22,7 +22,7 @@ class Level(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class ScriptFinding:
     """One thing that would collide, or is good to know.
 
     Attributes:
@@ -42,7 +42,7 @@ class Finding:
     what: str
     why: str
     advice: str = ""
-    level: Level = Level.PROBLEM
+    level: Severity = Severity.PROBLEM
     also: tuple[int, ...] = ()
 
     @property
@@ -54,9 +54,9 @@ class Finding:
 _OF_A_NAME = ("job-id-path", "timestamp-path")
 
 
-def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+def merge_findings(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     """Each thing once, with all its lines; in the order of files and lines."""
-    merged: dict[tuple[str, str, str], Finding] = {}
+    merged: dict[tuple[str, str, str], ScriptFinding] = {}
     files: dict[str, int] = {}
     told: set[tuple[str, str, int]] = set()
     for finding in findings:
@@ -85,7 +85,7 @@ def shorten(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 
-def port_finding(file: str, line: int, what: str, *, of_job: bool) -> Finding:
+def port_finding(file: str, line: int, what: str, *, of_job: bool) -> ScriptFinding:
     """A port that all members would open."""
     why = (
         "a port computed from the job id is the same in all members of a pack"
@@ -95,12 +95,12 @@ def port_finding(file: str, line: int, what: str, *, of_job: bool) -> Finding:
     sets_it = "MASTER_PORT" in what.partition("=")[0]
     do = "leave it out" if sets_it else "take MASTER_PORT from the environment"
     advice = f"{do}: csub gives each member a free port in it"
-    return Finding("fixed-port", file, line, shorten(what), why, advice)
+    return ScriptFinding("fixed-port", file, line, shorten(what), why, advice)
 
 
-def job_id_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> Finding:
+def job_id_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> ScriptFinding:
     """A name with the job id in it."""
-    return Finding(
+    return ScriptFinding(
         "job-id-path",
         file,
         line,
@@ -110,9 +110,9 @@ def job_id_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> Find
     )
 
 
-def clock_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> Finding:
+def clock_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> ScriptFinding:
     """A name with the time of day in it."""
-    return Finding(
+    return ScriptFinding(
         "timestamp-path",
         file,
         line,
@@ -122,9 +122,9 @@ def clock_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> Findi
     )
 
 
-def device_finding(file: str, line: int, what: str) -> Finding:
+def device_finding(file: str, line: int, what: str) -> ScriptFinding:
     """CUDA_VISIBLE_DEVICES is set by hand."""
-    return Finding(
+    return ScriptFinding(
         "cuda-visible-devices",
         file,
         line,
@@ -134,9 +134,9 @@ def device_finding(file: str, line: int, what: str) -> Finding:
     )
 
 
-def temporary_finding(file: str, line: int, what: str) -> Finding:
+def temporary_finding(file: str, line: int, what: str) -> ScriptFinding:
     """A fixed name in a folder that the whole node shares."""
-    return Finding(
+    return ScriptFinding(
         "fixed-temporary-file",
         file,
         line,
@@ -146,9 +146,9 @@ def temporary_finding(file: str, line: int, what: str) -> Finding:
     )
 
 
-def directory_finding(file: str, line: int, what: str, advice: str) -> Finding:
+def directory_finding(file: str, line: int, what: str, advice: str) -> ScriptFinding:
     """A library's own numbering or time stamp of runs."""
-    return Finding(
+    return ScriptFinding(
         "default-directory",
         file,
         line,
@@ -158,13 +158,13 @@ def directory_finding(file: str, line: int, what: str, advice: str) -> Finding:
     )
 
 
-def requeue_finding(file: str, line: int, what: str) -> Finding:
+def requeue_finding(file: str, line: int, what: str) -> ScriptFinding:
     """`scontrol requeue` or `scancel` of the own job, as csub's commands understand it."""
-    return Finding(
+    return ScriptFinding(
         "own-job-command",
         file,
         line,
         shorten(what),
         "fine: inside a member it acts on that member alone",
-        level=Level.NOTE,
+        level=Severity.NOTE,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from slurm_colloc.check.collisions import (
     OWN_NAME_IN_PYTHON,
-    Finding,
+    ScriptFinding,
     clock_finding,
     device_finding,
     directory_finding,
@@ -27,7 +27,7 @@ from slurm_colloc.check.python_strings import (
 from slurm_colloc.check.shell_words import (
     TCP_ADDRESS,
     Kind,
-    Part,
+    WordPart,
     find_clock,
     find_job_id,
     tells_members_apart,
@@ -57,7 +57,7 @@ _SHARED = re.compile(r"^(/tmp|/var/tmp|/dev/shm)/+[^/\0]")
 
 def find_python_collisions(
     text: str, file: str, *, first_line: int = 1, arguments: tuple[str, ...] = ()
-) -> list[Finding]:
+) -> list[ScriptFinding]:
     """What in a program would collide.
 
     Args:
@@ -79,7 +79,7 @@ def find_python_collisions(
 class _Checker(PythonReader):
     """Looks at each node of a program of which everything is known."""
 
-    def check(self, node: ast.AST) -> Iterator[Finding]:
+    def check(self, node: ast.AST) -> Iterator[ScriptFinding]:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 yield from self.check_environment(target, node.value)
@@ -92,12 +92,12 @@ class _Checker(PythonReader):
         elif isinstance(node, ast.FunctionDef):
             yield from check_hydra(self, node)
 
-    def check_environment(self, target: ast.expr, value: ast.expr) -> Iterator[Finding]:
+    def check_environment(self, target: ast.expr, value: ast.expr) -> Iterator[ScriptFinding]:
         name = environment_name(target) if isinstance(target, ast.Subscript) else None
         if name is not None:
             yield from self.check_variable(name, value, self.line(target))
 
-    def check_update(self, node: ast.Call) -> Iterator[Finding]:
+    def check_update(self, node: ast.Call) -> Iterator[ScriptFinding]:
         """`os.environ.update({...})` and `os.putenv(...)`."""
         function = name_of(node.func)
         pairs: list[tuple[ast.expr | None, ast.expr]] = []
@@ -112,7 +112,7 @@ class _Checker(PythonReader):
             if isinstance(key, ast.Constant):
                 yield from self.check_variable(str(key.value), value, self.line(node))
 
-    def check_variable(self, name: str, value: ast.expr, line: int) -> Iterator[Finding]:
+    def check_variable(self, name: str, value: ast.expr, line: int) -> Iterator[ScriptFinding]:
         """A variable of the environment is set."""
         parts = self.parts_of(value)
         text = "".join(part.text for part in parts)
@@ -125,7 +125,7 @@ class _Checker(PythonReader):
         elif name in ("MASTER_PORT", "PET_MASTER_PORT"):
             yield from self.port(parts, what, line)
 
-    def port(self, parts: tuple[Part, ...], what: str, line: int) -> Iterator[Finding]:
+    def port(self, parts: tuple[WordPart, ...], what: str, line: int) -> Iterator[ScriptFinding]:
         if tells_members_apart(parts):
             return
         if parts and all(part.kind is Kind.TEXT for part in parts):
@@ -135,7 +135,7 @@ class _Checker(PythonReader):
         elif find_job_id(parts) is not None:
             yield port_finding(self.file, line, what, of_job=True)
 
-    def check_ports(self, node: ast.Call) -> Iterator[Finding]:
+    def check_ports(self, node: ast.Call) -> Iterator[ScriptFinding]:
         name = name_of(node.func)
         line, what = self.line(node), ast.unparse(node)
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
@@ -155,7 +155,9 @@ class _Checker(PythonReader):
             if TCP_ADDRESS.match(text):
                 yield port_finding(self.file, line, f"init_method={text}", of_job=False)
 
-    def check_argument(self, node: ast.Call, keywords: dict[str, ast.expr]) -> Iterator[Finding]:
+    def check_argument(
+        self, node: ast.Call, keywords: dict[str, ast.expr]
+    ) -> Iterator[ScriptFinding]:
         """A port as an option's default, unless the command line gives another."""
         flags = [a.value for a in node.args if isinstance(a, ast.Constant)]
         names = [str(flag) for flag in flags if re.fullmatch(r"-{0,2}(\w+[_-])*port", str(flag))]
@@ -188,7 +190,7 @@ class _Checker(PythonReader):
                 )
         return False
 
-    def check_names(self, node: ast.Call) -> Iterator[Finding]:
+    def check_names(self, node: ast.Call) -> Iterator[ScriptFinding]:
         name = name_of(node.func)
         values: list[tuple[str, ast.expr]] = [("", argument) for argument in node.args]
         values += [(keyword.arg or "", keyword.value) for keyword in node.keywords]
@@ -208,7 +210,7 @@ class _Checker(PythonReader):
                 continue
             yield from self.name(parts)
 
-    def name(self, parts: tuple[Part, ...]) -> Iterator[Finding]:
+    def name(self, parts: tuple[WordPart, ...]) -> Iterator[ScriptFinding]:
         if tells_members_apart(parts):
             return
         top = [part for part in parts if part.kind is not Kind.TEXT]
@@ -221,7 +223,7 @@ class _Checker(PythonReader):
             if all(_BASE.search(part.text) for part in others):
                 yield clock_finding(self.file, clock.line, show_parts(parts), OWN_NAME_IN_PYTHON)
 
-    def check_temporary(self, node: ast.Call, name: str) -> Iterator[Finding]:
+    def check_temporary(self, node: ast.Call, name: str) -> Iterator[ScriptFinding]:
         target: ast.expr | None = None
         if name in ("open", "io.open"):
             mode = node.args[1] if len(node.args) > 1 else None
@@ -245,7 +247,7 @@ class _Checker(PythonReader):
         pattern = "".join(part.text if part.kind is Kind.TEXT else "\0" for part in parts)
         return bool(_SHARED.match(pattern)) and all(part.kind is Kind.TEXT for part in parts)
 
-    def check_commands(self, node: ast.Call) -> Iterator[Finding]:
+    def check_commands(self, node: ast.Call) -> Iterator[ScriptFinding]:
         """`subprocess.run(["scontrol", "requeue", ...])`, `os.system("pkill python")`."""
         name = name_of(node.func)
         if not re.search(r"(^|\.)(run|call|check_call|check_output|Popen|system)$", name):
@@ -265,14 +267,14 @@ class _Checker(PythonReader):
         else:
             yield from self.check_shell(command, self.line(node))
 
-    def check_shell(self, command: str, line: int) -> Iterator[Finding]:
+    def check_shell(self, command: str, line: int) -> Iterator[ScriptFinding]:
         from slurm_colloc.check.shell_collisions import find_shell_collisions
         from slurm_colloc.check.shell_reading import parse_shell
 
         kinds = ("kill-by-name", "gpu-settings", "mps-control", "slurm-command-by-path")
         for finding in find_shell_collisions(parse_shell(command), self.file):
             if finding.kind in kinds:
-                yield Finding(
+                yield ScriptFinding(
                     finding.kind, self.file, line, finding.what, finding.why, finding.advice
                 )
 
@@ -280,7 +282,7 @@ class _Checker(PythonReader):
 _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
-def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[Finding]:
+def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFinding]:
     """Lightning numbers the folders of its runs by looking which are there."""
     if not reader.modules & set(_LIGHTNING):
         return
@@ -313,7 +315,7 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[Finding]:
             )
 
 
-def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[Finding]:
+def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptFinding]:
     """Hydra names the folders of its runs by the second."""
     if "hydra" not in reader.modules:
         return

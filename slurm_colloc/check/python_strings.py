@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from slurm_colloc.check.shell_words import JOB_IDS, Kind, Part
+from slurm_colloc.check.shell_words import JOB_IDS, Kind, WordPart
 
 _OWN = re.compile(r"(^|\.)(getpid|uuid\d?|uuid4|token_hex|mkdtemp|mkstemp|TemporaryDirectory)$")
 _CLOCKS = re.compile(
@@ -27,7 +27,7 @@ class PythonReader:
         self.file = file
         self.offset = offset
         self.arguments = arguments
-        self.values: dict[str, tuple[Part, ...]] = {}
+        self.values: dict[str, tuple[WordPart, ...]] = {}
         self.modules: set[str] = set()
 
     def line(self, node: ast.AST) -> int:
@@ -48,16 +48,16 @@ class PythonReader:
                 known = name in self.values
                 parts = self.parts_of(node.value)
                 self.values[name] = (
-                    (Part(Kind.UNKNOWN, name, self.line(node), self.values[name] + parts),)
+                    (WordPart(Kind.UNKNOWN, name, self.line(node), self.values[name] + parts),)
                     if known
                     else parts
                 )
 
-    def parts_of(self, node: ast.AST) -> tuple[Part, ...]:  # noqa: C901, PLR0911, PLR0912 - a table
+    def parts_of(self, node: ast.AST) -> tuple[WordPart, ...]:  # noqa: C901, PLR0911, PLR0912 - a table
         """What a string is made of."""
         line = self.line(node)
         if isinstance(node, ast.Constant):
-            return (Part(Kind.TEXT, str(node.value), line),)
+            return (WordPart(Kind.TEXT, str(node.value), line),)
         if isinstance(node, ast.JoinedStr):
             return tuple(part for value in node.values for part in self.parts_of(value))
         if isinstance(node, ast.FormattedValue):
@@ -65,43 +65,43 @@ class PythonReader:
             if "%" in spec:
                 # A date in the form that is given: `{now:%H%M%S}`.
                 kind = Kind.CLOCK if _TO_THE_SECOND.search(spec) else Kind.UNKNOWN
-                return (Part(kind, ast.unparse(node.value), line),)
+                return (WordPart(kind, ast.unparse(node.value), line),)
             return self.parts_of(node.value)
         if isinstance(node, ast.BinOp):
             left, right = self.parts_of(node.left), self.parts_of(node.right)
             if isinstance(node.op, ast.Div):
-                return (*left, Part(Kind.TEXT, "/", line), *right)
+                return (*left, WordPart(Kind.TEXT, "/", line), *right)
             if isinstance(node.op, ast.Add):
                 return (*left, *right)
             if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
                 text = re.sub(r"%[\d.]*[sdrif]", "\0", str(node.left.value))
-                return (Part(Kind.TEXT, text, line), *right)
-            return (Part(Kind.SUM, ast.unparse(node), line, (*left, *right)),)
+                return (WordPart(Kind.TEXT, text, line), *right)
+            return (WordPart(Kind.SUM, ast.unparse(node), line, (*left, *right)),)
         if isinstance(node, ast.Tuple | ast.List):
             return tuple(part for value in node.elts for part in self.parts_of(value))
         if isinstance(node, ast.Name):
-            return self.values.get(node.id, (Part(Kind.UNKNOWN, node.id, line),))
+            return self.values.get(node.id, (WordPart(Kind.UNKNOWN, node.id, line),))
         if isinstance(node, ast.Subscript):
             name = environment_name(node)
             if name is not None:
-                return (Part(Kind.VARIABLE, name, line),)
-            return (Part(Kind.UNKNOWN, ast.unparse(node), line, self.parts_of(node.value)),)
+                return (WordPart(Kind.VARIABLE, name, line),)
+            return (WordPart(Kind.UNKNOWN, ast.unparse(node), line, self.parts_of(node.value)),)
         if isinstance(node, ast.Call):
             return self.parts_of_call(node)
-        return (Part(Kind.UNKNOWN, ast.unparse(node), line),)
+        return (WordPart(Kind.UNKNOWN, ast.unparse(node), line),)
 
-    def parts_of_call(self, node: ast.Call) -> tuple[Part, ...]:  # noqa: PLR0911 - a table
+    def parts_of_call(self, node: ast.Call) -> tuple[WordPart, ...]:  # noqa: PLR0911 - a table
         """What a call gives is made of."""
         line, name = self.line(node), name_of(node.func)
         variable = environment_name(node)
         if variable is not None:
-            return (Part(Kind.VARIABLE, variable, line),)
+            return (WordPart(Kind.VARIABLE, variable, line),)
         if _OWN.search(name):
-            return (Part(Kind.VARIABLE, "$", line),)
+            return (WordPart(Kind.VARIABLE, "$", line),)
         if name.endswith(("path.join", "Path", "PurePath")) or name == "join":
-            parts: list[Part] = []
+            parts: list[WordPart] = []
             for argument in node.args:
-                parts += [Part(Kind.TEXT, "/", line)] if parts else []
+                parts += [WordPart(Kind.TEXT, "/", line)] if parts else []
                 parts += self.parts_of(argument)
             return tuple(parts)
         if name.endswith("strftime"):
@@ -109,10 +109,10 @@ class PythonReader:
             is_fine = any(_TO_THE_SECOND.search(str(text)) for text in formats)
             kind = Kind.CLOCK if is_fine or not formats else Kind.UNKNOWN
             if any("%f" in str(text) for text in formats):
-                return (Part(Kind.VARIABLE, "$", line),)
-            return (Part(kind, str(formats[0]) if formats else "time", line),)
+                return (WordPart(Kind.VARIABLE, "$", line),)
+            return (WordPart(kind, str(formats[0]) if formats else "time", line),)
         if _CLOCKS.search(name) and self.is_clock(name):
-            return (Part(Kind.CLOCK, "time", line),)
+            return (WordPart(Kind.CLOCK, "time", line),)
         if name in ("str", "int", "repr", "os.path.expanduser", "os.path.abspath") and node.args:
             return self.parts_of(node.args[0])
         inner = [part for argument in node.args for part in self.parts_of(argument)]
@@ -120,11 +120,11 @@ class PythonReader:
             owner = self.parts_of(node.func.value)
             if node.func.attr == "format":
                 text = re.sub(r"\{[^{}]*\}", "\0", "".join(p.text for p in owner))
-                return (Part(Kind.TEXT, text, line), *inner)
+                return (WordPart(Kind.TEXT, text, line), *inner)
             if node.func.attr in ("resolve", "absolute", "expanduser", "strip", "replace"):
                 return owner
             inner += owner
-        return (Part(Kind.UNKNOWN, ast.unparse(node), line, tuple(inner)),)
+        return (WordPart(Kind.UNKNOWN, ast.unparse(node), line, tuple(inner)),)
 
     def is_clock(self, name: str) -> bool:
         """A call of time or datetime, not of something else with such a name."""
@@ -165,12 +165,12 @@ def environment_name(node: ast.AST) -> str | None:
     return None
 
 
-def show_parts(parts: tuple[Part, ...]) -> str:
+def show_parts(parts: tuple[WordPart, ...]) -> str:
     """A string as it is told to people."""
     return "".join(render_part(part) for part in parts)
 
 
-def render_part(part: Part) -> str:
+def render_part(part: WordPart) -> str:
     """A part of a string as it is told to people."""
     if part.kind is Kind.TEXT:
         return part.text.replace("\0", "{}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.check.collisions import Finding, requeue_finding, shorten
+from slurm_colloc.check.collisions import ScriptFinding, requeue_finding, shorten
 from slurm_colloc.check.shell_programs import arguments_of, base_name, program_at
-from slurm_colloc.check.shell_words import JOB_IDS, Command, Word, find_job_id
+from slurm_colloc.check.shell_words import JOB_IDS, Command, ShellWord, find_job_id
 
 _GPU_SETTINGS = re.compile(
     r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"
@@ -18,12 +18,12 @@ _GPU_SETTINGS = re.compile(
 _LIST_PROCESSES = frozenset({"pgrep", "ps", "pidof", "lsof", "fuser", "nvidia-smi"})
 
 
-def check_slurm(command: Command, file: str) -> Iterator[Finding]:
+def check_slurm(command: Command, file: str) -> Iterator[ScriptFinding]:
     """Slurm's commands that act on the own job, and a srun that goes past csub's."""
     at = program_at(command)
     first = command.words[0].literal if command.words else None
     if first and first.startswith("/") and base_name(first) == "srun":
-        yield Finding(
+        yield ScriptFinding(
             "srun-by-path",
             file,
             command.line,
@@ -45,14 +45,14 @@ def check_slurm(command: Command, file: str) -> Iterator[Finding]:
 
 
 def _check_own_job(
-    text: str, line: int, words: tuple[Word, ...], file: str, verb: str, *, refused: bool
-) -> Iterator[Finding]:
+    text: str, line: int, words: tuple[ShellWord, ...], file: str, verb: str, *, refused: bool
+) -> Iterator[ScriptFinding]:
     what = f"{text} {' '.join(word.source or word.shown for word in words)}"
     named = [word for word in words if find_job_id(word.parts) or _names_array(word)]
     if not named:
         return
     if text.startswith("/"):
-        yield Finding(
+        yield ScriptFinding(
             "slurm-command-by-path",
             file,
             line,
@@ -61,7 +61,7 @@ def _check_own_job(
             f"write {base_name(text)} without its path",
         )
     elif refused:
-        yield Finding(
+        yield ScriptFinding(
             "slurm-command-refused",
             file,
             line,
@@ -72,7 +72,7 @@ def _check_own_job(
     elif all(_is_own_id(word) for word in named):
         yield requeue_finding(file, line, what)
     else:
-        yield Finding(
+        yield ScriptFinding(
             "own-job-other-id",
             file,
             line,
@@ -82,11 +82,11 @@ def _check_own_job(
         )
 
 
-def _names_array(word: Word) -> bool:
+def _names_array(word: ShellWord) -> bool:
     return any(part.text == "SLURM_ARRAY_JOB_ID" for part in word.holes)
 
 
-def _is_own_id(word: Word) -> bool:
+def _is_own_id(word: ShellWord) -> bool:
     shown = word.shown.removeprefix("JobId=").removeprefix("jobid=")
     return shown in (
         *(f"${name}" for name in JOB_IDS),
@@ -95,14 +95,14 @@ def _is_own_id(word: Word) -> bool:
     )
 
 
-def check_gpu(command: Command, file: str) -> Iterator[Finding]:
+def check_gpu(command: Command, file: str) -> Iterator[ScriptFinding]:
     """Commands that change the GPU, or how it is shared."""
     name, words = arguments_of(command)
     what = " ".join([name, *(word.source or word.shown for word in words)])
     if name == "nvidia-smi":
         literals = [word.literal or "" for word in words]
         if any(_GPU_SETTINGS.match(text) for text in literals) or literals[:1] == ["mig"]:
-            yield Finding(
+            yield ScriptFinding(
                 "gpu-settings",
                 file,
                 command.line,
@@ -111,7 +111,7 @@ def check_gpu(command: Command, file: str) -> Iterator[Finding]:
                 "leave it out",
             )
     elif name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
-        yield Finding(
+        yield ScriptFinding(
             "mps-control",
             file,
             command.line,
@@ -121,7 +121,7 @@ def check_gpu(command: Command, file: str) -> Iterator[Finding]:
         )
 
 
-def check_processes(command: Command, file: str) -> Iterator[Finding]:
+def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
     """Processes that are ended by their names."""
     name, words = arguments_of(command)
     literals = [word.literal or "" for word in words]
@@ -143,7 +143,7 @@ def check_processes(command: Command, file: str) -> Iterator[Finding]:
             reaches = reaches or _reads_processes(command)
     if reaches:
         what = " ".join(word.source or word.shown for word in command.words)
-        yield Finding(
+        yield ScriptFinding(
             "kill-by-name",
             file,
             command.line,
@@ -162,7 +162,7 @@ def _reads_processes(command: Command) -> bool:
     return False
 
 
-def check_removal(command: Command, file: str) -> Iterator[Finding]:
+def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
     """Directories of all members that are removed."""
     name, words = arguments_of(command)
     if name != "rm":
@@ -172,7 +172,7 @@ def check_removal(command: Command, file: str) -> Iterator[Finding]:
         above = re.match(r"^\$TMPDIR/(\.\.|\*/\.\.)(/|$)", text)
         whole = re.fullmatch(r"(/tmp|/var/tmp|/dev/shm)(/\**)?", text)
         if above or whole:
-            yield Finding(
+            yield ScriptFinding(
                 "removes-neighbours",
                 file,
                 command.line,

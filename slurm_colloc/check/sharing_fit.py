@@ -1,11 +1,11 @@
-"""What a job's request means for sharing: who fits beside it, and why not; pure."""
+"""What a job's request means for sharing: which jobs fit next to it, and why not; pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-from slurm_colloc.check.collisions import Finding, Level
+from slurm_colloc.check.collisions import ScriptFinding, Severity
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.plan_packs import GPU_MEMORY_SHARE, compute_need, compute_overload
@@ -19,7 +19,7 @@ _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ResourceRow:
     """One resource.
 
     Attributes:
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharing:
+class SharingFit:
     """What sharing would get.
 
     Attributes:
@@ -48,13 +48,13 @@ class Sharing:
         alone_because: Why it runs alone; empty if it can share.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResourceRow, ...]
     degree: int
     members: int
     alone_because: str
 
 
-def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> Sharing:
+def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> SharingFit:
     """How many jobs of this kind share a GPU."""
     need = compute_need(job, 0, capacity, policy)
     usable = capacity.gpu_memory_mb and int(capacity.gpu_memory_mb * GPU_MEMORY_SHARE)
@@ -77,11 +77,11 @@ def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> Sharing:
             fits = next(
                 (n for n in range(_MOST, 0, -1) if not compute_overload([need] * n, n, only)), 0
             )
-        rows.append(Row(name, unit, asked, available, fits))
+        rows.append(ResourceRow(name, unit, asked, available, fits))
     alone = explain_alone(job)
     known = [row.fits for row in rows if row.fits is not None]
     members = 1 if alone else max(1, min([policy.degree, *known]))
-    return Sharing(tuple(rows), policy.degree, members, alone)
+    return SharingFit(tuple(rows), policy.degree, members, alone)
 
 
 def explain_alone(job: Job) -> str:
@@ -94,8 +94,8 @@ def explain_alone(job: Job) -> str:
 
 
 def find_request_findings(
-    job: Job, options: Options, sharing: Sharing, capacity: Capacity
-) -> list[Finding]:
+    job: Job, options: Options, sharing: SharingFit, capacity: Capacity
+) -> list[ScriptFinding]:
     """What in the request keeps a job from sharing, or is good to know."""
     findings = []
     if sharing.alone_because:
@@ -107,7 +107,7 @@ def find_request_findings(
             advice = "leave it out, and say what one job needs: --cpus-per-task, --mem"
         shown = _shown_request(options, sharing.alone_because)
         findings.append(
-            Finding(
+            ScriptFinding(
                 "runs-alone",
                 file,
                 line,
@@ -125,7 +125,9 @@ def find_request_findings(
     return findings
 
 
-def _check_share(row: Row, name: str, options: Options, degree: int) -> Finding | None:
+def _check_share(
+    row: ResourceRow, name: str, options: Options, degree: int
+) -> ScriptFinding | None:
     """A request of which fewer fit than could share."""
     if row.fits is None or row.available is None or row.asked is None or row.fits >= degree:
         return None
@@ -145,37 +147,37 @@ def _check_share(row: Row, name: str, options: Options, degree: int) -> Finding 
     why = f"the GPU's share is {row.available} {row.unit or row.name}"
     if row.fits > 1:
         why += f": only {row.fits} members fit at the same time"
-        return Finding("large-share", file, line, asked, why, advice, Level.NOTE)
-    return Finding("whole-share", file, line, asked, f"{why}, so no other job fits", advice)
+        return ScriptFinding("large-share", file, line, asked, why, advice, Severity.NOTE)
+    return ScriptFinding("whole-share", file, line, asked, f"{why}, so no other job fits", advice)
 
 
-def _find_unstated(job: Job, capacity: Capacity) -> list[Finding]:
+def _find_unstated(job: Job, capacity: Capacity) -> list[ScriptFinding]:
     """What was not said, and what holds instead."""
     findings = []
     if job.time_limit_s is None and not job.is_unlimited:
         default = capacity.time_limit_default_s
         means = f"the partition's {default} s" if default else "the partition's default"
         findings.append(
-            Finding(
+            ScriptFinding(
                 "no-time",
                 REQUEST,
                 0,
                 "no --time",
                 f"{means} limits each member",
                 "say how long the job takes alone",
-                Level.NOTE,
+                Severity.NOTE,
             )
         )
     if job.gpu_memory_mb is None:
         findings.append(
-            Finding(
+            ScriptFinding(
                 "no-gpu-mem",
                 REQUEST,
                 0,
                 "no --gpu-mem",
                 "whether the members' GPU memory fits together is not checked",
                 "say it, as in --gpu-mem=10G",
-                Level.NOTE,
+                Severity.NOTE,
             )
         )
     return findings

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from slurm_colloc.check.collisions import (
-    Finding,
+    ScriptFinding,
     clock_finding,
     device_finding,
     job_id_finding,
@@ -26,9 +26,9 @@ from slurm_colloc.check.shell_words import (
     Assignment,
     Command,
     Kind,
-    Part,
     ShellScript,
-    Word,
+    ShellWord,
+    WordPart,
     classify_port,
     find_clock,
     find_job_id,
@@ -59,7 +59,7 @@ _IN_SHARED_FOLDER = re.compile(r"(^|=)(/tmp|/var/tmp|/dev/shm)")
 _OUTPUT_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>"})
 
 
-def check_exported_name(step: Assignment, file: str) -> Iterator[Finding]:
+def check_exported_name(step: Assignment, file: str) -> Iterator[ScriptFinding]:
     """A variable that programs are given, and that names a file or directory."""
     if (
         step.name not in JOB_IDS
@@ -69,7 +69,7 @@ def check_exported_name(step: Assignment, file: str) -> Iterator[Finding]:
         yield from _check_name(step.value, file)
 
 
-def check_names(command: Command, file: str) -> Iterator[Finding]:
+def check_names(command: Command, file: str) -> Iterator[ScriptFinding]:
     """What a command writes, by its redirections and its arguments."""
     for redirect in command.redirects:
         if redirect.operator in _OUTPUT_OPERATORS:
@@ -90,15 +90,17 @@ def check_names(command: Command, file: str) -> Iterator[Finding]:
             yield from _check_temporary(value, file)
 
 
-def _named(words: tuple[Word, ...], position: int) -> tuple[str, Word | None]:
+def _named(words: tuple[ShellWord, ...], position: int) -> tuple[str, ShellWord | None]:
     """The option that a word is the value of ('' for none), and the value."""
     word = words[position]
     head = word.parts[0]
     if head.kind is Kind.TEXT:
         match = re.match(r"^(-{0,2}[\w.+-]+)=(.*)$", head.text, re.DOTALL)
         if match:
-            first = (Part(Kind.TEXT, match[2], head.line),) if match[2] else ()
-            return match[1].lstrip("-+"), Word((*first, *word.parts[1:]), word.source, word.line)
+            first = (WordPart(Kind.TEXT, match[2], head.line),) if match[2] else ()
+            return match[1].lstrip("-+"), ShellWord(
+                (*first, *word.parts[1:]), word.source, word.line
+            )
         if head.text.startswith("-"):
             return "", None
     before = words[position - 1].literal if position else None
@@ -107,7 +109,7 @@ def _named(words: tuple[Word, ...], position: int) -> tuple[str, Word | None]:
     return "", word
 
 
-def _is_path(name: str, option: str, value: Word) -> bool:
+def _is_path(name: str, option: str, value: ShellWord) -> bool:
     if _NOT_A_NAME.search(option) and not re.search("dir|path|file", option):
         return False
     pattern = value.pattern
@@ -118,7 +120,7 @@ def _is_path(name: str, option: str, value: Word) -> bool:
     return bool((option and _NAMING_OPTION.search(option)) or _FILE_SUFFIX.search(pattern))
 
 
-def _is_written(name: str, option: str, position: int, words: tuple[Word, ...]) -> bool:
+def _is_written(name: str, option: str, position: int, words: tuple[ShellWord, ...]) -> bool:
     if name in ("cp", "mv", "rsync", "ln", "install"):
         return position == len(words) - 1
     if name in _WRITERS:
@@ -128,7 +130,7 @@ def _is_written(name: str, option: str, position: int, words: tuple[Word, ...]) 
     return bool(_WRITING_OPTION.search(option) and not _READING_OPTION.search(option))
 
 
-def _check_name(word: Word, file: str) -> Iterator[Finding]:
+def _check_name(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
     if tells_members_apart(word.parts):
         return
     job_id = find_job_id(word.parts)
@@ -139,7 +141,7 @@ def _check_name(word: Word, file: str) -> Iterator[Finding]:
         yield clock_finding(file, clock.line, word.shown)
 
 
-def _check_temporary(word: Word, file: str) -> Iterator[Finding]:
+def _check_temporary(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
     """A path below /tmp that nothing in it tells apart."""
     match = _SHARED_FOLDER.match(word.pattern)
     if match is None or tells_members_apart(word.parts):
@@ -155,18 +157,18 @@ def _check_temporary(word: Word, file: str) -> Iterator[Finding]:
 _PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
 _ENDPOINT_OPTION = re.compile(r"--rdzv[-_]endpoint")
 _ADDRESS = re.compile(r"^[\w.\-\0\[\]]*:(\d+)$")
-# Values that keep a program off the GPU, which harms nobody.
+# Values that keep a program off the GPU, which is harmless.
 _NO_GPU = ("", "-1", "NoDevFiles")
 
 
-def find_shell_collisions(script: ShellScript, file: str) -> list[Finding]:
+def find_shell_collisions(script: ShellScript, file: str) -> list[ScriptFinding]:
     """What in a script would collide.
 
     Args:
         script: The script.
         file: What the user calls it.
     """
-    found: list[Finding] = []
+    found: list[ScriptFinding] = []
     for step in script.steps:
         if isinstance(step, Assignment):
             found += _check_assignment(step, file)
@@ -176,7 +178,7 @@ def find_shell_collisions(script: ShellScript, file: str) -> list[Finding]:
     return found
 
 
-def _check_assignment(step: Assignment, file: str) -> Iterator[Finding]:
+def _check_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
     what = f"{step.name}={step.value.source or step.value.shown}"
     if step.name in ("MASTER_PORT", "PET_MASTER_PORT"):
         port = classify_port(step.value.parts)
@@ -191,7 +193,7 @@ def _check_assignment(step: Assignment, file: str) -> Iterator[Finding]:
         yield from check_exported_name(step, file)
 
 
-def _check_ports(command: Command, file: str) -> Iterator[Finding]:
+def _check_ports(command: Command, file: str) -> Iterator[ScriptFinding]:
     name, words = arguments_of(command)
     if name in TALKERS or not words or _is_client(words):
         return
@@ -220,7 +222,7 @@ def _check_ports(command: Command, file: str) -> Iterator[Finding]:
         yield port_finding(file, command.line, "ray start --head (port 6379)", of_job=False)
 
 
-def _is_client(words: tuple[Word, ...]) -> bool:
+def _is_client(words: tuple[ShellWord, ...]) -> bool:
     """The command talks to a server elsewhere."""
     for option, value in options_of(words):
         if option in ("--host", "-h", "--hostname", "--server", "--address"):
@@ -230,7 +232,7 @@ def _is_client(words: tuple[Word, ...]) -> bool:
     return False
 
 
-_COMMAND_CHECKS: tuple[Callable[[Command, str], Iterator[Finding]], ...] = (
+_COMMAND_CHECKS: tuple[Callable[[Command, str], Iterator[ScriptFinding]], ...] = (
     _check_ports,
     check_names,
     check_slurm,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.check.shell_words import Kind, Part, Word
+from slurm_colloc.check.shell_words import Kind, ShellWord, WordPart
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,7 +27,7 @@ class WordReader:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.values: dict[str, tuple[Part, ...]] = {}
+        self.values: dict[str, tuple[WordPart, ...]] = {}
         self.arguments = tuple(arguments)
         self.first_line = 1
 
@@ -35,42 +35,44 @@ class WordReader:
         """The line of a node, in the file that is read."""
         return node.start_point[0] + self.first_line
 
-    def words_of(self, node: Node) -> list[Word]:
+    def words_of(self, node: Node) -> list[ShellWord]:
         """One word; several where the script's arguments are put in."""
         if text_of(node) in ('"$@"', "$@", "$*") and self.arguments:
             line = self.line(node)
-            return [Word((Part(Kind.TEXT, text, line),), text, line) for text in self.arguments]
+            return [
+                ShellWord((WordPart(Kind.TEXT, text, line),), text, line) for text in self.arguments
+            ]
         return [self.word_of(node)]
 
-    def word_of(self, node: Node) -> Word:
+    def word_of(self, node: Node) -> ShellWord:
         """A node as one word."""
-        return Word(self.parts_of(node), text_of(node), self.line(node))
+        return ShellWord(self.parts_of(node), text_of(node), self.line(node))
 
-    def parts_of(self, node: Node) -> tuple[Part, ...]:  # noqa: PLR0911 - a table
+    def parts_of(self, node: Node) -> tuple[WordPart, ...]:  # noqa: PLR0911 - a table
         """What a node is made of."""
         line = self.line(node)
         kind = node.type
         if kind in ("word", "number", "string_content", "heredoc_content", "variable_name"):
-            return (Part(Kind.TEXT, _unescape(text_of(node)), line),)
+            return (WordPart(Kind.TEXT, _unescape(text_of(node)), line),)
         if kind == "raw_string":
-            return (Part(Kind.TEXT, text_of(node)[1:-1], line),)
+            return (WordPart(Kind.TEXT, text_of(node)[1:-1], line),)
         if kind == "ansi_c_string":
-            return (Part(Kind.TEXT, text_of(node)[2:-1], line),)
+            return (WordPart(Kind.TEXT, text_of(node)[2:-1], line),)
         if kind == "simple_expansion":
             return self.expand(text_of(node)[1:], line)
         if kind == "expansion":
             return self.expand_braces(node, line)
         if kind == "command_substitution":
-            return (Part(Kind.COMMAND, text_of(node), line, self.inner_of(node)),)
+            return (WordPart(Kind.COMMAND, text_of(node), line, self.inner_of(node)),)
         if kind == "arithmetic_expansion":
-            return (Part(Kind.SUM, text_of(node), line, self.inner_of(node)),)
+            return (WordPart(Kind.SUM, text_of(node), line, self.inner_of(node)),)
         if kind in ("command_name", "concatenation", "string", "translated_string"):
             return self.join(node)
-        return (Part(Kind.UNKNOWN, text_of(node), line, self.inner_of(node)),)
+        return (WordPart(Kind.UNKNOWN, text_of(node), line, self.inner_of(node)),)
 
-    def join(self, node: Node) -> tuple[Part, ...]:
+    def join(self, node: Node) -> tuple[WordPart, ...]:
         """Children one after the other; the grammar leaves blanks in strings out."""
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         source = node.text or b""
         position = node.start_byte + (1 if node.type == "string" else 0)
         for child in node.named_children:
@@ -83,9 +85,9 @@ class WordReader:
             parts += _read_gap(rest.removesuffix(b'"'), self.line(node))
         return tuple(parts)
 
-    def inner_of(self, node: Node) -> tuple[Part, ...]:
+    def inner_of(self, node: Node) -> tuple[WordPart, ...]:
         """What variables stand anywhere below a node; their values are not put in again."""
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         for child in node.named_children:
             if child.type == "variable_name":
                 parts += self.expand(text_of(child), self.line(child))
@@ -95,13 +97,13 @@ class WordReader:
                 parts += self.inner_of(child)
         return tuple(part for part in parts if part.kind is not Kind.TEXT)
 
-    def expand(self, name: str, line: int) -> tuple[Part, ...]:
+    def expand(self, name: str, line: int) -> tuple[WordPart, ...]:
         """What `$name` is made of."""
         if name.isdigit() and 0 < int(name) <= len(self.arguments):
-            return (Part(Kind.TEXT, self.arguments[int(name) - 1], line),)
-        return self.values.get(name, (Part(Kind.VARIABLE, name, line),))
+            return (WordPart(Kind.TEXT, self.arguments[int(name) - 1], line),)
+        return self.values.get(name, (WordPart(Kind.VARIABLE, name, line),))
 
-    def expand_braces(self, node: Node, line: int) -> tuple[Part, ...]:
+    def expand_braces(self, node: Node, line: int) -> tuple[WordPart, ...]:
         """What `${...}` is made of."""
         names = [child for child in node.named_children if child.type == "variable_name"]
         marks = [text_of(child) for child in node.children if not child.is_named]
@@ -109,7 +111,7 @@ class WordReader:
             # An array's element, or a special parameter.
             inner = self.inner_of(node)
             text = text_of(node)[2:-1]
-            return (Part(Kind.VARIABLE, text, line, inner),)
+            return (WordPart(Kind.VARIABLE, text, line, inner),)
         name = text_of(names[0])
         operators = [mark for mark in marks if mark not in ("${", "}")]
         if not operators:
@@ -122,28 +124,28 @@ class WordReader:
             )
             if is_given or name in ("USER", "HOME", "PWD"):
                 return self.expand(name, line)
-            parts: list[Part] = []
+            parts: list[WordPart] = []
             for child in node.named_children:
                 if child.start_byte > names[0].start_byte:
                     parts += self.parts_of(child)
             return tuple(parts)
         if operators[0] == "#" and marks[:2] == ["${", "#"]:
-            return (Part(Kind.UNKNOWN, text_of(node), line),)
+            return (WordPart(Kind.UNKNOWN, text_of(node), line),)
         # Cut or changed: what it is made of is known, its text is not.
         inner = self.expand(name, line)
         if all(part.kind is Kind.TEXT for part in inner):
-            return (Part(Kind.UNKNOWN, text_of(node), line),)
-        return (Part(Kind.UNKNOWN, text_of(node), line, inner),)
+            return (WordPart(Kind.UNKNOWN, text_of(node), line),)
+        return (WordPart(Kind.UNKNOWN, text_of(node), line, inner),)
 
 
-def _read_gap(gap: bytes, line: int) -> list[Part]:
+def _read_gap(gap: bytes, line: int) -> list[WordPart]:
     """What the grammar left out between two parts: blanks, or `$$` at the end of a word."""
     parts = []
     for position, text in enumerate(gap.decode("utf-8", "replace").split("$$")):
         if position:
-            parts.append(Part(Kind.VARIABLE, "$", line))
+            parts.append(WordPart(Kind.VARIABLE, "$", line))
         if text.strip('"$'):
-            parts.append(Part(Kind.TEXT, text, line))
+            parts.append(WordPart(Kind.TEXT, text, line))
     return parts
 
 

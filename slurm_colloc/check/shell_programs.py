@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.check.shell_words import Command, Kind, Part, Word
+from slurm_colloc.check.shell_words import Command, Kind, ShellWord, WordPart
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.options import parse_srun_line
 
@@ -101,7 +101,7 @@ def _belongs_to(name: str, text: str) -> bool:
     return False
 
 
-def arguments_of(command: Command) -> tuple[str, tuple[Word, ...]]:
+def arguments_of(command: Command) -> tuple[str, tuple[ShellWord, ...]]:
     """The name of the program that does the work, and its arguments."""
     at = program_at(command)
     if at is None:
@@ -109,7 +109,7 @@ def arguments_of(command: Command) -> tuple[str, tuple[Word, ...]]:
     return base_name(command.words[at].literal), command.words[at + 1 :]
 
 
-def options_of(words: tuple[Word, ...]) -> Iterator[tuple[str, Word]]:
+def options_of(words: tuple[ShellWord, ...]) -> Iterator[tuple[str, ShellWord]]:
     """Options with their values, in either spelling: `--port=1`, `--port 1`."""
     for position, word in enumerate(words):
         head = word.parts[0] if word.parts else None
@@ -117,12 +117,12 @@ def options_of(words: tuple[Word, ...]) -> Iterator[tuple[str, Word]]:
             continue
         option, equals, rest = head.text.partition("=")
         if equals:
-            first = (Part(Kind.TEXT, rest, head.line),) if rest else ()
-            yield option, Word((*first, *word.parts[1:]), word.source, word.line)
+            first = (WordPart(Kind.TEXT, rest, head.line),) if rest else ()
+            yield option, ShellWord((*first, *word.parts[1:]), word.source, word.line)
         elif option.startswith("-") and position + 1 < len(words):
             yield option, words[position + 1]
 
 
-def origin_of(word: Word) -> int:
+def origin_of(word: ShellWord) -> int:
     """The line where a word's text was written."""
     return word.parts[0].line if word.parts else word.line

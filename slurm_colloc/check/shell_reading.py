@@ -16,10 +16,10 @@ from slurm_colloc.check.shell_words import (
     Command,
     Document,
     Kind,
-    Part,
     Redirect,
     ShellScript,
-    Word,
+    ShellWord,
+    WordPart,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class _Reader(WordReader):
         if name in self.values:
             parts = self.values[name]
             line = parts[0].line if parts else 0
-            self.script.steps.append(Assignment(name, Word(parts, "", line), True))
+            self.script.steps.append(Assignment(name, ShellWord(parts, "", line), True))
 
     def assign(self, node: Node, *, is_exported: bool) -> None:
         name_node = node.child_by_field_name("name")
@@ -154,7 +154,7 @@ class _Reader(WordReader):
         if is_exported:
             self.exported.add(name)
         self.script.steps.append(
-            Assignment(name, Word(parts, source, self.line(node)), is_exported)
+            Assignment(name, ShellWord(parts, source, self.line(node)), is_exported)
         )
 
     def visit_redirected(self, node: Node) -> list[Command]:
@@ -246,8 +246,8 @@ class _Reader(WordReader):
             match = re.match(r"^(\w+)=(.*)$", head.text, re.DOTALL) if head else None
             if match is None or head is None or head.kind is not Kind.TEXT:
                 return
-            first = (Part(Kind.TEXT, match[2], head.line),) if match[2] else ()
-            value = Word((*first, *word.parts[1:]), word.source.partition("=")[2], word.line)
+            first = (WordPart(Kind.TEXT, match[2], head.line),) if match[2] else ()
+            value = ShellWord((*first, *word.parts[1:]), word.source.partition("=")[2], word.line)
             self.script.steps.append(Assignment(match[1], value, True))
 
     def read_names(self, command: Command) -> None:

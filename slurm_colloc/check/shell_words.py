@@ -59,7 +59,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Part:
+class WordPart:
     """A piece of a word.
 
     Attributes:
@@ -72,11 +72,11 @@ class Part:
     kind: Kind
     text: str
     line: int
-    inner: tuple[Part, ...] = ()
+    inner: tuple[WordPart, ...] = ()
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """A word of a command.
 
     Attributes:
@@ -85,7 +85,7 @@ class Word:
         line: Its line.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[WordPart, ...]
     source: str
     line: int
 
@@ -107,31 +107,31 @@ class Word:
         return "".join(map(render_part, self.parts))
 
     @property
-    def holes(self) -> tuple[Part, ...]:
+    def holes(self) -> tuple[WordPart, ...]:
         """The parts that are not text."""
         return tuple(part for part in self.parts if part.kind is not Kind.TEXT)
 
 
-def render_part(part: Part) -> str:
+def render_part(part: WordPart) -> str:
     """A part as one writes it in a shell."""
     if part.kind is Kind.VARIABLE:
         return f"${part.text}" if re.fullmatch(r"\w+|\W", part.text) else f"${{{part.text}}}"
     return part.text
 
 
-def walk_parts(parts: Iterable[Part]) -> Iterator[Part]:
+def walk_parts(parts: Iterable[WordPart]) -> Iterator[WordPart]:
     """All parts, those that others are made of included."""
     for part in parts:
         yield part
         yield from walk_parts(part.inner)
 
 
-def tells_members_apart(parts: Iterable[Part]) -> bool:
+def tells_members_apart(parts: Iterable[WordPart]) -> bool:
     """A word with these parts differs between members, or may."""
     return any(_differs(part) for part in walk_parts(parts))
 
 
-def _differs(part: Part) -> bool:
+def _differs(part: WordPart) -> bool:
     if part.kind is Kind.VARIABLE:
         return part.text in OWN_OF_A_MEMBER or part.text.isdigit()
     if part.kind in (Kind.COMMAND, Kind.SUM):
@@ -139,7 +139,7 @@ def _differs(part: Part) -> bool:
     return False
 
 
-def find_job_id(parts: Iterable[Part]) -> Part | None:
+def find_job_id(parts: Iterable[WordPart]) -> WordPart | None:
     """The job id that stands in a word."""
     for part in walk_parts(parts):
         if part.kind is Kind.VARIABLE and part.text in JOB_IDS:
@@ -147,7 +147,7 @@ def find_job_id(parts: Iterable[Part]) -> Part | None:
     return None
 
 
-def find_clock(parts: Iterable[Part]) -> Part | None:
+def find_clock(parts: Iterable[WordPart]) -> WordPart | None:
     """The time of day that stands in a word."""
     for part in walk_parts(parts):
         if part.kind is Kind.CLOCK or (part.kind is Kind.COMMAND and is_clock(part.text)):
@@ -166,7 +166,7 @@ def is_clock(source: str) -> bool:
     return "+" not in rest or bool(_CLOCK.search(rest))
 
 
-def classify_port(parts: tuple[Part, ...]) -> str:
+def classify_port(parts: tuple[WordPart, ...]) -> str:
     """`fixed`, `job id` (computed from it), or '' where members have different ports."""
     if tells_members_apart(parts):
         return ""
@@ -185,7 +185,7 @@ class Redirect:
     """`> file` and its like."""
 
     operator: str
-    target: Word
+    target: ShellWord
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Command:
         line: Where it begins.
     """
 
-    words: tuple[Word, ...]
+    words: tuple[ShellWord, ...]
     line: int
     redirects: tuple[Redirect, ...] = ()
     document: Document | None = None
@@ -231,7 +231,7 @@ class Assignment:
     """
 
     name: str
-    value: Word
+    value: ShellWord
     is_exported: bool
 
     @property

@@ -66,7 +66,7 @@ def tell_problems(session: Session) -> None:
 def tell_unreadable(session: Session) -> None:
     """The same for a command that is about named packs: of its own user's the others do not count.
 
-    Who helps another user has to know what is left out.
+    Those who help another user have to know what is left out.
     """
     if not isinstance(session.state, State):
         tell_problems(session)

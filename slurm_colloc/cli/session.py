@@ -120,7 +120,7 @@ class Session:
         Returns:
             What squeue shows; None where Slurm was not asked or did not answer.
         """
-        # Imported here, as in the methods below: a first submission needs none of it.
+        # Imported here, as in the methods below: a first submission needs none.
         from slurm_colloc.submission.upkeep.sweep import foresee, look_at_open_packs, sweep
 
         jobs: Mapping[str, SlurmJob] | None = None
@@ -159,7 +159,7 @@ class Session:
 
     @contextlib.contextmanager
     def reading(self, view: PackView) -> Iterator[None]:
-        """Read more of a pack; of somebody else's, what cannot be read is told at the end.
+        """Read more of a pack; of another user's, what cannot be read is told at the end.
 
         Raises:
             StateError: It cannot be read, and is the caller's own.

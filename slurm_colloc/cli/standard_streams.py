@@ -1,4 +1,4 @@
-"""csub's standard streams, which may be closed, full, or read by somebody who has gone."""
+"""csub's standard streams, which may be closed, full, or read by a process that has gone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """What cannot be told is nobody's loss but the reader's: the command goes on."""
+    """What cannot be told is the reader's loss alone: the command goes on."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from slurm_colloc import __version__
-from slurm_colloc.diagnosis.login_findings import LoginFacts, Trouble, name_files
+from slurm_colloc.diagnosis.login_findings import AskProblem, LoginFacts, name_files
 from slurm_colloc.errors import CollocError, SlurmUnreachable
 from slurm_colloc.settings import Settings, find_files, load_settings
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
@@ -49,7 +49,7 @@ def ask_login() -> tuple[LoginFacts, Settings]:
     return ask_controller(facts, settings), settings
 
 
-def try_state(settings: Settings) -> Trouble:
+def try_state(settings: Settings) -> AskProblem:
     """Write a file into the state directory; why that fails, or nothing."""
     path = settings.state_path
     try:
@@ -61,8 +61,8 @@ def try_state(settings: Settings) -> Trouble:
     except CollocError as error:
         return _explain(error)
     except OSError as error:
-        return Trouble(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
-    return Trouble()
+        return AskProblem(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
+    return AskProblem()
 
 
 def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
@@ -82,9 +82,9 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
         facts = dataclasses.replace(facts, access_trouble=_explain(error))
     except CollocError as error:
         hint = "unset that variable, or give it one of these values"
-        facts = dataclasses.replace(facts, access_trouble=Trouble(error.message, hint))
+        facts = dataclasses.replace(facts, access_trouble=AskProblem(error.message, hint))
     return facts
 
 
-def _explain(error: CollocError) -> Trouble:
-    return Trouble(error.message, error.hint)
+def _explain(error: CollocError) -> AskProblem:
+    return AskProblem(error.message, error.hint)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc import __version__
-from slurm_colloc.diagnosis.doctor_job_wait import Patience, Tell, build_interrupted
-from slurm_colloc.diagnosis.job_findings import Asked, JobOutcome
-from slurm_colloc.diagnosis.login_findings import Trouble
+from slurm_colloc.diagnosis.doctor_job_wait import DoctorJobWait, Tell, build_interrupted
+from slurm_colloc.diagnosis.job_findings import DoctorQuestion, JobOutcome
+from slurm_colloc.diagnosis.login_findings import AskProblem
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer
 from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.resources import data_path
@@ -134,8 +134,8 @@ def sweep(parent: Path) -> None:
 
 
 def run_job(
-    wanted: Mapping[str, str], gres: str, asked: Asked, settings: Settings, tell: Tell
-) -> tuple[JobOutcome, Asked]:
+    wanted: Mapping[str, str], gres: str, asked: DoctorQuestion, settings: Settings, tell: Tell
+) -> tuple[JobOutcome, DoctorQuestion]:
     """Run the job and bring back what it has seen.
 
     Args:
@@ -150,7 +150,7 @@ def run_job(
         Interrupted: The user gave up; the job is cancelled.
     """
     number = os.urandom(6).hex()
-    # From the first file to the last: whoever presses Ctrl-C leaves neither files nor a job.
+    # From the first file to the last: an interrupt leaves neither files nor a job.
     with hold_interrupts() as held, make_place(settings, number) as place:
         asked = dataclasses.replace(
             asked, place=str(settings.state_path if settings.state_shared else place.parent)
@@ -167,12 +167,12 @@ def run_job(
             options = build_options(wanted, gres, comment, asked.timeout_s)
             job_id = _submit(script, options, mark, held)
         except SlurmError as error:
-            return JobOutcome(trouble=Trouble(error.message, error.hint)), asked
-        return Patience(job_id, place, asked.timeout_s, tell, held).run(), asked
+            return JobOutcome(trouble=AskProblem(error.message, error.hint)), asked
+        return DoctorJobWait(job_id, place, asked.timeout_s, tell, held).run(), asked
 
 
 def _submit(script: Path, options: Sequence[str], mark: str, held: HeldInterrupts) -> str:
-    """Submit; nothing of it stays where that fails.
+    """Submit; nothing stays where that fails.
 
     Raises:
         SlurmError: Slurm refuses or does not answer.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.diagnosis.job_findings import JobOutcome, is_hopeless
-from slurm_colloc.diagnosis.login_findings import NO_TROUBLE, Trouble
+from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.errors import CollocError, Interrupted, SlurmError
 from slurm_colloc.model.examination import Examination, parse_examination
 from slurm_colloc.report.waiting_reasons import describe_reason
@@ -26,7 +26,7 @@ _RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZI
 Tell = Callable[[str], None]
 
 
-class Patience:
+class DoctorJobWait:
     """Waits for the job, and never leaves it behind.
 
     Args:
@@ -56,19 +56,19 @@ class Patience:
         Raises:
             Interrupted: The user pressed Ctrl-C; it is cancelled.
         """
-        trouble = NO_TROUBLE
+        trouble = NO_ASK_PROBLEM
         is_over = False
         try:
             is_over = self._wait()
         except SlurmError as error:
-            trouble = Trouble(error.message, error.hint)
+            trouble = AskProblem(error.message, error.hint)
         # Ctrl-C on a terminal ends Slurm's command, too.
         if self._held.came() and not is_over:
             raise build_interrupted(self._slurm, self._job_id, self._held)
         if is_over:
             self._wait_for_answer()
         elif problem := cancel(self._slurm, self._job_id, self._held):
-            trouble = Trouble(
+            trouble = AskProblem(
                 f"job {self._job_id} could not be cancelled ({problem})",
                 f"scancel {self._job_id} ends it, and Slurm does so after a few minutes",
             )
@@ -121,7 +121,7 @@ class Patience:
                 return
             time.sleep(_FIRST_POLL_S)
 
-    def _read(self, trouble: Trouble, *, gave_up: bool) -> JobOutcome:
+    def _read(self, trouble: AskProblem, *, gave_up: bool) -> JobOutcome:
         fields = self._fields or {}
         state = fields.get("JobState", "")
         seen: Examination | None = None
@@ -161,7 +161,7 @@ def build_interrupted(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -
 
 
 def cancel(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -> str:
-    """Cancel the job and wait until nothing of it runs; another Ctrl-C ends the waiting.
+    """Cancel the job and wait until nothing in it runs; another Ctrl-C ends the waiting.
 
     Returns:
         Why it could not be cancelled; empty if it was. Slurm then drops it by its deadline, or

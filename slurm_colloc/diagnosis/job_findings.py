@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from slurm_colloc.diagnosis.findings import Finding, green, red, yellow
-from slurm_colloc.diagnosis.login_findings import NO_TROUBLE, Trouble
+from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.report.waiting_reasons import find_reason
 
@@ -28,7 +28,7 @@ NEVER = frozenset(
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoctorQuestion:
     """What the job was to find out.
 
     Attributes:
@@ -72,7 +72,7 @@ class JobOutcome:
     """
 
     job_id: str = ""
-    trouble: Trouble = NO_TROUBLE
+    trouble: AskProblem = NO_ASK_PROBLEM
     state: str = ""
     reason: str = ""
     node: str = ""
@@ -85,7 +85,7 @@ class JobOutcome:
     seen: Examination | None = None
 
 
-def judge_job(outcome: JobOutcome, asked: Asked) -> Finding:
+def judge_job(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     """A job of the user's starts and ends."""
     if outcome.trouble:
         return red(
@@ -122,7 +122,7 @@ def judge_job(outcome: JobOutcome, asked: Asked) -> Finding:
 
 
 def _judge_given_up(
-    outcome: JobOutcome, asked: Asked, name: str, values: dict[str, object]
+    outcome: JobOutcome, asked: DoctorQuestion, name: str, values: dict[str, object]
 ) -> Finding:
     after = f"{outcome.took_s:.0f} s"
     if outcome.state != "PENDING":

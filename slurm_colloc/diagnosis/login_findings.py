@@ -18,7 +18,7 @@ _ASK = "ask the administrators"
 
 
 @dataclass(frozen=True)
-class Trouble:
+class AskProblem:
     """Why something could not be asked.
 
     Attributes:
@@ -33,7 +33,7 @@ class Trouble:
         return bool(self.message)
 
 
-NO_TROUBLE = Trouble()
+NO_ASK_PROBLEM = AskProblem()
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class LoginFacts:
     python: str
     executable: str
     settings_files: tuple[str, ...] = ()
-    settings_trouble: Trouble = NO_TROUBLE
+    settings_trouble: AskProblem = NO_ASK_PROBLEM
     client_version: str | None = None
-    client_trouble: Trouble = NO_TROUBLE
+    client_trouble: AskProblem = NO_ASK_PROBLEM
     config: Mapping[str, str] | None = None
-    controller_trouble: Trouble = NO_TROUBLE
+    controller_trouble: AskProblem = NO_ASK_PROBLEM
     answer_ms: float | None = None
     access: str = ""
-    access_trouble: Trouble = NO_TROUBLE
+    access_trouble: AskProblem = NO_ASK_PROBLEM
     nodes: tuple[NodeState, ...] | None = None
     state_path: str = ""
     state_shared: bool = True
-    state_trouble: Trouble = NO_TROUBLE
+    state_trouble: AskProblem = NO_ASK_PROBLEM
 
 
 def judge_login(facts: LoginFacts, partition: Partition | None) -> list[Finding]:

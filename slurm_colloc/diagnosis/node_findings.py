@@ -11,7 +11,7 @@ from slurm_colloc.diagnosis.job_findings import (
     NO_PYTHON,
     NO_STATE,
     NO_WRITING,
-    Asked,
+    DoctorQuestion,
     JobOutcome,
     judge_job,
 )
@@ -33,7 +33,7 @@ def judge_no_job(why: str) -> list[Finding]:
     return [unknown(check, why) for check in CHECKS]
 
 
-def judge_outcome(outcome: JobOutcome, asked: Asked) -> list[Finding]:
+def judge_outcome(outcome: JobOutcome, asked: DoctorQuestion) -> list[Finding]:
     """All findings of the job and its node, in the order in which they are shown."""
     return [
         judge_job(outcome, asked),
@@ -45,7 +45,7 @@ def judge_outcome(outcome: JobOutcome, asked: Asked) -> list[Finding]:
     ]
 
 
-def _judge_gpu(outcome: JobOutcome, asked: Asked) -> list[Finding]:
+def _judge_gpu(outcome: JobOutcome, asked: DoctorQuestion) -> list[Finding]:
     names = ("nvml", "mps", "hooks")
     if not asked.gpus:
         return [unknown(name, "the job asked for no GPU") for name in names]
@@ -61,7 +61,7 @@ def _unseen(check: str, outcome: JobOutcome) -> Finding:
     return unknown(check, f"no answer came back from {outcome.node}")
 
 
-def judge_shared_state(outcome: JobOutcome, asked: Asked) -> Finding:
+def judge_shared_state(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     """The node sees what csub writes."""
     check, node = "shared-state", outcome.node
     values = {"path": asked.place}
@@ -83,7 +83,7 @@ def judge_shared_state(outcome: JobOutcome, asked: Asked) -> Finding:
     return green(check, f"{what} is seen and can be written from {node}", **values)
 
 
-def judge_python(outcome: JobOutcome, asked: Asked) -> Finding:
+def judge_python(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     """The interpreter of the nodes is there, with this package."""
     check, node, seen = "python", outcome.node or "the node", outcome.seen
     install = f"install slurm_colloc {asked.version} for it, or set node_python in the settings"
@@ -120,7 +120,7 @@ def judge_python(outcome: JobOutcome, asked: Asked) -> Finding:
     return green(check, what, **values)
 
 
-def judge_steps(outcome: JobOutcome, asked: Asked) -> Finding:
+def judge_steps(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     """Members can be job steps."""
     check = "steps"
     trial = outcome.seen.steps if outcome.seen else None

@@ -1,4 +1,4 @@
-"""What a pack that has run tells of its jobs beyond what was predicted of them."""
+"""What a pack that has run tells about its jobs beyond what was predicted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.shared_slowdown import find_groups, find_settled, find_spans
 
 TOGETHER_LEAST_S = 20.0
-"""A shorter time with all with whom a member was planned tells nothing of it."""
+"""A shorter time with all those with which a member was planned tells nothing about it."""
 
 
 def build_feedback(
@@ -25,7 +25,7 @@ def build_feedback(
     figures: Sequence[Figures],
     find_calibration: Callable[[str], Calibration | None] = lambda _: None,
 ) -> Feedback | None:
-    """Compare predicted slowdowns with those measured while all ran who were planned together.
+    """Compare predicted slowdowns with those measured while all ran that were planned together.
 
     Where they never did, as in a pack whose ramp ended before, those that ran together longest
     are compared with what the model predicts of them. Left out is a pack that shared in another
@@ -87,7 +87,7 @@ def _find_expected(entry: Figures) -> float | None:
 
 
 def _find_longest(run: PackRun) -> frozenset[int]:
-    """The members that were together longest, of two at least; nobody where none were."""
+    """The members that were together longest, of two at least; empty where none were."""
     lengths: dict[frozenset[int], float] = {}
     for phase in run.phases:
         if len(phase.members) > 1:

@@ -10,10 +10,10 @@ from slurm_colloc.metrics.series import Value
 
 
 class Attribution(enum.StrEnum):
-    """The word beside a number."""
+    """The word that goes with a number."""
 
     EXACT = "exact"
-    """Nobody else was on what was measured."""
+    """No other member was on what was measured."""
     PER_PROCESS = "per_process"
     """The driver tells it for each process."""
     MODELLED = "modelled"
@@ -23,7 +23,7 @@ class Attribution(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class AttributedPart:
     """A member's part of something.
 
     Attributes:
@@ -70,17 +70,17 @@ def model_sm_activity(
     return solo_sm / solo_rate * steps / length_s
 
 
-def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> Part | None:
+def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> AttributedPart | None:
     """A member's part of the GPU.
 
     Args:
         alone: The GPU's value while it was there.
         modelled: What the model says.
-        was_alone: Nobody else was ever there with it.
+        was_alone: No other member was ever there with it.
     """
     if was_alone:
-        return None if alone is None else Part(alone, Attribution.EXACT)
-    return None if modelled is None else Part(modelled, Attribution.MODELLED)
+        return None if alone is None else AttributedPart(alone, Attribution.EXACT)
+    return None if modelled is None else AttributedPart(modelled, Attribution.MODELLED)
 
 
 def compute_rest(measured: Value, parts: Iterable[Value]) -> Rest:

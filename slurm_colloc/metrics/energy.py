@@ -2,7 +2,7 @@
 
 NVML measures energy for the whole GPU. The split is a model: power of the idle GPU evenly among
 those present, the rest by SM activity (as Kepler, sustainable-computing.io, does by its
-utilisation). What the model does not explain stays with nobody.
+utilisation). What the model does not explain is no member's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.metrics.attribution import Attribution, Part
+from slurm_colloc.metrics.attribution import AttributedPart, Attribution
 from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Track, Value, Window, compute_percentile
 from slurm_colloc.metrics.slowdown import JOULES_PER_KWH
@@ -21,7 +21,7 @@ _UNREAD_S = 2.0
 
 @dataclass(frozen=True)
 class EnergyPhase:
-    """A time in which nobody came and nobody went.
+    """A time in which no member came or went.
 
     Attributes:
         length_s: Its length in seconds.
@@ -47,7 +47,7 @@ class EnergySplit:
     """
 
     whole_j: float | None
-    parts: Mapping[int, Part | None]
+    parts: Mapping[int, AttributedPart | None]
     rest_j: float | None
 
 
@@ -102,11 +102,11 @@ def split_energy(phases: Sequence[EnergyPhase], idle_power_w: Value) -> EnergySp
             parts.setdefault(member, []).append(_compute_part(phase, member, idle_power_w))
             if len(phase.sm_by_member) > 1:
                 shared.add(member)
-    found: dict[int, Part | None] = {}
+    found: dict[int, AttributedPart | None] = {}
     for member, values in parts.items():
         total = sum_known(values)
         word = Attribution.MODELLED if member in shared else Attribution.EXACT
-        found[member] = None if total is None else Part(total, word)
+        found[member] = None if total is None else AttributedPart(total, word)
     whole_j = sum_known(phase.energy_j for phase in phases)
     rest_j = None
     if whole_j is not None:
@@ -125,7 +125,7 @@ def _compute_part(phase: EnergyPhase, member: int, idle_power_w: Value) -> float
     # A GPU that sleeps deeper than it did before the first step has no active part.
     idle_j = min(phase.energy_j, idle_power_w * phase.length_s)
     active_j = phase.energy_j - idle_j
-    # Nobody has used more than there was, whatever the models say together.
+    # No member has used more than there was, whatever the models say together.
     modelled = sum(value for value in phase.sm_by_member.values() if value is not None)
     active = max(phase.sm_active or 0.0, modelled)
     share = own / active if active > 0 else 0.0

@@ -30,8 +30,8 @@ class Felt:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Somebody came or went; what happens within 5 s is one change.
+class PresenceChange:
+    """Members came or went; what happens within 5 s is one change.
 
     Attributes:
         begin: Seconds since the epoch.
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Interference:
-    """A change of a member's rate beside a change of its company.
+    """A change of a member's rate at a change of its company.
 
     Attributes:
         at: When, in seconds since the epoch.
@@ -70,13 +70,13 @@ class Interference:
         return self.after / self.before
 
 
-def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[Change]:
+def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[PresenceChange]:
     """Where others came and went while a member was there.
 
     A comer's time from its start to its first step is part of the change: neither before nor after.
 
     Args:
-        stays: Who was there when.
+        stays: Which members were there when.
         member: The member.
         window: From when to when it was there.
     """
@@ -84,26 +84,28 @@ def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[Cha
     for stay in stays:
         if stay.member != member and window[0] < stay.begin < window[1]:
             felt_at = min(stay.first_step_at, window[1])
-            events.append(Change(stay.begin, felt_at, (stay.member,), ()))
+            events.append(PresenceChange(stay.begin, felt_at, (stay.member,), ()))
         if stay.member != member and window[0] < stay.end < window[1]:
-            events.append(Change(stay.end, stay.end, (), (stay.member,)))
-    changes: list[Change] = []
+            events.append(PresenceChange(stay.end, stay.end, (), (stay.member,)))
+    changes: list[PresenceChange] = []
     for new in sorted(events, key=lambda change: (change.begin, change.end)):
         last = changes[-1] if changes else None
         if last is not None and new.begin - last.end < WINDOW_LEAST_S:
             end = max(last.end, new.end)
-            changes[-1] = Change(last.begin, end, last.came + new.came, last.went + new.went)
+            changes[-1] = PresenceChange(
+                last.begin, end, last.came + new.came, last.went + new.went
+            )
         else:
             changes.append(new)
     return changes
 
 
 def find_interference(
-    intervals: Sequence[Interval], changes: Sequence[Change], window: Window
+    intervals: Sequence[Interval], changes: Sequence[PresenceChange], window: Window
 ) -> list[Interference]:
     """Compare a member's rate before and after each change.
 
-    A change with less than 5 s of steps on one side of it is compared with nothing.
+    A change with less than 5 s of steps on one side is compared with nothing.
 
     Args:
         intervals: The member's settled intervals.

@@ -1,4 +1,4 @@
-"""Who was there when: windows in which a member was alone, and in which it shared."""
+"""Which members were there when: windows in which a member was alone, and in which it shared."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Stay:
 
 @dataclass(frozen=True)
 class Phase:
-    """A time in which nobody came and nobody went.
+    """A time in which no member came or went.
 
     Attributes:
         begin: Seconds since the epoch.
         end: Seconds since the epoch.
-        members: Who was there.
+        members: Those that were there.
     """
 
     begin: float
@@ -48,7 +48,7 @@ class Phase:
 
 
 def compute_phases(stays: Iterable[Stay]) -> list[Phase]:
-    """Cut the time from the first coming to the last going wherever somebody came or went."""
+    """Cut the time from the first coming to the last going wherever a member came or went."""
     events: list[tuple[float, int, int]] = []
     for stay in stays:
         if stay.end > stay.begin:
@@ -82,7 +82,7 @@ def find_alone(phases: Sequence[Phase], member: int, margin_s: float = MARGIN_S)
 
 
 def find_shared(phases: Iterable[Phase], member: int) -> list[Window]:
-    """Windows in which a member was there with somebody else."""
+    """Windows in which a member was there with another."""
     return _join([(p.begin, p.end) for p in phases if member in p.members and len(p.members) > 1])
 
 
@@ -94,7 +94,7 @@ def find_crowded(phases: Iterable[Phase], least: int) -> list[Window]:
 def find_together(
     phases: Iterable[Phase], member: int, others: frozenset[int], at_once: int
 ) -> list[Window]:
-    """Windows in which a member was there with as many of these as run at once, and nobody else.
+    """Windows in which a member was there with as many of these as run at once, and no other.
 
     Args:
         phases: The run.

@@ -248,7 +248,7 @@ def compute_rate(intervals: Sequence[Interval], least_s: float = WINDOW_LEAST_S)
     samples = sum_known(interval.samples for interval in intervals)
     return Rate(
         steps / window_s,
-        # No program trains on nothing: whoever reports no samples has not counted them.
+        # No program trains on nothing: a member that reports no samples has not counted them.
         samples / window_s if samples else None,
         window_s,
         compute_spread(intervals),

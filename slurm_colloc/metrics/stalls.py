@@ -87,10 +87,10 @@ def split_stalls(
     Args:
         intervals: Its settled intervals.
         slowdown: Its slowdown; below 1, it lost nothing.
-        alone: Those of them in which nobody else was on the GPU.
+        alone: Those in which no other member was on the GPU.
         utilization: NVML's utilization of the GPU, 0 to 1: the part of the time in which any
-            kernel ran. SM activity is no measure of it: a kernel that fills a tenth of the SMs
-            has 0.1, though the GPU waits for nobody. None where it was never read.
+            kernel ran. SM activity does not measure that: a kernel that fills a tenth of the SMs
+            has 0.1, though the GPU does not wait. None where it was never read.
         least_s: Fewer seconds alone are too short to be split.
     """
     sharing = None if slowdown is None else max(0.0, 1 - 1 / slowdown)

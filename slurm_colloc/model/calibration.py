@@ -52,8 +52,8 @@ class ModeModel:
         capacity: MPS: SM activity, as measured alone, that the GPU can serve at the same time
             where thread limits add up to no more than the GPU; 0 for no bound.
         crowding: MPS: how much less that is where they add up to very much more.
-        copying: How much longer a copy over PCIe takes while a partner copies, too. Where nobody
-            has measured it, 1: both get half of it.
+        copying: How much longer a copy over PCIe takes while a partner copies, too. Where that
+            was not measured, 1: each gets half.
     """
 
     turns: float = 0.0
@@ -72,7 +72,7 @@ class Calibration:
     """The models of all sharing modes on one GPU model.
 
     Attributes:
-        gpu_model: NVML's name of it.
+        gpu_model: NVML's name of the GPU model.
         modes: By sharing mode (`timeslice`, `mps`, `mig`).
         residual: Standard deviation of measured over predicted slowdown, less one.
         idle_power_w: Power of the GPU when nothing runs; None where unknown.

@@ -50,7 +50,7 @@ def choose_plain_cause(
 
     Args:
         state: The state that readers show.
-        code: How the script ended, None where nobody saw it.
+        code: How the script ended, None where that was not seen.
         started: It had come up.
     """
     if state is MemberState.FAILED:

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StepTrial:
-    """Whether a job step starts beside the batch script.
+    """Whether a job step starts next to the batch script.
 
     Attributes:
         problem: Why not, in srun's words; empty where it does.
@@ -91,7 +91,7 @@ class MpsTrial:
     Attributes:
         problem: Why not; empty where it does.
         control: NVIDIA's control program; empty where it was not found.
-        by: Who started the daemon: `runner` (this trial) or `prolog`.
+        by: What started the daemon: `runner` (this trial) or `prolog`.
         control_ms: From its start to its first answer; None where it was not reached.
         active_ms: From the request for a server to one that takes clients; None likewise.
         left: What its end has left on the node, with reasons.

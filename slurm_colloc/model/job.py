@@ -35,7 +35,7 @@ class ArrayTask:
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it was asked for; the script and the environment travel beside it.
+    """One job as it was asked for; the script and the environment travel with it.
 
     Attributes:
         number: Its number within the call: 1, 2, ... or the user's own task number.

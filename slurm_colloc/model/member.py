@@ -273,7 +273,7 @@ def effective_state(
         held: It is held: while it waits it outlives its pack, unless that is cancelled.
 
     Returns:
-        The state to show. This is the only place that says LOST: the job is over, and nobody
+        The state to show. This is the only place that says LOST: the job is over, and no process
         wrote how the member ended.
     """
     if recorded in FINAL_STATES:

@@ -47,7 +47,7 @@ class Goal(enum.StrEnum):
 
 
 class Rule(enum.StrEnum):
-    """Who makes the packs: csub's own search, or a rule of others (planning.search.other_rules)."""
+    """What makes the packs: csub's own search, or another rule (planning.search.other_rules)."""
 
     CSUB = "csub"
     EXCLUSIVE = "exclusive"
@@ -127,7 +127,7 @@ class Policy:
             for it, jobs whose load is known may be more: up to `degree_max`.
         pack_size: Members of a pack, at most; those above the degree wait in it. None means
             as many as the degree.
-        slowdown_bound: Slowdown that is accepted for jobs that say nothing of it; wall limits are
+        slowdown_bound: Slowdown that is accepted for jobs that do not say; wall limits are
             stretched by it.
         running_limit: `%limit` of an array: members that run at the same time over all packs.
         mode: Sharing mode of packs with a degree above 1.
@@ -137,7 +137,7 @@ class Policy:
         monitor_mb: Host memory that a pack asks for on top, for what watches it.
         probe_s: Time that a pack asks for on top, because one of its members may be probed.
         goal: What the choice of packs makes small.
-        rule: Who makes the packs.
+        rule: What makes the packs.
         degree_is_asked: The user said how many may run at the same time.
         degree_max: Members of known load that run at the same time, at most; one MPS
             server takes no more.
@@ -178,7 +178,7 @@ class MemberPlan:
         model_slowdown: The same by the model alone, without what earlier packs of these jobs
             showed; None where that is the same.
         solo_steps_per_s: Its rate alone on the whole GPU; None where unknown.
-        max_slowdown: The slowdown that is accepted for it; None where nobody said.
+        max_slowdown: The slowdown that is accepted for it; None where that was not said.
     """
 
     job_index: int

@@ -103,7 +103,7 @@ class QosTable:
     def _list_places(
         self, account: str | None, partition: str | None
     ) -> list[tuple[str, list[Association]]]:
-        """Each partition, and what the user is in it: one row, more where nobody can tell which."""
+        """Each partition, and what the user is in it: one row, or several where it is unknown."""
         rows = list(self.associations)
         if account is not None:
             rows = [row for row in rows if row.account == account.lower()]

@@ -115,7 +115,7 @@ def build_wait_table(jobs: Iterable[PastJob]) -> WaitTable:
 
 
 def _find_quantile(values: list[float], share: float) -> float:
-    """A quantile, on the line between the two values beside it."""
+    """A quantile, on the line between the two values around it."""
     values.sort()
     place = share * (len(values) - 1)
     below = int(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHRINKING = 2.0
-"""So many values of 0 stand beside the first that was seen."""
+"""So many values of 0 are taken to have come before the first."""
 
 LARGEST = 1.0
 """A value further from 0 than that counts as that: one run that went wrong teaches little."""
@@ -31,7 +31,7 @@ class ShrunkenMean:
 
     @property
     def value(self) -> float:
-        """`total / (n + 2)`, and little of it for the first few values."""
+        """`total / (n + 2)`, and little for the first few values."""
         mean = self.total / (self.n + SHRINKING)
         if self.n >= BELIEVED_FROM:
             return mean

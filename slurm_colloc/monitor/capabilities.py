@@ -59,7 +59,7 @@ class Capabilities:
             self._known[metric] = Capability(source, state, detail)
 
     def as_dict(self) -> dict[str, dict[str, str]]:
-        """All of it, for a JSON file."""
+        """The whole, for a JSON file."""
         return {
             metric: {"source": one.source, "state": one.state, "detail": one.detail}
             for metric, one in sorted(self._known.items())

@@ -15,8 +15,7 @@ from slurm_colloc.monitor.capabilities import (
     Capabilities,
     classify_error,
 )
-from slurm_colloc.monitor.gpm import METRICS, GpmReader
-from slurm_colloc.monitor.nvml_fields import FieldReader
+from slurm_colloc.monitor.gpu_counters import METRICS, FieldReader, GpmReader
 
 _GPM_IDS = {name: number for number, name, _ in METRICS}
 _GPM_NAMES = tuple(_GPM_IDS)

@@ -23,7 +23,7 @@ STEADY_STEPS = 5
 in which at least five steps are made."""
 
 MEAN_WINDOWS_LEAST = 3
-"""From fewer windows nobody can tell how far a mean is off."""
+"""Fewer windows do not tell how far a mean is off."""
 
 _HISTORY_S = STEADY_WINDOWS * STEADY_WINDOWS_S[-1] + 2.0
 
@@ -157,7 +157,7 @@ class MeanRate:
 
 
 @dataclass
-class _Member:
+class _MemberFigures:
     points: deque[Point] = field(default_factory=deque)
     warm_at: float | None = None
     mean: MeanRate | None = None
@@ -165,11 +165,11 @@ class _Member:
     row: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Latest:
+class LatestFigures:
     """Keeps the last minutes of every member that runs."""
 
     def __init__(self) -> None:
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _MemberFigures] = {}
 
     def update(self, rows: Sequence[Mapping[str, Any]], *, has_gpu_memory: bool = False) -> None:
         """Take the members' rows of one tick; a member that has none is not there any more.
@@ -183,9 +183,9 @@ class Latest:
         for number in [number for number in self._members if number not in present]:
             del self._members[number]
         for row in rows:
-            member = self._members.setdefault(row["member"], _Member())
+            member = self._members.setdefault(row["member"], _MemberFigures())
             if member.row and member.row["start"] != row["start"]:
-                member = self._members[row["member"]] = _Member()
+                member = self._members[row["member"]] = _MemberFigures()
             member.row = row
             if has_gpu_memory or row["gpu_memory_mb"] is not None:
                 member.gpu_memory_mb = row["gpu_memory_mb"]
@@ -220,7 +220,7 @@ class Latest:
         return {str(number): _build(member) for number, member in sorted(self._members.items())}
 
 
-def _build(member: _Member) -> dict[str, Any]:
+def _build(member: _MemberFigures) -> dict[str, Any]:
     row, points = member.row, member.points
     newest = points[-1]
     place = find_window(points, len(points) - 1, RATE_WINDOW_S)

@@ -162,7 +162,7 @@ class MemberReader:
         with contextlib.suppress(OSError, ValueError):
             found = self._read_progress(self._progress)
         if found is not None:
-            # Who has made no step may make them in a way that is not seen: that is not 0 steps.
+            # A member without a step may make them in a way that is not seen: that is not 0 steps.
             has_stepped = found.source is not None
             self._counted = {
                 "steps": found.steps if has_stepped else None,

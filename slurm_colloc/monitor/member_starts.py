@@ -11,7 +11,7 @@ from slurm_colloc.monitor.process_table import Key, ProcessTable
 from slurm_colloc.store.pack.inbox import format_number
 
 LOOK_S = 5.0
-"""How often /proc is listed when nobody came or went."""
+"""How often /proc is listed when no member came or went."""
 
 _FORGET_S = 60.0
 _START = re.compile(r"(?P<member>[0-9]{4,})\.(?P<start>[0-9]+)")
@@ -107,7 +107,7 @@ class Members:
         try:
             names = os.listdir(self._root)
         except OSError:
-            # Without shared memory nobody counts, but there are members all the same.
+            # Without shared memory nothing counts, but there are members all the same.
             if now < self._listed_at + LOOK_S:
                 return []
             self._listed_at = now

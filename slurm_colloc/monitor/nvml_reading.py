@@ -33,7 +33,7 @@ class NvmlSample:
         gpus: By UUID the metrics that were read; what is missing could not be.
         processes: By UUID gpu_memory in MiB by pid, None where a process's is not told; only of
             GPUs whose lists were asked for and read.
-        problems: By UUID, or `nvml` for all of it, why nothing was read.
+        problems: By UUID, or `nvml` for the whole, why nothing was read.
         models: By UUID what GPU it is.
     """
 
@@ -205,7 +205,7 @@ def choose_by_environment(
 # Asks for the GPUs' samples in a thread of its own: a driver that hangs stops nothing else.
 #
 # This thread makes every call to NVML, so two never run at the same time. A thread that hangs
-# inside the driver cannot be ended by anybody, and a process that has one cannot be collected
+# inside the driver cannot be ended at all, and a process that has one cannot be collected
 # either; the monitor's other work and the end of its files do not need it.
 
 PATIENCE_S = 0.4
@@ -242,7 +242,7 @@ class GpuWatch:
 
     def collect(self, patience_s: float = PATIENCE_S) -> NvmlSample:
         """What was asked for at last; says so where the driver has not answered yet."""
-        # Who has hung before is not waited for at every tick.
+        # A child that has hung before is not waited for at every tick.
         answer = self._take_answer(patience_s if self._is_current else 0.0)
         if answer is not None and self._is_current:
             return answer

@@ -1,4 +1,4 @@
-"""Samples as Parquet: a piece each ten seconds, many pieces made one, and all of it at the end.
+"""Samples as Parquet: a piece each ten seconds, many pieces made one, and all at the end.
 
 The file of all samples grows while the pack runs, under a temporary name, because a day of many
 members is not written within the moment that a job has left at its end. Only its last lines, which

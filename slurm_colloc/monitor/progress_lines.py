@@ -12,8 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from slurm_colloc.store.pack.progress_counters import MemberProgress
-from slurm_colloc.store.pack.progress_outputs import FollowRequest, read_follow_request
+from slurm_colloc.store.pack.progress_counters import (
+    FollowRequest,
+    MemberProgress,
+    read_follow_request,
+)
 
 PATIENCE_S = 0.2
 """CPU time that one look at one file may take; a regular expression can take for ever."""
@@ -89,7 +92,7 @@ class Follower:
     def _read_lines(self, path: str) -> list[str]:
         """Whole lines; a program that draws a progress bar ends them with a carriage return."""
         data = b""
-        # It may be a FIFO that nobody writes to, or any other thing that never answers.
+        # It may be a FIFO that no process writes to, or any other thing that never answers.
         with contextlib.suppress(OSError), open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.monitor.latest_figures import Latest
+from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
 from slurm_colloc.monitor.nvml_reading import PATIENCE_S, GpuWatch, NvmlSample
@@ -106,7 +106,7 @@ class Loop:
         self._member_files = member_files
         self._record = record
         self._gaps = gaps
-        self._latest = Latest()
+        self._latest = LatestFigures()
         self._uuids: tuple[str, ...] = ()
         self._setup_stamp: tuple[int, int] | None = None
         self._bound_to: frozenset[int] | None = None

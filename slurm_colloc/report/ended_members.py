@@ -102,7 +102,7 @@ def build_rows(ended: Iterable[Ended], now: float) -> list[tuple[str, ...]]:
 
 
 def format_ended(entry: Ended) -> str:
-    """`2026-11-21T10:01:07`; `by ...` where nobody saw the end itself."""
+    """`2026-11-21T10:01:07`; `by ...` where only its latest time is known."""
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(entry.by))
     return text if entry.is_exact else f"by {text}"
 

@@ -117,7 +117,7 @@ class PackView:
             return member.record.gpu.mode
         if self.record.mode is not SharingMode.MPS or self.record.share != AUTO:
             return self.record.mode.value
-        # Who has started without a GPU that could be named has had no MPS.
+        # A member that started without a GPU that could be named had no MPS.
         has_started = member.record is not None and member.record.starts > 0
         return SharingMode.TIMESLICE.value if has_started else AUTO
 

@@ -56,7 +56,7 @@ def format_where(member: MemberView) -> str:
 
 
 def compute_elapsed_s(member: MemberView, now: float) -> int | None:
-    """How long it has run, or ran; None where nobody saw its end."""
+    """How long it has run, or ran; None where its end was not seen."""
     record = member.record
     if record is None or record.started_at is None or member.state is MemberState.PENDING:
         return 0

@@ -133,7 +133,7 @@ def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
         )
     if energy["rest"] is not None and energy["measured"]:
         share = energy["rest"] / energy["measured"]
-        # Rounding of counters, where everybody was alone.
+        # Rounding of counters, where each member was alone.
         if abs(share) >= _SHARE_LEAST:
             found.append(
                 f"energy: measured {format_energy(energy['measured'])}, members "

@@ -15,7 +15,7 @@ _WINDOW_LEAST_S = 5.0
 _LEAST, _MOST = 1e-6, 1e15
 """No figure of a monitor is smaller or larger."""
 _EVEN = 1.01
-"""Below it nobody would call it slower."""
+"""Below it a member does not count as slower."""
 
 
 def describe_pace(member: MemberView, latest: Mapping[str, Any] | None, now: float) -> str:

@@ -89,7 +89,7 @@ def _cut_widest(widths: list[int], giving: Sequence[int], width: int) -> None:
 
 
 def build_lines(lines: Sequence[tuple[str, str]]) -> Table:
-    """Labelled sentences; the sentences wrap beside their label."""
+    """Labelled sentences; the sentences wrap next to their label."""
     from rich.table import Table
     from rich.text import Text
 

@@ -62,7 +62,7 @@ def read_qos(
 
 
 def _find_user() -> str:
-    # LOGNAME may be somebody else's, and Slurm goes by the uid.
+    # LOGNAME may be another user's, and Slurm goes by the uid.
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -89,7 +89,7 @@ def parse_qos(text: str) -> dict[str, Qos]:
 def parse_associations(text: str, cluster: str = "") -> tuple[Association, ...]:
     """Read `sacctmgr show user withassoc` with -nP and the fields that `read_qos` asks for; pure.
 
-    Who has no default QoS gets the only one that they may have, where it is one, and else the
+    Users without a default QoS get the only one that they may have, where it is one, and else the
     usual one (seen on 22.05).
 
     Args:
@@ -155,7 +155,7 @@ def read_history(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = HISTORY_WAIT_S,
 ) -> tuple[list[PastJob], str]:
-    """The jobs of a partition that have started in the last days: everybody's, where one may see.
+    """The jobs of a partition that have started in the last days: of all users, where one may see.
 
     Args:
         partition: The partition; None for all.

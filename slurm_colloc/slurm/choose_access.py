@@ -13,7 +13,7 @@ from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
 if TYPE_CHECKING:
-    from slurm_colloc.slurm.probe_pyslurm import Finding
+    from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus
 
 VARIABLE = "SLURM_COLLOC_SLURM_ACCESS"
 """Goes before the setting `slurm_access`."""
@@ -93,9 +93,9 @@ def read_choice(settings: Settings, environ: Mapping[str, str]) -> str:
     return wanted
 
 
-def _find(settings: Settings, environ: Mapping[str, str]) -> Finding:
+def _find(settings: Settings, environ: Mapping[str, str]) -> PyslurmStatus:
     from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
 
-    # Nothing is written into somebody else's state.
+    # Nothing is written into another user's state.
     is_own = not is_of_another(settings.state_path)
     return find_pyslurm(environ, str(settings.state_path / "pyslurm.json") if is_own else "")

@@ -45,7 +45,7 @@ class ParsedLine:
 
 
 @dataclass(frozen=True)
-class Word:
+class OptionWord:
     """One word to parse, and where it stands (for messages)."""
 
     text: str
@@ -77,7 +77,7 @@ class OptionParser:
         self._kind = kind
         self._located = located
 
-    def parse(self, words: Sequence[Word]) -> ParsedLine:
+    def parse(self, words: Sequence[OptionWord]) -> ParsedLine:
         """Return the options up to the first word that is none, and the words from there on.
 
         Raises:
@@ -103,7 +103,7 @@ class OptionParser:
             index += used
         return ParsedLine(tuple(givens), tuple(word.text for word in words[index:]))
 
-    def _parse_long(self, word: Word, following: Word | None) -> tuple[Given, int]:
+    def _parse_long(self, word: OptionWord, following: OptionWord | None) -> tuple[Given, int]:
         name, equals, value = word.text[2:].partition("=")
         option = self._find(name, word)
         if option.argument is Argument.NONE and equals:
@@ -114,7 +114,9 @@ class OptionParser:
             return self._given(option, following.text, word), 1
         return self._given(option, value if equals else None, word), 0
 
-    def _parse_letters(self, word: Word, following: Word | None) -> tuple[list[Given], int]:
+    def _parse_letters(
+        self, word: OptionWord, following: OptionWord | None
+    ) -> tuple[list[Given], int]:
         givens: list[Given] = []
         letters = word.text[1:]
         for position, letter in enumerate(letters):
@@ -131,15 +133,17 @@ class OptionParser:
                 return [*givens, self._with_next(option, f"-{letter}", word, following)], 1
         return givens, 0
 
-    def _with_next(self, option: Option, shown: str, word: Word, following: Word | None) -> Given:
+    def _with_next(
+        self, option: Option, shown: str, word: OptionWord, following: OptionWord | None
+    ) -> Given:
         if following is None:
             raise self._problem(word, f"{shown} needs a value")
         return self._given(option, following.text, word)
 
-    def _given(self, option: Option, value: str | None, word: Word) -> Given:
+    def _given(self, option: Option, value: str | None, word: OptionWord) -> Given:
         return Given(self._usual[option.canonical_name], value, word.origin)
 
-    def _find(self, name: str, word: Word) -> Option:
+    def _find(self, name: str, word: OptionWord) -> Option:
         exact = self._names.get(name) or self._own_names.get(name)
         if exact is not None:
             return exact
@@ -153,7 +157,7 @@ class OptionParser:
                 raise self._problem(word, f"--{name} is ambiguous", _either(candidates))
         raise self._unknown(name, word)
 
-    def _unknown(self, name: str, word: Word) -> UsageProblem:
+    def _unknown(self, name: str, word: OptionWord) -> UsageProblem:
         # Only for a message, so not worth loading on every call.
         from difflib import get_close_matches
 
@@ -167,7 +171,7 @@ class OptionParser:
         hint = _either([f"--{other}" for other in nearest])
         return self._problem(word, message, f"did you mean {hint}?" if hint else "")
 
-    def _problem(self, word: Word, message: str, hint: str = "") -> UsageProblem:
+    def _problem(self, word: OptionWord, message: str, hint: str = "") -> UsageProblem:
         return UsageProblem(f"{word.origin}: {message}" if self._located else message, hint=hint)
 
 

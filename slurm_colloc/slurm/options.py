@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.option_definition import Argument, Concern, Option
-from slurm_colloc.slurm.option_parser import Given, OptionParser, ParsedLine, Word
+from slurm_colloc.slurm.option_parser import Given, OptionParser, OptionWord, ParsedLine
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, SRUN_ONLY, SRUN_OPTIONS
 
 __all__ = [
@@ -25,9 +25,9 @@ __all__ = [
     "Concern",
     "Given",
     "Option",
+    "OptionWord",
     "Options",
     "ParsedLine",
-    "Word",
     "find_option",
     "merge_options",
     "parse_command_line",
@@ -125,7 +125,7 @@ def parse_command_line(argv: Sequence[str], *, site_options: Sequence[Option] = 
             the line asks for a heterogeneous job.
     """
     parser = OptionParser((*SBATCH_OPTIONS, *site_options), OWN_OPTIONS, kind="sbatch or csub")
-    parsed = parser.parse([Word(text, COMMAND_LINE) for text in argv])
+    parsed = parser.parse([OptionWord(text, COMMAND_LINE) for text in argv])
     if parsed.words[:1] == (":",):
         raise UsageProblem(
             "a ':' between options asks for a heterogeneous job, which cannot be packed",
@@ -143,12 +143,12 @@ def parse_srun_line(argv: Sequence[str]) -> ParsedLine:
         UsageProblem: As for `parse_command_line`.
     """
     return OptionParser(SRUN_OPTIONS, (), kind="srun").parse(
-        [Word(text, "the srun command line") for text in argv]
+        [OptionWord(text, "the srun command line") for text in argv]
     )
 
 
 def parse_words(
-    words: Sequence[Word], *, own: bool, site_options: Sequence[Option] = ()
+    words: Sequence[OptionWord], *, own: bool, site_options: Sequence[Option] = ()
 ) -> ParsedLine:
     """Parse words that each know their place, as those of directives; messages begin with it.
 

@@ -1,7 +1,7 @@
 """Whether pyslurm can be used here: found out in a child process, and remembered.
 
 `import pyslurm` ends the whole process where libslurm finds no configuration (its fatal() calls
-exit), so nobody imports it before a child has.
+exit), so it is imported only after a child has done so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class PyslurmStatus:
     """What is known of pyslurm here.
 
     Attributes:
@@ -89,7 +89,7 @@ def parse_release(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words) if all(word.isdigit() for word in words) else ()
 
 
-def find_pyslurm(environ: Mapping[str, str], memory: str) -> Finding:
+def find_pyslurm(environ: Mapping[str, str], memory: str) -> PyslurmStatus:
     """Say whether pyslurm can be used; costs next to nothing where it is not installed.
 
     Args:
@@ -100,7 +100,7 @@ def find_pyslurm(environ: Mapping[str, str], memory: str) -> Finding:
 
     spec = find_spec("pyslurm")
     if spec is None or not spec.origin:
-        return Finding()
+        return PyslurmStatus()
     key = compute_key(environ, spec.origin)
     known = _recall(memory, key)
     if known is not None:
@@ -111,7 +111,7 @@ def find_pyslurm(environ: Mapping[str, str], memory: str) -> Finding:
     return finding
 
 
-def probe_pyslurm() -> tuple[Finding, bool]:
+def probe_pyslurm() -> tuple[PyslurmStatus, bool]:
     """Import pyslurm and ask the controller's version, both in a child process.
 
     Returns:
@@ -126,19 +126,19 @@ def probe_pyslurm() -> tuple[Finding, bool]:
     argv = [sys.executable, "-c", _CHILD, *JOB_FIELDS]
     try:
         answer = run_slurm(argv, environment=environment, timeout_s=PROBE_TIMEOUT_S)
-        finding = Finding(**json.loads(answer.stdout.splitlines()[-1]))
+        finding = PyslurmStatus(**json.loads(answer.stdout.splitlines()[-1]))
     except SlurmError as error:
         lines = error.stderr.strip().splitlines()
         words = lines[-1].strip() if lines else error.message
-        finding = Finding(_read_version(), "", f"cannot be imported: {words}")
+        finding = PyslurmStatus(_read_version(), "", f"cannot be imported: {words}")
     except (ValueError, IndexError, TypeError):
-        finding = Finding(_read_version(), "", "does not answer in a child process")
+        finding = PyslurmStatus(_read_version(), "", "does not answer in a child process")
     if finding.slurm:
         return finding, True
     # A libslurm of another release may get no answer at all; then the release is the reason.
     installed = _ask_installed_version()
     if installed and parse_release(installed) != parse_release(finding.pyslurm):
-        return Finding(finding.pyslurm, installed), True
+        return PyslurmStatus(finding.pyslurm, installed), True
     return finding, False
 
 
@@ -184,17 +184,17 @@ def _stamp(path: str) -> list[int]:
     return [found.st_mtime_ns, found.st_size]
 
 
-def _recall(memory: str, key: list[Any]) -> Finding | None:
+def _recall(memory: str, key: list[Any]) -> PyslurmStatus | None:
     try:
         kept = json.loads(Path(memory).read_text(encoding="utf-8"))
         if kept["key"] == key and 0 <= time.time() - kept["time"] < REMEMBERED_S:
-            return Finding(**kept["finding"])
+            return PyslurmStatus(**kept["finding"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
 
 
-def _remember(memory: str, key: list[Any], finding: Finding) -> None:
+def _remember(memory: str, key: list[Any], finding: PyslurmStatus) -> None:
     """Keep an answer; where that fails the next call asks again."""
     kept = {"key": key, "time": time.time(), "finding": dataclasses.asdict(finding)}
     temporary = Path(f"{memory}.tmp{os.getpid()}")

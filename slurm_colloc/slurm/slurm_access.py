@@ -1,4 +1,4 @@
-"""What csub and the runner may ask of Slurm: one interface, whoever answers."""
+"""What csub and the runner may ask of Slurm: one interface, whatever answers."""
 
 from __future__ import annotations
 

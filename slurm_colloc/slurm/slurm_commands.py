@@ -189,7 +189,7 @@ class SlurmCommands:
         self._run("scontrol", "requeue", "Incomplete", job_id)
 
     def wake_batch_script(self, job_id: str) -> None:
-        """Send SIGURG to the batch script alone: ignored by whoever does not wait for it."""
+        """Send SIGURG to the batch script alone: ignored by a script that does not wait for it."""
         self._run("scancel", "--batch", "--signal=URG", job_id)
 
     def signal_steps(self, steps: Sequence[str], signal: int) -> None:

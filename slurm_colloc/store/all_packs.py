@@ -48,7 +48,7 @@ class State(StateReader):
         """Make the directories.
 
         Raises:
-            StateError: They cannot be made, or belong to somebody else.
+            StateError: They cannot be made, or belong to another user.
         """
         if not self.making.is_dir() or not self.open.is_dir():
             for path in (self.root, self.packs, self.open, self.jobs, self.making):
@@ -149,7 +149,7 @@ class State(StateReader):
         """Remove a pack that no Slurm job knows."""
         doomed = self.making / f"{pack_id}.discarded"
         with contextlib.suppress(OSError):
-            # Out of sight first: nobody sees a half-removed pack.
+            # Out of sight first: no reader sees a half-removed pack.
             os.rename(self.packs / pack_id, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
         self.forget_open(pack_id)
@@ -188,7 +188,7 @@ class State(StateReader):
 def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> StateReader:
     """Open a state directory: a `State` where it is the caller's own, else one to read alone.
 
-    Once somebody else's was opened, nothing in this process writes into it any more.
+    Once another user's was opened, nothing in this process writes into it any more.
 
     Args:
         root: Its path; it need not exist.
@@ -212,7 +212,7 @@ def open_own_state(root: Path, cluster: str = "", owner_uid: int | None = None) 
         owner_uid: Whose it is; None for the owner of the directory.
 
     Raises:
-        StateError: It is somebody else's.
+        StateError: It is another user's.
     """
     state = open_state(root, cluster, owner_uid)
     if not isinstance(state, State):
@@ -226,7 +226,7 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
-    """Write which packs a Slurm job id stands for; the content is the same whoever writes it."""
+    """Write which packs a Slurm job id stands for; each writer would write the same."""
     write_json(
         build_index_path(root, job_id, record.cluster),
         {"submission": record.submission, "indices": record.indices},

@@ -59,7 +59,7 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
     """Write files that are never seen half-written; no file is replaced before all are written.
 
     Raises:
-        StateError: A directory cannot be written, belongs to somebody else whose state is only
+        StateError: A directory cannot be written, belongs to another user whose state is only
             read, or the disk is full; all old files stay.
     """
     for path in contents:
@@ -192,7 +192,7 @@ def make_directory(path: Path | str) -> None:
     """Make a private directory and its parents; one that exists is left as it is.
 
     Raises:
-        StateError: It cannot be made, or belongs to somebody else whose state is only read.
+        StateError: It cannot be made, or belongs to another user whose state is only read.
     """
     refuse_protected(path)
     with explain_os_errors("make directory", path):
@@ -230,7 +230,7 @@ class Lock:
 
     Attributes:
         descriptors: What a child has to inherit, so that the lock lasts until it has ended too.
-        problem: Why it cannot be had at all; None where somebody else keeps it.
+        problem: Why it cannot be had at all; None where another process keeps it.
     """
 
     descriptors: tuple[int, ...] = ()
@@ -252,12 +252,12 @@ def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
         wait_s: How long to wait for it; 0 looks once.
 
     Yields:
-        The lock: true where it is held; false where somebody else kept it, or, with its problem,
+        The lock: true where it is held; false where another process kept it, or, with its problem,
         where the file cannot be opened or the file system has no locks. The body decides what it
         may do without.
 
     Raises:
-        StateError: It lies in somebody else's state, which is only read.
+        StateError: It lies in another user's state, which is only read.
     """
     refuse_protected(path)
     try:

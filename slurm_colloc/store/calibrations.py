@@ -1,6 +1,6 @@
 """`calibrations/GPUMODEL.json`: the contention model of a GPU model, the user's, the site's, ours.
 
-A file may come from anybody, so it is read with suspicion: only a regular file of limited size,
+A file may come from anywhere, so it is read with suspicion: only a regular file of limited size,
 numbers in sane ranges, and one sentence where something is wrong. Then the next source is used.
 """
 
@@ -66,7 +66,7 @@ def find_calibration(gpu: str, root: Path, site: Path | None) -> FoundCalibratio
     """Find the calibration of a GPU model: the user's, else the site's, else ours, else borrowed.
 
     Args:
-        gpu: NVML's name of the GPU model, or Slurm's type of it (`h200`); empty where unknown.
+        gpu: NVML's name of the GPU model, or Slurm's type (`h200`); empty where unknown.
         root: The state directory.
         site: The site's folder; None for none.
     """

@@ -1,4 +1,4 @@
-"""JSON that may come from anybody: one sentence where it is odd, and nothing is guessed."""
+"""JSON that may come from anywhere: one sentence where it is odd, and nothing is guessed."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class StateReader:
             ) from error
 
     def is_elsewhere(self, record: PackRecord) -> bool:
-        """True for a pack of another cluster: Slurm here knows nothing of it."""
+        """True for a pack of another cluster: Slurm here does not know it."""
         return bool(record.cluster and self.cluster and record.cluster != self.cluster)
 
     def read_pack(self, pack_id: str) -> PackRecord | None:

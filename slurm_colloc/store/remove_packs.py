@@ -18,7 +18,7 @@ DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""
 
 ABANDONED_S = 86400.0
-"""A temporary file that nobody has written to for so long is nobody's any more."""
+"""A temporary file that was not written to for so long is abandoned."""
 
 _TEMPORARY = re.compile(r".+\.tmp[0-9]+")
 
@@ -38,7 +38,7 @@ def measure_bytes(path: Path) -> int:
 
 
 def remove_pack(state: State, pack_id: str) -> bool:
-    """Remove a pack that is over; False if somebody else was quicker.
+    """Remove a pack that is over; False if another process was quicker.
 
     Raises:
         StateError: It cannot be removed.
@@ -47,7 +47,7 @@ def remove_pack(state: State, pack_id: str) -> bool:
     doomed = state.making / f"{pack_id}{DISCARDED}"
     with explain_os_errors("remove", state.pack_path(pack_id)):
         try:
-            # Out of sight first: nobody sees a half-removed pack.
+            # Out of sight first: no reader sees a half-removed pack.
             os.rename(state.pack_path(pack_id), doomed)
         except FileNotFoundError:
             return False
@@ -78,7 +78,7 @@ def remove_remains(state: State) -> None:
 
 
 def _remove_temporary(folder: Path) -> None:
-    """Remove what `write_all` has left half-written in a folder, once nobody can be at it."""
+    """Remove what `write_all` has left half-written in a folder, once no process can be at it."""
     before = time.time() - ABANDONED_S
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

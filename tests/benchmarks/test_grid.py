@@ -40,7 +40,7 @@ from benchmarks.gpu.grid_turns import (
 from benchmarks.gpu.mix import Alone
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
 from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
-from slurm_colloc.calibration.workloads import MOST_WORKERS, Need, Room
+from slurm_colloc.calibration.workloads import MOST_WORKERS, Room, WorkloadNeed
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.store.calibrations import (
@@ -65,7 +65,9 @@ def know(load: Load) -> Known:
 
 def make_ask(kind: str = "small", memory_mb: int = 900, gpu_memory_mb: int = 143_000) -> Ask:
     usual = USUAL.get(kind, OTHER)
-    return Ask(kind, Need(1, memory_mb), usual.degrees, usual.limits, Room(16, gpu_memory_mb))
+    return Ask(
+        kind, WorkloadNeed(1, memory_mb), usual.degrees, usual.limits, Room(16, gpu_memory_mb)
+    )
 
 
 def choose(sharing: Sharing, bound: float = 2.0) -> Choice:
@@ -134,7 +136,7 @@ def test_the_grid_has_every_mode_limit_and_degree_that_the_machine_has_room_for(
         assert {sharing.degree for sharing in row} >= set(ask.degrees)
     few = build_grid(make_ask(memory_mb=9000, gpu_memory_mb=80_000), ())
     assert max(sharing.degree for row in few for sharing in row) == 6
-    plain = Ask("small", Need(), (2, 3), (50,), Room(16, modes=(TIMESLICE,)))
+    plain = Ask("small", WorkloadNeed(), (2, 3), (50,), Room(16, modes=(TIMESLICE,)))
     assert [row[0].mode for row in build_grid(plain, ())] == [TIMESLICE]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.calibration.cells import Cell, Group, Member
+from slurm_colloc.calibration.cells import Cell, CellTraining, Group
 
 PATIENCE_S = 60.0
 
 
 def cell(*names: str) -> Cell:
-    members = tuple(Member(name) for name in names)
+    members = tuple(CellTraining(name) for name in names)
     return Cell("alone" if len(members) == 1 else "pair", members, 0.05, 0.2)
 
 

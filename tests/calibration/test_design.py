@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.calibration.calibrated_gpu import list_needs
-from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, Group, Member, shorten
+from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, CellTraining, Group, shorten
 from slurm_colloc.calibration.choose_cells import choose_design, estimate_minutes
 from slurm_colloc.calibration.workloads import (
     MOST_WORKERS,
@@ -176,6 +176,6 @@ def test_short_cells_have_the_same_members() -> None:
 
 
 def test_copies_are_counted_by_training_and_limit() -> None:
-    a, b = Member("mlp"), Member("mlp", 50)
+    a, b = CellTraining("mlp"), CellTraining("mlp", 50)
     group = Group("some", MPS, (Cell("pair", (a, b)), Cell("same", (b, b, b))))
     assert group.count_copies() == {a: 1, b: 3}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.check.collisions import Finding, merge_findings
-from slurm_colloc.check.sharing_fit import Sharing, compute_sharing, find_request_findings
+from slurm_colloc.check.collisions import ScriptFinding, merge_findings
+from slurm_colloc.check.sharing_fit import SharingFit, compute_sharing, find_request_findings
 from slurm_colloc.cli.submit.check_command import build_json, render
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.submission.jobs.call_jobs import collect_call
@@ -24,7 +24,7 @@ CAPACITY = Capacity(
 
 def look(
     directory: Path, *options: str, directives: str = "", capacity: Capacity = CAPACITY
-) -> tuple[Sharing, list[Finding]]:
+) -> tuple[SharingFit, list[ScriptFinding]]:
     (directory / "t.sh").write_text(f"#!/bin/bash\n{directives}\ntrue\n")
     call = collect_call([*options, "t.sh"], {}, str(directory), pack=False)
     job = call.candidates[0].job
@@ -32,7 +32,7 @@ def look(
     return sharing, find_request_findings(job, call.options, sharing, capacity)
 
 
-def only(findings: list[Finding], kind: str) -> Finding:
+def only(findings: list[ScriptFinding], kind: str) -> ScriptFinding:
     [found] = [finding for finding in findings if finding.kind == kind]
     return found
 
@@ -135,8 +135,8 @@ def test_without_figures_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 def test_the_same_thing_on_several_lines_is_told_once() -> None:
-    def at(line: int, what: str = "x", kind: str = "k") -> Finding:
-        return Finding(kind, "t.sh", line, what, "why")
+    def at(line: int, what: str = "x", kind: str = "k") -> ScriptFinding:
+        return ScriptFinding(kind, "t.sh", line, what, "why")
 
     [one, two] = merge_findings([at(9), at(2), at(9), at(5, "y")])
     assert (one.place, one.also, one.what) == ("t.sh:2", (9,), "x")

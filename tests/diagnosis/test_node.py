@@ -12,11 +12,11 @@ from slurm_colloc.diagnosis.job_findings import (
     NO_PYTHON,
     NO_STATE,
     NO_WRITING,
-    Asked,
+    DoctorQuestion,
     JobOutcome,
     is_hopeless,
 )
-from slurm_colloc.diagnosis.login_findings import Trouble
+from slurm_colloc.diagnosis.login_findings import AskProblem
 from slurm_colloc.diagnosis.node_findings import CHECKS, find_obstacle, judge_no_job, judge_outcome
 from slurm_colloc.model.examination import (
     Examination,
@@ -40,13 +40,13 @@ SEEN = Examination(
     mps=MpsTrial(control="/usr/bin/nvidia-cuda-mps-control", control_ms=20.0, active_ms=300.0),
     hooks=HooksLook(),
 )
-ASKED = Asked("0.1.0", "/opt/bin/python", "/home/x/state")
+ASKED = DoctorQuestion("0.1.0", "/opt/bin/python", "/home/x/state")
 DONE = JobOutcome(
     "4711", state="COMPLETED", node="n1", exit_code=0, wrote=True, python="Python 3.11.2", seen=SEEN
 )
 
 
-def judge(outcome: JobOutcome, asked: Asked = ASKED) -> dict[str, Finding]:
+def judge(outcome: JobOutcome, asked: DoctorQuestion = ASKED) -> dict[str, Finding]:
     found = judge_outcome(outcome, asked)
     assert [finding.check for finding in found] == list(CHECKS)
     for finding in found:
@@ -85,7 +85,7 @@ def test_no_job_is_tried_where_it_cannot_run(check: str) -> None:
 
 
 def test_a_job_that_is_refused_is_red_in_slurms_words() -> None:
-    found = judge(JobOutcome(trouble=Trouble("sbatch: Invalid account")))
+    found = judge(JobOutcome(trouble=AskProblem("sbatch: Invalid account")))
     assert found["job"].what == "sbatch: Invalid account"
     assert "--account" in found["job"].advice
     others = {finding.level for name, finding in found.items() if name != "job"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.diagnosis.doctor_job import run_job
-from slurm_colloc.diagnosis.doctor_job_wait import Patience
-from slurm_colloc.diagnosis.job_findings import Asked, JobOutcome
+from slurm_colloc.diagnosis.doctor_job_wait import DoctorJobWait
+from slurm_colloc.diagnosis.job_findings import DoctorQuestion, JobOutcome
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts
@@ -42,7 +42,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def wait(place: Path, *, timeout_s: float = 20.0) -> JobOutcome:
     told: list[str] = []
-    return Patience("4711", place, timeout_s, told.append, HeldInterrupts()).run()
+    return DoctorJobWait("4711", place, timeout_s, told.append, HeldInterrupts()).run()
 
 
 def test_a_controller_that_dies_meanwhile_is_told_with_the_job_that_may_be_left(
@@ -115,7 +115,7 @@ def test_a_submission_without_an_answer_is_looked_for_and_taken_back(
         scancel="true",
     )
     settings = Settings(state_dir=str(tmp_path / "state"))
-    asked = Asked("0.1.0", settings.python, "")
+    asked = DoctorQuestion("0.1.0", settings.python, "")
     outcome, _ = run_job({}, "gpu:1", asked, settings, print)
     assert "timed out" in outcome.trouble.message
     assert "scancel 4711" in (tmp_path / "called").read_text()

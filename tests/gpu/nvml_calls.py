@@ -15,9 +15,8 @@ from typing import Any
 import pynvml
 
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.gpm import SHORTEST_S, GpmReader
+from slurm_colloc.monitor.gpu_counters import SHORTEST_S, FieldReader, GpmReader
 from slurm_colloc.monitor.gpu_reading import GpuReader
-from slurm_colloc.monitor.nvml_fields import FieldReader
 
 ROUNDS = 50
 

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from slurm_colloc.model.degree.ramp_decision import Decision, Outlook
+from slurm_colloc.model.degree.ramp_decision import Decision, RampOutlook
 from slurm_colloc.model.degree.ramp_look import Sight
 from slurm_colloc.model.degree.ramp_rules import Ramp
 
@@ -153,10 +153,10 @@ class SimulatedPack:
             is_wide=member.is_wide,
         )
 
-    def _outlook(self) -> Outlook:
+    def _outlook(self) -> RampOutlook:
         free = self.ramp.places - len(self.running)
         active = len([m for m in self.running if m.last_step_at is not None])
-        return Outlook(
+        return RampOutlook(
             waiting=min(free, len(self.waiting)),
             next_kind=self.waiting[0].kind if self.waiting else "",
             busy=self.activity(active) if self.activity else None,

@@ -7,8 +7,8 @@ import pytest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.sbatch.dependency import (
     Condition,
+    ConditionOutlook,
     Dependency,
-    Outlook,
     describe,
     judge_member,
     names_members,
@@ -57,22 +57,22 @@ def test_what_cannot_be_meant_is_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "state", "started", "expected"),
     [
-        ("after", MemberState.PENDING, False, Outlook.OPEN),
-        ("after", MemberState.RUNNING, True, Outlook.SATISFIED),
-        ("after", MemberState.PENDING, True, Outlook.SATISFIED),
-        ("after", MemberState.CANCELLED, False, Outlook.SATISFIED),
-        ("afterany", MemberState.RUNNING, True, Outlook.OPEN),
-        ("afterany", MemberState.FAILED, True, Outlook.SATISFIED),
-        ("afterok", MemberState.COMPLETED, True, Outlook.SATISFIED),
-        ("afterok", MemberState.LOST, True, Outlook.NEVER),
-        ("afterok", MemberState.RUNNING, True, Outlook.OPEN),
-        ("afternotok", MemberState.COMPLETED, True, Outlook.NEVER),
-        ("afternotok", MemberState.TIMEOUT, True, Outlook.SATISFIED),
-        ("afternotok", MemberState.CANCELLED, False, Outlook.SATISFIED),
+        ("after", MemberState.PENDING, False, ConditionOutlook.OPEN),
+        ("after", MemberState.RUNNING, True, ConditionOutlook.SATISFIED),
+        ("after", MemberState.PENDING, True, ConditionOutlook.SATISFIED),
+        ("after", MemberState.CANCELLED, False, ConditionOutlook.SATISFIED),
+        ("afterany", MemberState.RUNNING, True, ConditionOutlook.OPEN),
+        ("afterany", MemberState.FAILED, True, ConditionOutlook.SATISFIED),
+        ("afterok", MemberState.COMPLETED, True, ConditionOutlook.SATISFIED),
+        ("afterok", MemberState.LOST, True, ConditionOutlook.NEVER),
+        ("afterok", MemberState.RUNNING, True, ConditionOutlook.OPEN),
+        ("afternotok", MemberState.COMPLETED, True, ConditionOutlook.NEVER),
+        ("afternotok", MemberState.TIMEOUT, True, ConditionOutlook.SATISFIED),
+        ("afternotok", MemberState.CANCELLED, False, ConditionOutlook.SATISFIED),
     ],
 )
 def test_a_condition_is_judged_by_its_member(
-    kind: str, state: MemberState, started: bool, expected: Outlook
+    kind: str, state: MemberState, started: bool, expected: ConditionOutlook
 ) -> None:
     assert judge_member(kind, state, has_started=started) is expected
 
@@ -80,16 +80,20 @@ def test_a_condition_is_judged_by_its_member(
 @pytest.mark.parametrize(
     ("text", "expected", "rest"),
     [
-        ("afterok:1/1,afterok:2/1", Outlook.OPEN, "afterok:2/1"),
-        ("afterok:1/1,afterok:1/1", Outlook.SATISFIED, ""),
-        ("afterok:1/1,afterok:3/1,afterok:2/1", Outlook.NEVER, ""),
-        ("afterok:3/1?afterok:2/1", Outlook.OPEN, "afterok:2/1"),
-        ("afterok:2/1?afterok:1/1", Outlook.SATISFIED, ""),
-        ("afterok:3/1?afterok:3/1", Outlook.NEVER, ""),
+        ("afterok:1/1,afterok:2/1", ConditionOutlook.OPEN, "afterok:2/1"),
+        ("afterok:1/1,afterok:1/1", ConditionOutlook.SATISFIED, ""),
+        ("afterok:1/1,afterok:3/1,afterok:2/1", ConditionOutlook.NEVER, ""),
+        ("afterok:3/1?afterok:2/1", ConditionOutlook.OPEN, "afterok:2/1"),
+        ("afterok:2/1?afterok:1/1", ConditionOutlook.SATISFIED, ""),
+        ("afterok:3/1?afterok:3/1", ConditionOutlook.NEVER, ""),
     ],
 )
-def test_what_is_decided_is_left_out(text: str, expected: Outlook, rest: str) -> None:
-    known = {"1/1": Outlook.SATISFIED, "2/1": Outlook.OPEN, "3/1": Outlook.NEVER}
+def test_what_is_decided_is_left_out(text: str, expected: ConditionOutlook, rest: str) -> None:
+    known = {
+        "1/1": ConditionOutlook.SATISFIED,
+        "2/1": ConditionOutlook.OPEN,
+        "3/1": ConditionOutlook.NEVER,
+    }
     outlook, left = reduce_dependency(parse_dependency(text), lambda c: known[c.target])
     assert outlook is expected
     pairs = [(condition.kind, condition.target) for condition in left.conditions]

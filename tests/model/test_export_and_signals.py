@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.sbatch.export import compute_captured, split_export
-from slurm_colloc.model.sbatch.signal_names import parse_signal, parse_signal_request
+from slurm_colloc.model.sbatch.quantities import parse_signal, parse_signal_request
 
 ENVIRONMENT = {"HOME": "/home/ada", "PATH": "/bin", "SPACE": "a b", "EMPTY": ""}
 

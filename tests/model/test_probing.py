@@ -8,7 +8,7 @@ import pytest
 from slurm_colloc.model.degree.probe_window import (
     BESIDE_WAITING,
     BY_ITSELF,
-    Patience,
+    ProbePatience,
     ProbeProgress,
     choose_patience,
     find_obstacle_to_probe,
@@ -56,7 +56,7 @@ JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
         (ProbeProgress(560, 1, False), BY_ITSELF, "its rate was not steady within 560 s"),
     ],
 )
-def test_when_a_window_is_over(progress: ProbeProgress, patience: Patience, told: str) -> None:
+def test_when_a_window_is_over(progress: ProbeProgress, patience: ProbePatience, told: str) -> None:
     assert judge_window(progress, patience) == told
 
 
@@ -99,9 +99,11 @@ def test_without_counting_there_is_nothing_to_wait_for(regex: str | None, told: 
         ({}, BESIDE_WAITING),
         ({"only_probe": True}, BY_ITSELF),
         ({"only_probe": True, "time_limit_s": 660}, BY_ITSELF),
-        ({"only_probe": True, "time_limit_s": 300}, Patience(200, 200)),
-        ({"only_probe": True, "time_limit_s": 60}, Patience(30, 30)),
+        ({"only_probe": True, "time_limit_s": 300}, ProbePatience(200, 200)),
+        ({"only_probe": True, "time_limit_s": 60}, ProbePatience(30, 30)),
     ],
 )
-def test_a_window_ends_before_the_time_limit(changes: dict[str, Any], patience: Patience) -> None:
+def test_a_window_ends_before_the_time_limit(
+    changes: dict[str, Any], patience: ProbePatience
+) -> None:
     assert choose_patience(dataclasses.replace(JOB, **changes)) == patience

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_colloc.model.degree.growth_limit import GAIN_LEAST
 from slurm_colloc.model.degree.ramp_decision import (
     NEW_LOOK_S,
-    Outlook,
+    RampOutlook,
     RampState,
     format_ordinal,
     is_ramp_reason,
 )
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import GAIN_LEAST
 from slurm_colloc.model.degree.ramp_rules import (
     SETTLE_MOST_S,
     START_MOST_S,
@@ -251,7 +251,7 @@ def test_a_look_without_a_members_steps_ends_no_ramp(look_s: float) -> None:
             seen = look != missing
             sight = Sight(1, 1, (look + 1) * 10 if seen else None, at if seen else None,
                           solo_steps_per_s=10.0 / look_s)  # fmt: skip
-            found = ramp.look(at, [sight], Outlook(waiting=1, next_kind="a"))
+            found = ramp.look(at, [sight], RampOutlook(waiting=1, next_kind="a"))
             targets += [found.target] if found else []
         return targets
 
@@ -441,19 +441,19 @@ def test_nobody_waits_for_ever() -> None:
     decision = None
     for second in range(0, int(SETTLE_MOST_S) + 4, 2):
         if decision is None:
-            decision = ramp.look(1000.0 + second, sights, Outlook(waiting=2))
+            decision = ramp.look(1000.0 + second, sights, RampOutlook(waiting=2))
     assert decision is not None
     assert (decision.state, decision.target) == (RampState.OFF, 3)
-    assert ramp.look(2000.0, sights, Outlook(waiting=2)) is None
+    assert ramp.look(2000.0, sights, RampOutlook(waiting=2)) is None
 
 
 def test_blindness_is_told() -> None:
     ramp = Ramp(3, 1)
-    ramp.look(1000.0, [Sight(1, 1)], Outlook(waiting=2))
+    ramp.look(1000.0, [Sight(1, 1)], RampOutlook(waiting=2))
     assert ramp.find_blindness() == "the rate alone of no member is known"
-    ramp.look(1002.0, [Sight(1, 1, solo_steps_per_s=10.0)], Outlook(waiting=2))
+    ramp.look(1002.0, [Sight(1, 1, solo_steps_per_s=10.0)], RampOutlook(waiting=2))
     assert ramp.find_blindness() == ""
-    ramp.look(1002.0 + FIRST_STEP_S, [Sight(1, 1, solo_steps_per_s=10.0)], Outlook(waiting=2))
+    ramp.look(1002.0 + FIRST_STEP_S, [Sight(1, 1, solo_steps_per_s=10.0)], RampOutlook(waiting=2))
     assert "no member has reported a step within 60 s" in ramp.find_blindness()
 
 
@@ -467,7 +467,7 @@ def test_who_may_start_and_does_not_is_not_waited_for() -> None:
             Sight(n, 1, steps=steps, last_step_at=1000.0 + second, solo_steps_per_s=10.0)
             for n in (1, 2)
         ]
-        found = ramp.look(1000.0 + second, sights, Outlook(waiting=2))
+        found = ramp.look(1000.0 + second, sights, RampOutlook(waiting=2))
         decisions += [found] if found else []
     assert (decisions[0].state, decisions[0].target) == (RampState.RAMPING, 3)
     # Ten times slower than alone since, and the first look for that is due a minute later.
@@ -488,7 +488,7 @@ def test_absurd_figures_count_as_none(figure: str, value: float) -> None:
                 )
                 for n in range(ramp.target)
             ]
-            found = ramp.look(1000.0 + second, sights, Outlook(waiting=4 - len(sights)))
+            found = ramp.look(1000.0 + second, sights, RampOutlook(waiting=4 - len(sights)))
             decisions += [(found.state.value, found.target, found.reason)] if found else []
         return decisions
 

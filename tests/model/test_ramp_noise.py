@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.degree.ramp_decision import RampState
-from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import (
+from slurm_colloc.model.degree.growth_limit import (
     BASE_WINDOW_S,
     GAIN_LEAST,
     LONG_WINDOW_S,
     choose_window_s,
     may_be_noise,
 )
-from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, Track
+from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.degree.ramp_look import Measured, Sight
+from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, LookHistory
 
 from .ramp_packs import Member, SimulatedPack
 from .test_ramp import members, slow_down
@@ -60,9 +60,9 @@ def test_a_gain_that_noise_could_hide_is_not_missed_for_certain() -> None:
     assert not may_be_noise(show(5, 4.0, error=0.05), None, 1.0)
 
 
-def follow(rates: list[float], number: int = 2) -> Track:
+def follow(rates: list[float], number: int = 2) -> LookHistory:
     """Members with these steps a second, a second each, where 20 are as alone."""
-    track, steps = Track(), 100.0
+    track, steps = LookHistory(), 100.0
     for at, rate in enumerate(rates):
         steps += rate
         track.add(

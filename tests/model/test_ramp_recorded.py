@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.degree.ramp_decision import Decision, Outlook, RampState
+from slurm_colloc.model.degree.ramp_decision import Decision, RampOutlook, RampState
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
 from slurm_colloc.model.degree.ramp_rules import Ramp
-from slurm_colloc.model.degree.ramp_window import Track
+from slurm_colloc.model.degree.ramp_window import LookHistory
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200" / "uneven-seven.csv"
 SOLO_STEPS_PER_S = 114.7
@@ -69,7 +69,7 @@ def replay(series: Series, first_look_at: float) -> list[Decision]:
     while at < series[1][-1][0]:
         sights = look(series, at)
         waiting = PLACES - len(sights) if at >= OTHERS_START_S - 2.0 else 0
-        decision = ramp.look(at, sights, Outlook(waiting=waiting, room=ROOM))
+        decision = ramp.look(at, sights, RampOutlook(waiting=waiting, room=ROOM))
         if decision is not None:
             decisions.append(decision)
         at += 2.0
@@ -86,7 +86,7 @@ def test_single_members_of_an_uneven_host_end_no_ramp(series: Series, first_look
 
 
 def measure_all(series: Series, least_s: float) -> list[Measured]:
-    track = Track()
+    track = LookHistory()
     found = []
     at = OTHERS_START_S
     while at < series[1][-1][0]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.monitor.progress_lines import Follower, Following, TooSlow, limited_cpu
-from slurm_colloc.store.pack.progress_counters import read_member_progress
-from slurm_colloc.store.pack.progress_outputs import (
+from slurm_colloc.store.pack.progress_counters import (
     FollowRequest,
     read_follow_request,
+    read_member_progress,
     write_follow_request,
 )
 from slurm_colloc.submission.jobs.call_jobs import LONGEST, parse_progress_regex

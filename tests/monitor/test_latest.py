@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.monitor.latest_figures import Latest, Point, compute_rate, find_window, is_steady
+from slurm_colloc.monitor.latest_figures import (
+    LatestFigures,
+    Point,
+    compute_rate,
+    find_window,
+    is_steady,
+)
 
 
 def make_rows(rate: float, seconds: int, *, first: float = 2.0, until: float = 1e9) -> list[Any]:
@@ -37,7 +43,7 @@ def make_rows(rate: float, seconds: int, *, first: float = 2.0, until: float = 1
 
 
 def follow(rows: list[Any]) -> list[dict[str, Any]]:
-    latest, seen = Latest(), []
+    latest, seen = LatestFigures(), []
     for row in rows:
         latest.update([row])
         seen.append(latest.build()["3"])
@@ -62,7 +68,7 @@ def test_what_is_read_less_often_stays() -> None:
 
 def test_gpu_memory_that_is_read_and_not_told_is_unknown() -> None:
     *before, row = make_rows(3.0, 10)
-    latest = Latest()
+    latest = LatestFigures()
     for one in before:
         latest.update([one], has_gpu_memory=one["gpu_memory_mb"] is not None)
     assert latest.build()["3"]["gpu_memory_mb"] == 100
@@ -129,7 +135,7 @@ def test_windows_of_a_mean_hold_five_steps() -> None:
 
 def follow_uneven(rates: list[float]) -> list[dict[str, Any]]:
     """A member that has each of these rates for ten seconds, after a warm-up of 13."""
-    latest, seen, steps = Latest(), [], 0.0
+    latest, seen, steps = LatestFigures(), [], 0.0
     for second in range(13 + 10 * len(rates)):
         steps += rates[max(0, second - 13) // 10]
         at = 1000.0 + second

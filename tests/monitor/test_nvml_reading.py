@@ -11,8 +11,7 @@ import pynvml
 import pytest
 
 from slurm_colloc.monitor.capabilities import Capabilities, classify_error
-from slurm_colloc.monitor.gpm import GpmReader, convert
-from slurm_colloc.monitor.nvml_fields import FieldReader
+from slurm_colloc.monitor.gpu_counters import FieldReader, GpmReader, convert
 
 INVALID, UNSUPPORTED, UNSIGNED, LONG_LONG = 2, 3, 1, 3
 

@@ -20,7 +20,7 @@ from slurm_colloc.model.degree.probe_window import (
     ProbeProgress,
     judge_window,
 )
-from slurm_colloc.monitor.latest_figures import Latest
+from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.report.summary.solo_rates import ALONE_LEAST_S
 
 BEGIN = 1000.0
@@ -45,7 +45,7 @@ def test_a_window_is_over_in_good_time_on_a_host_that_is_fast_and_slow_by_turns(
 ) -> None:
     with UNEVEN.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["training"] == training]
-    latest, reason = Latest(), ""
+    latest, reason = LatestFigures(), ""
     for line in lines:
         numbers = {
             key: float(line[key]) if line[key] else None for key in line if key != "training"
@@ -76,7 +76,7 @@ def test_a_window_is_over_in_good_time_on_a_host_that_is_fast_and_slow_by_turns(
 def test_whose_window_ends_because_it_is_steady_has_a_rate_alone(
     step_s: float, first_s: float, tick: float, later_s: float
 ) -> None:
-    latest = Latest()
+    latest = LatestFigures()
     rows: list[dict[str, Any]] = []
     over_at = math.inf
     for second in range(1500):

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
@@ -111,7 +111,7 @@ class Stage:
         allocation = Allocation("1", "1", "n", 0, 1, (), (), {})
         self.slurm_decision = SlurmDecision(allocation, None, journal)
         self.gpu_mode = GpuMode(self.pack, planned, allocation, self.attempt, journal, lone=True)
-        self.outlook = (Outlook.SATISFIED, "")
+        self.outlook = (ConditionOutlook.SATISFIED, "")
         self.start_queue = StartQueue(
             pack=self.pack, members=self.members, waiting=waiting, time_left=self.time_left,
             judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     RunningMember,
@@ -266,15 +266,18 @@ def test_too_little_time_is_left(tmp_path: Path, process: StartedProcess) -> Non
     assert (stage.pack / "events.jsonl").read_text() == events
 
 
-@pytest.mark.parametrize("outlook", [Outlook.OPEN, Outlook.NEVER])
+@pytest.mark.parametrize("outlook", [ConditionOutlook.OPEN, ConditionOutlook.NEVER])
 def test_a_dependency_that_does_not_hold(
-    outlook: Outlook, tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
+    outlook: ConditionOutlook,
+    tmp_path: Path,
+    process: StartedProcess,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(tmp_path, process, start=None)
     first, queue = stage.members.by_number[1], stage.start_queue
     job = dataclasses.replace(first.spec.job, depends=(("afterok", "9/1"),))
     first.spec = dataclasses.replace(first.spec, job=job)
-    stage.outlook = (Outlook.OPEN, "Dependency afterok:9/1")
+    stage.outlook = (ConditionOutlook.OPEN, "Dependency afterok:9/1")
     # It may just not be seen yet. Meanwhile the next may start.
     assert why_not_now(queue.gather(first)) == "waits for afterok:9/1 (Dependency)"
     assert (stage.start(), queue.is_undecided) == (2, True)
@@ -282,7 +285,7 @@ def test_a_dependency_that_does_not_hold(
     monkeypatch.setattr(may_start, "PATIENCE_S", 0.0)
     assert (stage.start(), queue.is_undecided) == (3, False)
     assert first.record.reason == "Dependency on afterok:9/1"
-    if outlook is Outlook.OPEN:
+    if outlook is ConditionOutlook.OPEN:
         assert compare(stage, 1) == "held, waits for afterok:9/1 (Dependency)"
     else:
         assert first.record.state is MemberState.CANCELLED
@@ -295,7 +298,7 @@ def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedP
     job = dataclasses.replace(second.spec.job, depends=(("afterok", "9/1"),))
     second.spec = dataclasses.replace(second.spec, job=job)
     assert [stage.start(), stage.start()] == [1, None]
-    stage.outlook = (Outlook.NEVER, "Dependency on afterok:9/1")
+    stage.outlook = (ConditionOutlook.NEVER, "Dependency on afterok:9/1")
     assert stage.start() is None
     assert second.record.state is MemberState.PENDING
 

@@ -16,7 +16,7 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
-from slurm_colloc.slurm.probe_pyslurm import Finding, parse_release
+from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus, parse_release
 from slurm_colloc.slurm.pyslurm_backend import (
     FOREIGN_JOBS_MAX,
     JOB_FIELDS,
@@ -283,8 +283,8 @@ def test_releases_are_read_from_versions(text: str, release: tuple[int, ...]) ->
 
 
 def test_a_finding_without_a_version_of_slurm_is_not_usable() -> None:
-    assert not Finding(pyslurm="25.11.2").usable
-    assert Finding(pyslurm="25.11.2", slurm="25.11.7").usable
+    assert not PyslurmStatus(pyslurm="25.11.2").usable
+    assert PyslurmStatus(pyslurm="25.11.2", slurm="25.11.7").usable
 
 
 def test_every_release_of_the_recordings_is_complete() -> None:

@@ -197,7 +197,7 @@ def render_difference(path: str, before: str, after: str) -> list[str]:
 
 
 def need_root(what: str, *, hint: str = "--dry-run shows what would be done") -> None:
-    """Refuse where somebody else than root asks.
+    """Refuse where a user other than root asks.
 
     Args:
         what: What only root can do.

@@ -137,7 +137,7 @@ def _warn(text: str) -> None:
     sys.stderr.write(f"csub: {escape_controls(text)}\n")
 
 
-# What hooks have prepared on a node, and what was undone of it, for people; pure.
+# What hooks have prepared on a node, and what of that was undone, for people; pure.
 #
 # Nothing that a file holds reaches the terminal as it is: control characters are shown by number.
 
@@ -208,7 +208,7 @@ def _build_row(job: Mapping[str, Any], name_user: Callable[[int], str]) -> list[
 
 
 def _shorten_uuid(uuid: str) -> str:
-    """As much as tells the GPUs of a node apart; JSON has all of it."""
+    """As much as tells the GPUs of a node apart; JSON has the whole."""
     kind, _, rest = uuid.partition("-")
     return f"{kind}-{rest.partition('-')[0]}" if kind in ("GPU", "MIG") and rest else uuid
 

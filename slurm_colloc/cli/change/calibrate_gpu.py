@@ -19,7 +19,7 @@ from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:
-    from slurm_colloc.calibration.calibrated_gpu import Place
+    from slurm_colloc.calibration.calibrated_gpu import CalibrationPlace
 
 _MINUTES_MOST = 120.0
 _NVML_S = 60.0
@@ -121,7 +121,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         signal.signal(signal.SIGTERM, previous)
 
 
-def _find_place(wanted: str, *, shared: bool) -> Place:
+def _find_place(wanted: str, *, shared: bool) -> CalibrationPlace:
     from slurm_colloc.calibration.calibrated_gpu import CPU, choose_place, list_cores
     from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
     from slurm_colloc.host.nvml.nvml_query import probe_gpus
@@ -130,7 +130,7 @@ def _find_place(wanted: str, *, shared: bool) -> Place:
     return choose_place(answer, wanted, os.environ, list_cores(), shared=shared)
 
 
-def _choose_target(place: Place) -> Path | None:
+def _choose_target(place: CalibrationPlace) -> Path | None:
     """The user's own calibration of the GPU's model; None where there is no GPU."""
     from slurm_colloc.calibration.calibrated_gpu import check_target
     from slurm_colloc.settings import load_settings
@@ -145,7 +145,7 @@ def _choose_target(place: Place) -> Path | None:
     return target
 
 
-def _measure(place: Place, rows: Path, *, minutes: float, scale: str, seed: int) -> None:
+def _measure(place: CalibrationPlace, rows: Path, *, minutes: float, scale: str, seed: int) -> None:
     from slurm_colloc.calibration.measure_cells import check_table, measure
 
     check_table(rows, place.gpu_model)

@@ -49,7 +49,7 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         if not ask(doomed):
             note("nothing was cancelled")
             return 1
-        # Only what was shown: somebody may have joined meanwhile.
+        # Only what was shown: another member may have joined meanwhile.
         found = session.survey(freeze(doomed))
     for view, members in found:
         alive = [member for member in members if not member.is_final]
@@ -74,7 +74,7 @@ def _cancel_pack(session: Session, view: PackView, *, only_these: bool) -> None:
     elif view.record.local:
         _cancel_local_pack(view, path)
     else:
-        # Joining needs this lock, so nobody joins between the look and scancel.
+        # Joining needs this lock, so no member joins between the look and scancel.
         with hold_lock(path / "lock", LOCK_WAIT_S):
             if not only_these or len(list_members(path)) == len(view.members):
                 session.slurm.cancel(view.job_id)
@@ -113,7 +113,7 @@ def _cancel_member(session: Session, view: PackView, member: MemberView) -> None
 
 
 def _is_over(view: PackView) -> bool:
-    """Only held members are left of it: no runner and no Slurm job."""
+    """It has only held members left: no runner and no Slurm job."""
     return view.slurm_state in OVER or view.slurm_state is SlurmJobState.ABSENT
 
 

@@ -34,7 +34,7 @@ BUILT_IN = "built-in"
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One setting.
 
     Attributes:
@@ -103,7 +103,9 @@ def read_site(files: SettingsFiles) -> dict[str, Any]:
     return {}
 
 
-def build_rows(files: SettingsFiles, site: Mapping[str, Any], user: Mapping[str, Any]) -> list[Row]:
+def build_rows(
+    files: SettingsFiles, site: Mapping[str, Any], user: Mapping[str, Any]
+) -> list[SettingRow]:
     """All settings in the order in which they are declared."""
     settings = merge_settings(site, user)
     given_site, given_user = _flatten(site), _flatten(user)
@@ -113,13 +115,15 @@ def build_rows(files: SettingsFiles, site: Mapping[str, Any], user: Mapping[str,
         default = getattr(Settings(), name, None)
         if not name.startswith("caps.") and value != (default if wanted is None else wanted):
             # A cap is the only thing that changes what a file, or csub itself, says.
-            rows.append(Row(name, value, "cap", files.site, default if wanted is None else wanted))
+            rows.append(
+                SettingRow(name, value, "cap", files.site, default if wanted is None else wanted)
+            )
         elif name in given_user:
-            rows.append(Row(name, value, "user", files.user))
+            rows.append(SettingRow(name, value, "user", files.user))
         elif name in given_site:
-            rows.append(Row(name, value, "site", files.site))
+            rows.append(SettingRow(name, value, "site", files.site))
         else:
-            rows.append(Row(name, value, BUILT_IN, ""))
+            rows.append(SettingRow(name, value, BUILT_IN, ""))
     return rows
 
 
@@ -134,7 +138,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _describe_source(row: Row) -> str:
+def _describe_source(row: SettingRow) -> str:
     if row.source == "cap":
         return f"cap in {row.file} (instead of {_format(row.wanted)})"
     return row.file or BUILT_IN

@@ -127,7 +127,7 @@ def _hold_job(session: Session, view: PackView, held: list[MemberView]) -> None:
         return
     path = session.state.pack_path(view.record.pack_id)
     try:
-        # Joining needs this lock: nobody comes in who is not held.
+        # Joining needs this lock: no member comes in that is not held.
         with hold_lock(path / "lock", LOCK_WAIT_S):
             if len(list_members(path)) == len(view.members):
                 session.slurm.hold(view.job_id)

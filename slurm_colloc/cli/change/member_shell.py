@@ -105,7 +105,7 @@ def find_numeric_job_id(session: Session, view: PackView) -> str:
 def build_step_argv(
     job_id: str, member: MemberView, node: str, *, on_terminal: bool, command: Sequence[str]
 ) -> list[str]:
-    """A step beside the member's, with its host memory limit; as in step_command.
+    """A step next to the member's, with its host memory limit; as in step_command.
 
     Without -c, --exact and --gres it sees all CPUs and GPUs of the job, and binds itself.
     """

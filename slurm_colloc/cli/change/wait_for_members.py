@@ -35,7 +35,7 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection]) -> int:
 
 
 def compute_status(member: MemberView) -> int:
-    """A member's exit status as a shell would give it; 1 where nobody saw it end."""
+    """A member's exit status as a shell would give it; 1 where its end was not seen."""
     if member.state is MemberState.COMPLETED:
         return 0
     code = member.record.exit_code if member.record else None

@@ -140,14 +140,14 @@ def _look_at_node(
     wanted: Wanted, settings: Settings, place: Partition | None
 ) -> tuple[JobOutcome, list[Finding]]:
     from slurm_colloc.diagnosis.doctor_job import run_job
-    from slurm_colloc.diagnosis.job_findings import Asked
+    from slurm_colloc.diagnosis.job_findings import DoctorQuestion
     from slurm_colloc.diagnosis.node_findings import judge_outcome
 
     gpus, gres = wanted.gpus, wanted.gres
     if gpus is None:
         gpus = 1 if place is not None and place.gpus else 0
         gres = "gpu:1" if gpus else ""
-    asked = Asked(
+    asked = DoctorQuestion(
         version=__version__,
         python=settings.python,
         place="",

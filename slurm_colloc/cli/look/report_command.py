@@ -101,7 +101,7 @@ def write_report(pack: Path) -> int:
     from slurm_colloc.learning.learn_from_pack import learn_from_pack
 
     calibrations = None
-    # Wrong settings are told wherever somebody reads; here they cost no summary.
+    # Wrong settings are told by every command that reads; here they cost no summary.
     with contextlib.suppress(CollocError):
         calibrations = load_settings().calibration_path
     try:

@@ -79,7 +79,7 @@ def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: b
     found = []
     for view in survey_packs(session.state, chosen, None, session.damaged):
         value, problem = _read_latest(session.state, view.record.pack_id)
-        found.append(Latest(view, value, problem))
+        found.append(LatestReading(view, value, problem))
     return render_top(found, time.time(), choose_width(), chosen, styled=styled) if found else ""
 
 
@@ -111,7 +111,7 @@ def _follow(session: Session, choice: Choice) -> None:
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestReading:
     """The newest reading of a pack.
 
     Attributes:
@@ -126,7 +126,7 @@ class Latest:
 
 
 def render_top(
-    found: Sequence[Latest],
+    found: Sequence[LatestReading],
     now: float,
     width: int,
     chosen: Mapping[str, frozenset[int]] | None = None,
@@ -155,7 +155,7 @@ def render_top(
     return render(parts, width, styled=styled)
 
 
-def _build_head(latest: Latest, now: float) -> list[tuple[str, str]]:
+def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     lines = [(f"Pack {latest.view.job_id or '?'}", latest.view.record.name)]
     value = latest.value
     if latest.problem:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_colloc.check.collisions import Finding, Level, merge_findings
-from slurm_colloc.check.sharing_fit import REQUEST, Row, Sharing
+from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
+from slurm_colloc.check.sharing_fit import REQUEST, ResourceRow, SharingFit
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
@@ -63,19 +63,19 @@ def run_check(argv: Sequence[str]) -> int:
         say(json.dumps(build_json(job.script_name, everything, sharing, read, unreachable)))
     else:
         say(render(job.script_name, everything, sharing, read, unreachable))
-    return 1 if any(finding.level is Level.PROBLEM for finding in everything) else 0
+    return 1 if any(finding.level is Severity.PROBLEM for finding in everything) else 0
 
 
 def render(
     script: str,
-    findings: Sequence[Finding],
-    sharing: Sharing,
+    findings: Sequence[ScriptFinding],
+    sharing: SharingFit,
     read: Sequence[str],
     unreachable: str,
 ) -> str:
     """The answer for people."""
-    problems = [finding for finding in findings if finding.level is Level.PROBLEM]
-    notes = [finding for finding in findings if finding.level is Level.NOTE]
+    problems = [finding for finding in findings if finding.level is Severity.PROBLEM]
+    notes = [finding for finding in findings if finding.level is Severity.NOTE]
     lines = [_render_title(script, problems, read)]
     for heading, chosen in (("", problems), ("Good to know", notes)):
         if chosen:
@@ -85,7 +85,7 @@ def render(
     return "\n".join(map(escape_controls, lines))
 
 
-def _render_title(script: str, problems: Sequence[Finding], read: Sequence[str]) -> str:
+def _render_title(script: str, problems: Sequence[ScriptFinding], read: Sequence[str]) -> str:
     others = [name for name in read if name != script]
     names = f"{script} with {', '.join(others)}" if others else script
     if not problems:
@@ -95,7 +95,7 @@ def _render_title(script: str, problems: Sequence[Finding], read: Sequence[str])
     return f"{names}: {things} in the way of sharing a GPU"
 
 
-def _render_findings(findings: Sequence[Finding]) -> list[str]:
+def _render_findings(findings: Sequence[ScriptFinding]) -> list[str]:
     width = max(len(_label(finding)) for finding in findings)
     lines = []
     for finding in findings:
@@ -110,14 +110,14 @@ def _render_findings(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def _label(finding: Finding) -> str:
+def _label(finding: ScriptFinding) -> str:
     """Where it stands; what is missing where it stands nowhere."""
     if finding.file == REQUEST:
         return finding.what
     return ",".join([finding.place, *map(str, finding.also)])
 
 
-def _render_sharing(sharing: Sharing, unreachable: str) -> list[str]:
+def _render_sharing(sharing: SharingFit, unreachable: str) -> list[str]:
     if unreachable:
         return [f"How many would share a GPU is not known: {unreachable}"]
     if sharing.alone_because:
@@ -138,7 +138,7 @@ def _render_sharing(sharing: Sharing, unreachable: str) -> list[str]:
     ]
 
 
-def _build_cells(row: Row) -> tuple[str, str, str]:
+def _build_cells(row: ResourceRow) -> tuple[str, str, str]:
     unit = f" {row.unit}" if row.unit else ""
     there = f" of {row.available}{unit}" if row.available else ""
     if row.asked is None:
@@ -153,8 +153,8 @@ def _build_cells(row: Row) -> tuple[str, str, str]:
 
 def build_json(
     script: str,
-    findings: Sequence[Finding],
-    sharing: Sharing,
+    findings: Sequence[ScriptFinding],
+    sharing: SharingFit,
     read: Sequence[str],
     unreachable: str,
 ) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import (
     Condition,
+    ConditionOutlook,
     Dependency,
-    Outlook,
     judge_member,
     names_members,
     parse_dependency,
@@ -22,7 +22,7 @@ from slurm_colloc.model.sbatch.dependency import (
     render_for_slurm,
 )
 from slurm_colloc.report.member_survey import MemberView, PackView
-from slurm_colloc.store.pack.waiting_jobs import Dependent, write_dependent
+from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import parse_option
 from slurm_colloc.submission.submit import Submitted
@@ -106,18 +106,18 @@ def _resolve(session: Session, call: Call, candidate: Candidate, text: str, *, l
     views = {str(member.member): (view, member) for view, member in standing.values()}
     never: list[Condition] = []
 
-    def judge(condition: Condition) -> Outlook:
+    def judge(condition: Condition) -> ConditionOutlook:
         if not condition.is_of_member:
-            return Outlook.OPEN
+            return ConditionOutlook.OPEN
         _, member = views[condition.target]
         started = member.record is not None and member.record.starts > 0
         outlook = judge_member(condition.kind, member.state, has_started=started)
-        if outlook is Outlook.NEVER:
+        if outlook is ConditionOutlook.NEVER:
             never.append(condition)
         return outlook
 
     outlook, rest = reduce_dependency(dependency, judge)
-    if outlook is Outlook.NEVER:
+    if outlook is ConditionOutlook.NEVER:
         first = never[0]
         state = views[first.target][1].state.value
         raise UsageProblem(
@@ -125,7 +125,7 @@ def _resolve(session: Session, call: Call, candidate: Candidate, text: str, *, l
             hint=f"csub show {first.target} tells how it ended",
         )
     group = tuple(pair for pair in candidate.job.group if pair[0] != _OPTION)
-    if outlook is Outlook.SATISFIED:
+    if outlook is ConditionOutlook.SATISFIED:
         return dataclasses.replace(candidate.job, group=group)
     members = [condition for condition in rest.conditions if condition.is_of_member]
     if members:

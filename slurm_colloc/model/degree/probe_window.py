@@ -17,7 +17,7 @@ ALONE_FIRST = "runs alone first"
 
 
 @dataclass(frozen=True)
-class Patience:
+class ProbePatience:
     """How long a probe window may be.
 
     Attributes:
@@ -29,11 +29,11 @@ class Patience:
     window_s: float
 
 
-BESIDE_WAITING = Patience(60.0, 200.0)
+BESIDE_WAITING = ProbePatience(60.0, 200.0)
 """Where neighbours wait for it."""
 
-BY_ITSELF = Patience(360.0, 560.0)
-"""Where nobody does (`csub probe`): the program may take long to start."""
+BY_ITSELF = ProbePatience(360.0, 560.0)
+"""Where none wait (`csub probe`): the program may take long to start."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ _END_S = 100
 """Of a time limit, for ending the job and writing down what it has shown."""
 
 
-def choose_patience(job: Job) -> Patience:
+def choose_patience(job: Job) -> ProbePatience:
     """How long the window of a job may be."""
     if not job.only_probe:
         return BESIDE_WAITING
     if job.time_limit_s is None:
         return BY_ITSELF
     window_s = min(BY_ITSELF.window_s, max(30.0, float(job.time_limit_s - _END_S)))
-    return Patience(min(BY_ITSELF.first_step_s, window_s), window_s)
+    return ProbePatience(min(BY_ITSELF.first_step_s, window_s), window_s)
 
 
 def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
-    """Why a job is not probed when it shares, whoever it is; empty where it may be.
+    """Why a job, whichever it is, is not probed when it shares; empty where it may be.
 
     Args:
         job: The job.
@@ -117,7 +117,7 @@ def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
     return ""
 
 
-def judge_window(progress: ProbeProgress, patience: Patience) -> str:
+def judge_window(progress: ProbeProgress, patience: ProbePatience) -> str:
     """Why a probe window is over; empty while it is not."""
     is_known = progress.rate_alone is not None
     if is_known and progress.is_enough and progress.steady:

@@ -12,7 +12,7 @@ from slurm_colloc.model.degree.ramp_look import Sight
 
 STAGE_S = 30
 """From a member's start until it is measured, as a rule: 8 s to its first step, its warm-up, and a
-window of 5 to 20 s. Where time is short, nobody waits longer for it."""
+window of 5 to 20 s. Where time is short, no member waits longer for it."""
 
 NO_MORE = "no more than "
 BEING_MEASURED = "the pack is being measured"
@@ -63,14 +63,14 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class RampOutlook:
     """What could be added.
 
     Attributes:
         waiting: Members that could start now, if the ramp lets them.
         next_kind: What the first of them is like; see `Sight.kind`.
         busy: The GPU's mean activity, the busiest of its parts, 0 to 1; None where unknown.
-        room: How many like the one that runs alone fit onto the GPU, by what it takes of it; None
+        room: How many like the one that runs alone fit onto the GPU, by what it takes; None
             where that is unknown, or others wait.
         can_stop: A running member can be stopped and go on later.
     """
@@ -120,7 +120,7 @@ class RampMemory:
         self._is_beside_wide = any(sight.is_wide for sight in sights)
 
     def may_try(self, at: float, sights: Sequence[Sight], next_kind: str) -> bool:
-        """Whether one more may be tried beside these: others run than those it was settled with.
+        """Whether one more may be tried next to these: others run than those it was settled with.
 
         Args:
             at: Seconds since the epoch.
@@ -128,7 +128,7 @@ class RampMemory:
             next_kind: The kind of the one that would be added.
         """
         if self._is_beside_wide and not any(sight.is_wide for sight in sights):
-            # Beside one that had all threads, those with a part each were slower than among
+            # Next to one that had all threads, those with a part each were slower than among
             # themselves: nothing of that holds any more.
             self._is_beside_wide = False
             self._settled_at, self._settled_kinds = -math.inf, ()

@@ -19,7 +19,7 @@ class Sight:
 
     Attributes:
         number: Its number.
-        start: Which start of it this is.
+        start: Which of its starts this is.
         steps: Its steps so far; None where it has reported none.
         last_step_at: When the newest step ended, in seconds since the epoch.
         solo_steps_per_s: Its rate alone; None where unknown.
@@ -48,7 +48,7 @@ class Measured:
 
     Attributes:
         running: Members in it.
-        stp: Sum of their normalised progress (Eyerman and Eeckhout 2008); who cannot be judged
+        stp: Sum of their normalised progress (Eyerman and Eeckhout 2008); one that cannot be judged
             counts as the mean of the others.
         slowdowns: Of those that can be judged, by number. In a window that is too short to tell
             members apart that are alike, each has what they have in the mean.
@@ -76,7 +76,7 @@ class Measured:
 
     @property
     def worst_singly(self) -> tuple[float, int | None]:
-        """The same where nobody counts for others."""
+        """The same where each counts for itself alone."""
         return self._find_worst(self.slowdowns if self.singly is None else self.singly)
 
     def is_its_own(self, number: int) -> bool:

@@ -1,8 +1,8 @@
-"""The ramp: how many members of a pack run at the same time, by what is measured of it; pure.
+"""The ramp: how many members of a pack run at the same time, by what is measured; pure.
 
 Members are added towards the planned degree as long as the sum of their normalised progress grows
 and no slowdown bound is in danger. A pack that is slower than its members one after the other
-steps back. Two thresholds with a gap between them, windows in which nobody comes or goes, and a
+steps back. Two thresholds with a gap between them, windows in which no member comes or goes, and a
 memory of what was tried keep it from going to and fro.
 """
 
@@ -12,23 +12,24 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.growth_limit import SERIAL, find_growth_limit
+from slurm_colloc.model.degree.growth_limit import (
+    LONG_WINDOW_S,
+    NOISY_WINDOW_S,
+    SERIAL,
+    choose_window_s,
+    find_growth_limit,
+    may_be_noise,
+)
 from slurm_colloc.model.degree.ramp_decision import (
     Decision,
-    Outlook,
     RampMemory,
+    RampOutlook,
     RampState,
     say_no_more,
 )
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
-from slurm_colloc.model.degree.ramp_noise import (
-    LONG_WINDOW_S,
-    NOISY_WINDOW_S,
-    choose_window_s,
-    may_be_noise,
-)
 from slurm_colloc.model.degree.ramp_steps import DANGER, choose_step
-from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, Track
+from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, LookHistory
 
 LIKELY_ROOMS = 2
 """The sum of progress grows up to twice as many as there is room for by the additive rule, or a
@@ -43,14 +44,14 @@ WATCH_WINDOWS = 2
 """How long, and how often in a row, something must be seen before the ramp steps back."""
 
 SETTLE_MOST_S = 120.0
-"""Who does not settle for so long is not waited for: the plan is followed unmeasured."""
+"""A pack that has not settled for so long is not waited for: its plan is followed unmeasured."""
 
 LOOK_MOST_S = 90.0
 """After so long without a decision what there is decides: a longer window, which noise asks for, is
 not waited for until patience ends."""
 
 START_MOST_S = 60.0
-"""Who may start and has not for so long is not waited for: those that run are measured."""
+"""A member that may start and has not for so long is not waited for: the others are measured."""
 
 AS_ALONE = 0.9
 """A member by itself that is at least so fast, against alone, counts as 1: noise is not a loss."""
@@ -71,7 +72,7 @@ class Ramp:
         # What starts whole is only watched.
         self.state = RampState.RAMPING if self.target < places else RampState.SETTLED
         self._is_unconfirmed = self.state is RampState.SETTLED
-        self._track = Track()
+        self._track = LookHistory()
         self._base: Measured | None = None
         self._base_members: frozenset[tuple[int, int]] = frozenset()
         self._busy: deque[float] = deque(maxlen=3)
@@ -93,7 +94,7 @@ class Ramp:
         self.target = self.places
         return self._decide(at, RampState.OFF, running, None, f"all may run at once: {reason}")
 
-    def look(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def look(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         """Take one look at the pack; what follows from it, if anything.
 
         Args:
@@ -130,11 +131,11 @@ class Ramp:
         return decision
 
     def find_blindness(self) -> str:
-        """Why nobody of those that run can be judged; empty where somebody can, or may soon."""
+        """Why none of the running members can be judged; empty where one can, or may soon."""
         return self._track.find_blindness()
 
-    def _is_start_overdue(self, at: float, running: int, outlook: Outlook) -> bool:
-        """Whether nobody has started for long although somebody may."""
+    def _is_start_overdue(self, at: float, running: int, outlook: RampOutlook) -> bool:
+        """Whether no member has started for long although one may."""
         if running >= self.target or not outlook.waiting:
             self._may_start_since = None
             return False
@@ -144,7 +145,7 @@ class Ramp:
 
     # -- adding -------------------------------------------------------------------------------
 
-    def _ramp(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _ramp(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         running = len(sights)
         if running < self.target and outlook.waiting:
             # Those that may start are starting.
@@ -221,7 +222,7 @@ class Ramp:
         """The longest window that is usual."""
         return self._track.measure(WATCH_WINDOW_S) or self._track.measure(LONG_WINDOW_S)
 
-    def _lose_patience(self, at: float, running: int, outlook: Outlook) -> Decision | None:
+    def _lose_patience(self, at: float, running: int, outlook: RampOutlook) -> Decision | None:
         since = self._unsettled_since
         if since is None or not outlook.waiting or at - since < SETTLE_MOST_S:
             return None
@@ -231,7 +232,7 @@ class Ramp:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def _watch(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _watch(self, at: float, sights: Sequence[Sight], outlook: RampOutlook) -> Decision | None:
         if at - self._watched_until >= 0.98 * WATCH_WINDOW_S:
             now = self._track.measure(WATCH_WINDOW_S)
             if now is not None:
@@ -242,7 +243,7 @@ class Ramp:
         return self._look_anew(at, sights, outlook)
 
     def _judge_watched(
-        self, at: float, now: Measured, sights: Sequence[Sight], outlook: Outlook
+        self, at: float, now: Measured, sights: Sequence[Sight], outlook: RampOutlook
     ) -> Decision | None:
         used, number = now.worst
         self._slow = self._slow + 1 if now.stp < SERIAL else 0
@@ -252,7 +253,7 @@ class Ramp:
             return self._confirm(at, now)
         target = max(1, min(self.target, now.running - 1))
         if target == self.target and not outlook.can_stop:
-            # Nobody is started in the place of the next that ends; that is all that can be done.
+            # No member takes the place of the next that ends; that is all that can be done.
             return None
         is_slow = self._slow >= WATCH_WINDOWS
         self._slow = self._broken = 0
@@ -280,7 +281,9 @@ class Ramp:
         text = f"{now.running} run at once, as planned: the sum of progress is {now.stp:.2f}"
         return self._decide(at, RampState.SETTLED, now.running, now.stp, text)
 
-    def _look_anew(self, at: float, sights: Sequence[Sight], outlook: Outlook) -> Decision | None:
+    def _look_anew(
+        self, at: float, sights: Sequence[Sight], outlook: RampOutlook
+    ) -> Decision | None:
         """Try one more where the pack is made of other members than those it was settled with."""
         running = len(sights)
         if not outlook.waiting or running != self.target or running >= self.places:

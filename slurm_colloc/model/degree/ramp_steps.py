@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_colloc.model.degree.ramp_look import Measured
 
 DANGER = 0.97
-"""Part of a slowdown bound from which on nobody is added."""
+"""Part of a slowdown bound from which on no member is added."""
 
 LARGE_GAIN = 0.8
 FAIR_GAIN = 0.5
@@ -22,7 +22,7 @@ usual gate for jobs of which no more is known. On an H200 under MPS, packs of al
 it were slowed down 1.32 times at most in the mean (3 to 7 members, with thread limits)."""
 
 _ACTIVITY_LEAST = 1e-3
-"""One that takes less of the GPU counts as taking so much: nobody's room is without end."""
+"""One that takes less of the GPU counts as taking so much: no member's room is without end."""
 
 BOUND_LEAST = 1.4
 """The additive rule does not look at slowdowns: a closer bound is measured up to."""
@@ -65,7 +65,7 @@ def choose_step(
     Each step costs the start of a process and a window, a fifteenth of five minutes, and many of
     them would cost more than they can find. So there are fewer where more is known: after one
     alone as many as there is room for by the additive rule; up to four times as many where the
-    slowdowns of those that run are as predicted (three after the first, who shows nothing of
+    slowdowns of those that run are as predicted (three after the first, which shows nothing of
     others); up to twice as many where the last each brought more than 0.8 and the GPU's activity
     would stay below 0.9; where that is unknown one up to the fourth, then two, from the sixth on
     three. Half of it where the last brought more than 0.5, else one; and no more than the bounds
@@ -111,7 +111,7 @@ def _leaves_room(now: Measured) -> bool:
 
 
 def is_confirmed(now: Measured, places: int) -> bool:
-    """Whether everybody is about as fast as the plan says, for as many as run.
+    """Whether each member is about as fast as the plan says, for as many as run.
 
     Args:
         now: What the members show that run.
@@ -134,7 +134,7 @@ def find_degree_within_bounds(now: Measured, base: Measured | None) -> int:
 
     Args:
         now: What the members show that run.
-        base: What fewer of them have shown; None where nothing is known of that.
+        base: What fewer of them have shown; None where nothing is known about that.
     """
     used, number = now.worst
     if used <= 1.0 or number is None:

@@ -1,7 +1,7 @@
 """Settled windows of a running pack: how fast its members are together, against alone; pure.
 
 Rates are counted from step to step over the looks at the members' counters. A window counts once
-nobody has come or gone in it, everybody is past their warm-up, and its two halves agree.
+no member has come or gone in it, each is past its warm-up, and its two halves agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALM_SPREAD = 0.10
 """How far the halves of a window may differ, in parts of their mean."""
 
 FIRST_STEP_S = 60.0
-"""Who has reported no step until then reports none."""
+"""A member that has reported no step until then reports none."""
 
 PAUSE_LEAST_S = 2.0
 PAUSE_STEPS = 5.0
@@ -58,8 +58,8 @@ class _Look:
     points: Mapping[int, _Point]
 
 
-class Track:
-    """The looks at a pack since somebody came or went."""
+class LookHistory:
+    """The looks at a pack since a member last came or went."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
@@ -71,7 +71,7 @@ class Track:
 
     @property
     def since(self) -> float:
-        """When somebody came or went last, in seconds since the epoch."""
+        """When a member last came or went, in seconds since the epoch."""
         return self._since
 
     def add(self, at: float, sights: Sequence[Sight]) -> None:
@@ -105,7 +105,7 @@ class Track:
             self._looks.popleft()
 
     def find_blindness(self) -> str:
-        """Why nobody of those that run can be judged; empty where somebody can, or may soon."""
+        """Why none of the running members can be judged; empty where one can, or may soon."""
         known = [sight for sight in self._sights.values() if sight.solo_steps_per_s]
         if not known:
             return "the rate alone of no member is known"
@@ -267,7 +267,7 @@ def _average_alike(slowdowns: Mapping[int, float], judged: Sequence[Sight]) -> d
     groups: dict[tuple[str, bool, int], list[int]] = {}
     for sight in judged:
         if sight.number in slowdowns:
-            # Who is like nobody is a group of its own.
+            # A member that is like no other is a group of its own.
             key = (sight.kind, sight.is_wide, 0 if sight.kind else sight.number)
             groups.setdefault(key, []).append(sight.number)
     found = dict(slowdowns)

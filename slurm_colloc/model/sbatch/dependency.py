@@ -19,7 +19,7 @@ MEMBER_KINDS = frozenset({"after", "afterany", "afternotok", "afterok"})
 _MEMBER = re.compile(r"\d+/\d+")
 
 
-class Outlook(enum.Enum):
+class ConditionOutlook(enum.Enum):
     """What can be said of a condition."""
 
     SATISFIED = "satisfied"
@@ -100,7 +100,7 @@ def _check_member(kind: str, target: str) -> None:
         raise ValueError(f"{target!r} is no member id, one is written 4711/3")
 
 
-def judge_member(kind: str, state: MemberState, *, has_started: bool) -> Outlook:
+def judge_member(kind: str, state: MemberState, *, has_started: bool) -> ConditionOutlook:
     """Judge a condition by what its member is.
 
     Args:
@@ -110,17 +110,17 @@ def judge_member(kind: str, state: MemberState, *, has_started: bool) -> Outlook
     """
     is_final = state in FINAL_STATES
     if kind == "after":
-        return Outlook.SATISFIED if is_final or has_started else Outlook.OPEN
+        return ConditionOutlook.SATISFIED if is_final or has_started else ConditionOutlook.OPEN
     if not is_final:
-        return Outlook.OPEN
+        return ConditionOutlook.OPEN
     if kind == "afterany" or (kind == "afterok") == (state is MemberState.COMPLETED):
-        return Outlook.SATISFIED
-    return Outlook.NEVER
+        return ConditionOutlook.SATISFIED
+    return ConditionOutlook.NEVER
 
 
 def reduce_dependency(
-    dependency: Dependency, judge: Callable[[Condition], Outlook]
-) -> tuple[Outlook, Dependency]:
+    dependency: Dependency, judge: Callable[[Condition], ConditionOutlook]
+) -> tuple[ConditionOutlook, Dependency]:
     """Leave out what is decided.
 
     Args:
@@ -131,16 +131,16 @@ def reduce_dependency(
         The outlook of the whole, and what is still open.
     """
     outlooks = [judge(condition) for condition in dependency.conditions]
-    decisive = Outlook.SATISFIED if dependency.is_any else Outlook.NEVER
-    other = Outlook.NEVER if dependency.is_any else Outlook.SATISFIED
+    decisive = ConditionOutlook.SATISFIED if dependency.is_any else ConditionOutlook.NEVER
+    other = ConditionOutlook.NEVER if dependency.is_any else ConditionOutlook.SATISFIED
     rest = tuple(
         condition
         for condition, outlook in zip(dependency.conditions, outlooks, strict=True)
-        if outlook is Outlook.OPEN
+        if outlook is ConditionOutlook.OPEN
     )
     if decisive in outlooks:
         return decisive, Dependency((), dependency.is_any)
-    return (Outlook.OPEN if rest else other), Dependency(rest, dependency.is_any)
+    return (ConditionOutlook.OPEN if rest else other), Dependency(rest, dependency.is_any)
 
 
 def render_for_slurm(dependency: Dependency, find_job: Callable[[MemberId], str]) -> str:

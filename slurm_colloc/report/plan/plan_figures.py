@@ -140,9 +140,9 @@ def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str,
 _BAR_MOST = 40
 _BAR_LEAST = 10
 _BESIDE_BAR = 43
-"""Columns of a line beside its bar."""
+"""Columns of a line next to its bar."""
 _PCIE_SHOWN = 0.05
-"""Most trainings use next to nothing of it."""
+"""Most trainings use next to none."""
 
 
 def render_budget(pack: PackExplanation, width: int) -> list[str]:

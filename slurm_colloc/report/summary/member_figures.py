@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from slurm_colloc.metrics.attribution import (
-    Part,
+    AttributedPart,
     attribute_gpu_use,
     model_sm_activity,
 )
@@ -39,7 +39,7 @@ INTERFERENCE_MOST = 20
 """More changes than these, the strongest, are not listed for a member."""
 
 SHORT_S = 10.0
-"""Who was there for less cannot have a rate, and weighs nothing: it is left out of STP and ANTT."""
+"""A member that was there for less has no rate and no weight: STP and ANTT leave it out."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Figures:
     Attributes:
         member: The member.
         rate: Over all its settled windows.
-        shared_rate: Over those in which somebody else was there; None where nobody ever was.
+        shared_rate: Over those in which another member was there; None where none ever was.
         solo: Its solo rate; None where unknown.
         slowdown: Solo rate over rate in company; None where unknown, 1 where it never shared.
         stepping_s: Time it made steps, without pauses.
@@ -71,7 +71,7 @@ class Figures:
     slowdown: float | None
     stepping_s: float
     steps: float | None
-    sm: Part | None
+    sm: AttributedPart | None
     unknown: str
     stall: Stall
     interference: tuple[Interference, ...]
@@ -190,7 +190,7 @@ def _split_stalls(
     alone = select_within(intervals, find_alone(run.phases, member.number))
     # Of members that were never alone the GPU's utilization says nothing.
     utilization = run.gpu.get("utilization") if alone else None
-    # Who never shared needs no more than what a rate needs.
+    # A member that never shared needs no more than what a rate needs.
     least_s = WINDOW_LEAST_S if was_alone else ALONE_LEAST_S
     stall = split_stalls(intervals, slowdown, alone, utilization, least_s)
     if stall.host is not None and any((s.peak("trainers") or 0) > 1 for s in member.starts):
@@ -202,7 +202,7 @@ def _split_stalls(
 
 def _find_sm(
     run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
-) -> Part | None:
+) -> AttributedPart | None:
     stays = [(stay.begin, stay.end) for stay in member.stays]
     track = run.gpu.get("sm_active")
     alone = None if track is None else track.compute_mean(stays)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_colloc.metrics.attribution import (
+    AttributedPart,
     Attribution,
-    Part,
 )
 from slurm_colloc.metrics.interference import Interference
 from slurm_colloc.metrics.rates import (
@@ -26,7 +26,7 @@ def build_member(
     run: PackRun,
     figures: Figures,
     together_slowdown: float | None,
-    energy: Part | None,
+    energy: AttributedPart | None,
     energy_unknown: str,
 ) -> dict[str, Any]:
     """A member's part of summary.json."""
@@ -62,7 +62,7 @@ def build_member(
     }
 
 
-def build_part(part: Part | None) -> dict[str, Any] | None:
+def build_part(part: AttributedPart | None) -> dict[str, Any] | None:
     """A number and the word for how it was obtained."""
     if part is None:
         return None

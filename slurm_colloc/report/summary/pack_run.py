@@ -34,7 +34,7 @@ from slurm_colloc.store.pack_reading import StateReader
 
 @dataclass(frozen=True)
 class MemberRun:
-    """A member and what was measured of it.
+    """A member and what was measured.
 
     Attributes:
         view: What was written about it.
@@ -76,7 +76,7 @@ class PackRun:
     Attributes:
         path: Its directory.
         view: What was written about it.
-        setup: How its node was prepared; None where nobody wrote it.
+        setup: How its node was prepared; None where that was not written.
         monitor: What the monitor says of itself; None where it did not run.
         samples: All samples.
         members: Its members by number.
@@ -172,7 +172,7 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     Args:
         path: The pack's directory.
         profiles: The state directory that has the usage profiles.
-        view: What Slurm and the runner say of it; None for what the runner wrote.
+        view: What Slurm and the runner say about it; None for what the runner wrote.
 
     Raises:
         NotFound: There is no such pack.

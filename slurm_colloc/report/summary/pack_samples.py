@@ -96,7 +96,7 @@ class StartSamples:
 
     @cached_property
     def first_step_at(self) -> float | None:
-        """When its first step ended; None where it made none, or nobody saw it."""
+        """When its first step ended; None where it made none, or none was seen."""
         value = self.last("first_step_at")
         return None if value is None else float(value)
 

@@ -45,7 +45,7 @@ def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> S
     Args:
         pack: The pack's directory.
         profiles: The state directory that has the usage profiles.
-        view: What Slurm and the runner say of it; None for what the runner wrote.
+        view: What Slurm and the runner say about it; None for what the runner wrote.
 
     Raises:
         NotFound: There is no such pack.

@@ -88,7 +88,7 @@ def _first_line(error: BaseException) -> str:
 def _iterate(file: Any, names: Sequence[str]) -> Iterator[pa.Table]:
     """Batches with all the columns: one that a file lacks is null, and so is what is no number.
 
-    Rows of nobody or of no moment are left out.
+    Rows without a member or a time are left out.
 
     Raises:
         ArrowInvalid: The file lacks a column that says what its rows are of.

@@ -1,4 +1,4 @@
-"""How slow members were while all ran with whom they were planned."""
+"""How slow members were while all those ran with which they were planned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_colloc.report.summary.member_figures import Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 
 _WARM_UP_S = 10.0
-"""How long who reports no step is taken to begin with what it is for."""
+"""How long a member that reports no step is taken to need for its start."""
 
 
 def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, float]:
@@ -26,7 +26,7 @@ def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, floa
         figures: What its samples tell of its members.
 
     Returns:
-        Those that are known; nobody where all were never there at the same time.
+        Those that are known; none where all were never there at the same time.
     """
     groups = find_groups(run)
     spans = {entry.member.number: find_spans(entry) for entry in figures}
@@ -48,9 +48,9 @@ def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, floa
 
 
 def find_groups(run: PackRun) -> dict[int, frozenset[int]]:
-    """With whom each member was planned, itself among them.
+    """The members with which each was planned, itself among them.
 
-    Who joined before the pack began was planned with all that were in it. Who joined later was
+    A member that joined before the pack began was planned with all that were in it; a later one was
     planned with those that were there then, and they were planned without it.
     """
     begin = min((stay.begin for member in run.members for stay in member.stays), default=math.inf)

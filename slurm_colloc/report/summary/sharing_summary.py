@@ -35,7 +35,7 @@ class EnergyFigures:
     """Energy of a pack.
 
     Attributes:
-        split: Who used it.
+        split: What each member used.
         idle_power_w: Power of the idle GPU; None where unknown.
         idle_from: Where that is from, in words.
         window_j: From the first start to the last end; None where unknown.
@@ -145,9 +145,9 @@ def build_pack(
 def _compare_prediction(
     figures: Sequence[Figures], together: Mapping[int, float]
 ) -> dict[str, Any] | None:
-    """Predicted slowdowns beside measured ones; None for one alone, and where none is known.
+    """Predicted slowdowns and measured ones; None for one alone, and where none is known.
 
-    Measured while all ran who were planned together, or, where they never did, over all the time
+    Measured while all ran that were planned together, or, where they never did, over all the time
     that each shared.
     """
     over = "together" if together else "shared"

@@ -70,7 +70,7 @@ def find_solo_rate(
         return SoloRate(rate.mean, PROFILE, rate.n, profile.sm_active, profile.energy_w)
     windows = find_alone(run.phases, member.number)
     intervals = select_within(intervals, windows)
-    # Who never shared needs no more than what a rate needs.
+    # A member that never shared needs no more than what a rate needs.
     found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
     if was_limited(member) or (shared and found.steps_per_s is None):
         return relatives.find(member)
@@ -88,7 +88,7 @@ def find_solo_rate(
 
 
 def was_limited(member: MemberRun) -> bool:
-    """Whether a start of it had a part of the GPU's threads only, even while it was alone.
+    """Whether one of its starts had only a part of the GPU's threads, even while it was alone.
 
     Only of the last start it is written down; so one that was started again may have been.
     """

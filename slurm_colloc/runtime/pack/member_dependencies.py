@@ -17,8 +17,8 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState, effective_state
 from slurm_colloc.model.sbatch.dependency import (
     Condition,
+    ConditionOutlook,
     Dependency,
-    Outlook,
     describe,
     judge_member,
     reduce_dependency,
@@ -33,7 +33,7 @@ from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_slurm_job_id
-from slurm_colloc.store.pack.waiting_jobs import Dependent, forget_dependent, list_dependents
+from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent, list_dependents
 
 LOOK_EVERY_S = 1.0
 RETRY_S = 5.0
@@ -101,15 +101,15 @@ class Dependents:
     def _judge(self, dependent: Dependent) -> bool | None:
         """None to leave it waiting, True to let it go, False to take this pack off its list."""
         outlooks = {self._judge_own(kind, number) for kind, number in dependent.conditions}
-        if dependent.is_any and Outlook.SATISFIED in outlooks:
+        if dependent.is_any and ConditionOutlook.SATISFIED in outlooks:
             return True
-        if dependent.is_any and outlooks == {Outlook.NEVER}:
+        if dependent.is_any and outlooks == {ConditionOutlook.NEVER}:
             return False
-        if not dependent.is_any and outlooks == {Outlook.SATISFIED}:
+        if not dependent.is_any and outlooks == {ConditionOutlook.SATISFIED}:
             return False
         return None
 
-    def _judge_own(self, kind: str, number: int) -> Outlook:
+    def _judge_own(self, kind: str, number: int) -> ConditionOutlook:
         member = self._members.by_number.get(number)
         if member is None:
             cancelled = self._pack / "members" / format_number(number) / "cancelled"
@@ -146,7 +146,9 @@ class Dependents:
         )
 
 
-def judge_own_dependency(state: State, slurm: SlurmAccess | None, job: Job) -> tuple[Outlook, str]:
+def judge_own_dependency(
+    state: State, slurm: SlurmAccess | None, job: Job
+) -> tuple[ConditionOutlook, str]:
     """Judge what a job waits for, before it starts.
 
     Returns:
@@ -157,40 +159,42 @@ def judge_own_dependency(state: State, slurm: SlurmAccess | None, job: Job) -> t
     )
     failed: list[Condition] = []
 
-    def judge(condition: Condition) -> Outlook:
+    def judge(condition: Condition) -> ConditionOutlook:
         outlook = judge_condition(state, slurm, condition)
-        if outlook is Outlook.NEVER:
+        if outlook is ConditionOutlook.NEVER:
             failed.append(condition)
         return outlook
 
     outlook, rest = reduce_dependency(dependency, judge)
-    if outlook is Outlook.NEVER:
+    if outlook is ConditionOutlook.NEVER:
         if dependency.is_any:
             return outlook, f"Dependency {describe(job.depends, is_any=True)} was not satisfied"
         first = failed[0]
         return outlook, f"Dependency on {first.target} ({first.kind}) was not satisfied"
-    if outlook is Outlook.OPEN:
+    if outlook is ConditionOutlook.OPEN:
         pairs = [(condition.kind, condition.target) for condition in rest.conditions]
         return outlook, f"Dependency {describe(pairs, is_any=rest.is_any)}"
     return outlook, ""
 
 
-def judge_condition(state: State, slurm: SlurmAccess | None, condition: Condition) -> Outlook:
+def judge_condition(
+    state: State, slurm: SlurmAccess | None, condition: Condition
+) -> ConditionOutlook:
     """Judge one condition from the state, and from Slurm where nothing was written."""
     try:
         if not condition.is_of_member:
             return _judge_job(slurm, condition)
         return _judge_elsewhere(state, slurm, condition)
     except CollocError:
-        return Outlook.OPEN
+        return ConditionOutlook.OPEN
 
 
-def _judge_job(slurm: SlurmAccess | None, condition: Condition) -> Outlook:
+def _judge_job(slurm: SlurmAccess | None, condition: Condition) -> ConditionOutlook:
     fields = None
     if slurm is not None and condition.kind in ("after", "afterany", "afternotok", "afterok"):
         fields = slurm.read_job(condition.target.partition("+")[0])
     if not fields:
-        return Outlook.OPEN
+        return ConditionOutlook.OPEN
     slurm_state = SlurmJobState.parse(fields.get("JobState", ""))
     started = slurm_state is not SlurmJobState.PENDING
     recorded = MemberState.RUNNING if started else MemberState.PENDING
@@ -201,7 +205,9 @@ def _judge_job(slurm: SlurmAccess | None, condition: Condition) -> Outlook:
     return judge_member(condition.kind, effective_state(recorded, slurm_state), has_started=started)
 
 
-def _judge_elsewhere(state: State, slurm: SlurmAccess | None, condition: Condition) -> Outlook:
+def _judge_elsewhere(
+    state: State, slurm: SlurmAccess | None, condition: Condition
+) -> ConditionOutlook:
     member = MemberId.parse(condition.target)
     path = find_member_pack(state, member)
     attempt = read_attempt(path)
@@ -235,5 +241,5 @@ def find_member_pack(state: State, member: MemberId) -> Path:
     raise NotFound(f"job {member.job} has no member {member.number}")
 
 
-Judge = Callable[[Job], tuple[Outlook, str]]
+Judge = Callable[[Job], tuple[ConditionOutlook, str]]
 """What the queue asks: `judge_own_dependency` with a pack's own state and Slurm."""

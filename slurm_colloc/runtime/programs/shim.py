@@ -16,8 +16,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.sbatch.export import remove_member_variables
-from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
-from slurm_colloc.model.sbatch.signal_names import parse_signal
+from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb, parse_signal
 from slurm_colloc.planning.cpu_division import format_cpu_mask
 from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.launch.path_shims import find_real_command

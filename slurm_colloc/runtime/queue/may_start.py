@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.dependency import Outlook
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     StartFacts,
@@ -175,17 +175,17 @@ class StartQueue:
         if not job.depends or member.record.starts or number in self._satisfied:
             return ""
         outlook, reason = self._judge(job)
-        if outlook is Outlook.SATISFIED:
+        if outlook is ConditionOutlook.SATISFIED:
             self._satisfied.add(number)
             self._open_since.pop(number, None)
             return ""
         since = self._open_since.setdefault(number, time.monotonic())
-        if outlook is Outlook.OPEN and time.monotonic() - since < PATIENCE_S:
+        if outlook is ConditionOutlook.OPEN and time.monotonic() - since < PATIENCE_S:
             self.is_undecided = True
             return read_dependency(reason) or reason
         del self._open_since[number]
         self._journal.write("dependency", member=number, reason=reason)
-        if outlook is Outlook.NEVER:
+        if outlook is ConditionOutlook.NEVER:
             self._members.waiting.remove(number)
             code = ExitCode(0, signal.SIGTERM)
             self._states.write_end(member, MemberState.CANCELLED, code, reason)

@@ -18,7 +18,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.ramp_decision import (
     STAGE_S,
     Decision,
-    Outlook,
+    RampOutlook,
     RampState,
     say_no_more,
 )
@@ -206,7 +206,7 @@ class MeasuredDegree:
 
     # -- what decisions rest on ---------------------------------------------------------------
 
-    def _find_outlook(self, latest: Mapping[str, Any]) -> Outlook:
+    def _find_outlook(self, latest: Mapping[str, Any]) -> RampOutlook:
         free = sum(place.occupant is None for place in self._members.places)
         waiting = self._waiting.list_next()
         if waiting and self._members.find_place(waiting[0].spec.plan.cpus) is None:
@@ -218,7 +218,7 @@ class MeasuredDegree:
             room = self._progress.find_room(latest, running[0], waiting[:free])
         if self._probe_window.is_open:
             waiting = []
-        return Outlook(
+        return RampOutlook(
             waiting=min(free, len(waiting)),
             next_kind=self._progress.find_family(waiting[0]) if waiting else "",
             busy=self._progress.find_activity(latest),

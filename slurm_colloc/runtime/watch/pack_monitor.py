@@ -24,7 +24,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.progress_outputs import write_follow_request
+from slurm_colloc.store.pack.progress_counters import write_follow_request
 
 START_AFTER_S = 3.0
 """After the first member; what is over before has nothing to show but its accounting."""

@@ -15,7 +15,7 @@ CALIBRATION_SCHEMA = 1
 _CAPACITY_LEAST = 0.05
 _RANGES: Mapping[str, tuple[float, float]] = {
     "width": (0.0, 10.0),
-    # One of 0 would say that no prediction is ever off: written where nothing was known of it.
+    # One of 0 would say that no prediction is ever off: written where nothing was known.
     "residual": (1e-4, 2.0),
     "idle_power_w": (0.0, 10_000.0),
     "power_limit_w": (1.0, 10_000.0),

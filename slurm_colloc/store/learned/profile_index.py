@@ -109,7 +109,7 @@ def _find_lines(text: bytes, words: str) -> list[str]:
     at = text.find(mark)
     while at >= 0:
         begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
-        # The last line may be half there while somebody writes it.
+        # The last line may be half there while another process writes it.
         if end >= 0:
             found[text[begin + _LINE_BYTES : end].decode("ascii", "replace")] = None
         at = text.find(mark, at + 1)
@@ -148,7 +148,7 @@ def keep_in_index(root: Path, names: Iterable[str]) -> None:
 
 
 def _append(root: Path, families: Mapping[str, str], *, wait_s: float) -> None:
-    """Add lines, if nobody else writes just now."""
+    """Add lines, if no other process writes just now."""
     # Somebody else's index stays as it is.
     with (
         contextlib.suppress(OSError, StateError),

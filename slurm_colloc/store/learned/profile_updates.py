@@ -163,7 +163,7 @@ def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> int:
     """Remove usage profiles.
 
     Returns:
-        How many there were: somebody else may have removed some of them meanwhile.
+        How many there were: another csub may have removed some meanwhile.
 
     Raises:
         StateError: The folder cannot be locked or written.

@@ -77,7 +77,7 @@ def format_number(number: int) -> str:
 
 
 def claim_number(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
-    """Claim a member number; False if somebody else has it."""
+    """Claim a member number; False if another process has it."""
     try:
         fs.mkdir(f"{pack}/members/{format_number(number)}")
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Held members: `held` beside a member keeps its runner from starting it.
+"""Held members: `held` in a member's folder keeps its runner from starting it.
 
 csub writes and removes `held`. A runner that has nothing but held members left ends its pack, so
 that they keep no GPU. It first links `held` to `left`, which fails if csub has just removed it:
@@ -33,7 +33,7 @@ def write_held(pack: Path | str, number: int) -> None:
 
 
 def remove_held(pack: Path | str, number: int) -> bool:
-    """Release a member; False where its runner has left it behind, so that nobody starts it.
+    """Release a member; False where its runner has left it behind, so that it is not started.
 
     Raises:
         StateError: It cannot be removed.

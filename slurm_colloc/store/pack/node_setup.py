@@ -19,7 +19,7 @@ class Setup:
         mode: The sharing mode that really holds; empty where none could be had.
         reason: Why this mode: what allowed it, or what stood in the way of the one asked for.
         node: The node.
-        by: Who prepared it: `runner`, or `prolog` for the node's own; empty where nothing was to
+        by: What prepared it: `runner`, or `prolog` for the node's own; empty where nothing was to
             be prepared.
         gpus: The GPUs by UUID; empty where they could not be read.
         gpu_memory_mb: Memory of one GPU; None where it could not be read.

@@ -172,7 +172,7 @@ def has_entered(pack: Path, number: int) -> bool:
 def drop_unentered(pack: Path) -> None:
     """Remove what joiners left that were killed; to be called under the pack's lock.
 
-    Nobody else writes these files, so whoever began to is gone.
+    No other process writes these files, so the one that began is gone.
     """
     for number in list_claimed(pack):
         if not has_entered(pack, number):

@@ -79,7 +79,7 @@ class PackRecord:
 
 @dataclasses.dataclass(frozen=True)
 class MemberSpec:
-    """What a member runs (spec.json); its script and environment lie beside it.
+    """What a member runs (spec.json); its script and environment lie next to it.
 
     Attributes:
         job: The job.

@@ -1,4 +1,6 @@
-"""Reads the counter files of a member's processes; written by slurm_colloc.instrument.
+"""A member's progress: the counter files of its processes, and the outputs that tell it.
+
+The counters are written by slurm_colloc.instrument.
 
 One start of a member has a directory of its own, with one file for each process that counted
 anything. What a field means stands in instrument/layout.py.
@@ -7,11 +9,13 @@ anything. What a field means stands in instrument/layout.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
+from slurm_colloc.store.atomic_files import read_json, write_json
 
 ProgressSource = Literal["optimizer", "api", "regex"]
 
@@ -79,7 +83,7 @@ class MemberProgress:
     Attributes:
         steps: Sum over the processes that are rank 0 or have no rank.
         skipped: Likewise.
-        samples: Sum over all processes; None where nobody says.
+        samples: Sum over all processes; None where none says.
         batches: Likewise.
         wait_s: Likewise, in seconds; for a share of time divide it by `trainers` too.
         trainers: Processes that have stepped, of any rank; 0 before the first step.
@@ -144,7 +148,7 @@ def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
         content = b""
         for _ in range(_TRIES):
             content = os.pread(descriptor, layout.SIZE, 0)
-            # Even: nobody was writing; still the same: nobody has begun meanwhile.
+            # Even: no write was under way; still the same: none has begun meanwhile.
             if _is_settled(content, os.pread(descriptor, 8, _SEQUENCE_AT)):
                 break
     except OSError:
@@ -222,3 +226,43 @@ def _choose(
 ) -> float | None:
     known = [time for time in times if time is not None]
     return function(known) if known else None
+
+
+# Which output files of a member tell its progress: `follow.json` in the same directory, written by
+# the runner and read by the monitor.
+
+_NAME = "follow.json"
+
+
+@dataclass(frozen=True)
+class FollowRequest:
+    """What is to be looked for, and where.
+
+    Attributes:
+        regex: See submission.jobs.call_jobs.
+        files: Paths, each with its size when the member started: what is behind that is its own.
+    """
+
+    regex: str
+    files: tuple[tuple[str, int], ...]
+
+
+def write_follow_request(directory: str, regex: str, files: Sequence[tuple[str, int]]) -> None:
+    """Ask the monitor to follow a member's output.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    write_json(f"{directory}/{_NAME}", {"regex": regex, "files": [list(one) for one in files]})
+
+
+def read_follow_request(directory: str) -> FollowRequest | None:
+    """What the runner asks for; None where it asks for nothing, or for nothing that makes sense."""
+    try:
+        value = read_json(f"{directory}/{_NAME}")
+        if value is None:
+            return None
+        files = tuple((str(path), int(size)) for path, size in value["files"])
+        return FollowRequest(str(value["regex"]), files)
+    except (StateError, KeyError, TypeError, ValueError):
+        return None

@@ -93,7 +93,7 @@ def list_kills(pack: Path | str) -> list[RunnerKill]:
 
 
 def find_kill(pack: Path | str, attempt: int) -> RunnerKill | None:
-    """The killed runner of an attempt; None where it was not killed, or nobody saw it.
+    """The killed runner of an attempt; None where it was not killed, or that was not seen.
 
     Raises:
         StateError: A file is damaged.

@@ -13,9 +13,9 @@ from slurm_colloc.model.sbatch.arrays import ArraySpec, parse_array
 from slurm_colloc.model.sbatch.export import compute_captured
 from slurm_colloc.model.sbatch.quantities import (
     parse_gpu_memory_mb,
+    parse_signal_request,
     parse_time_limit_s,
 )
-from slurm_colloc.model.sbatch.signal_names import parse_signal_request
 from slurm_colloc.slurm.options import (
     Concern,
     Options,

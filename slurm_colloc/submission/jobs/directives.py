@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.slurm.options import Given, Option, Word, parse_words
+from slurm_colloc.slurm.options import Given, Option, OptionWord, parse_words
 
 # isspace() of C.
 _SPACE = " \t\n\v\f\r"
@@ -68,8 +68,8 @@ def parse_directives(
     Raises:
         UsageProblem: A directive is malformed; the message begins with file and line number.
     """
-    sbatch_words: list[Word] = []
-    own_words: list[Word] = []
+    sbatch_words: list[OptionWord] = []
+    own_words: list[OptionWord] = []
     for number, line in enumerate(script.decode("utf-8", "surrogateescape").split("\n"), start=1):
         origin = f"{name}:{number}"
         mark = next((mark for mark in _SBATCH_MARKS if line.startswith(mark)), None)
@@ -81,10 +81,10 @@ def parse_directives(
                     "packed",
                     hint="submit it with sbatch",
                 )
-            sbatch_words += [Word(text, origin) for text in texts]
+            sbatch_words += [OptionWord(text, origin) for text in texts]
         elif _is_own(line):
             texts = _split_line(line.removeprefix(_OWN_MARK), origin)
-            own_words += [Word(text, origin) for text in texts]
+            own_words += [OptionWord(text, origin) for text in texts]
         elif line.strip(_SPACE) and not line.lstrip(_SPACE).startswith("#"):
             break
     return (
@@ -99,7 +99,7 @@ def _is_own(line: str) -> bool:
 
 
 def _parse(
-    words: Sequence[Word], *, own: bool, mark: str, site_options: Sequence[Option]
+    words: Sequence[OptionWord], *, own: bool, mark: str, site_options: Sequence[Option]
 ) -> tuple[Given, ...]:
     parsed = parse_words(words, own=own, site_options=site_options)
     if parsed.words:
