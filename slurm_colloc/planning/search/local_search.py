@@ -45,12 +45,6 @@ def divide(pricing: Pricing, key: Key) -> list[Key]:
     costs = Costs(pricing)
     found = merge(costs, rest)
     found = improve(costs, found)
-    fewer = dissolve(costs, found)
-    if len(fewer) < len(found):
-        found = improve(costs, fewer)
-    if len(rest) <= _WINDOWED_MAX:
-        for members_max, windows_max in _WINDOWS:
-            found = _solve_windows(costs, found, members_max, windows_max)
     costs.remember(found)
     for pack in found:
         # What was legal by a hair in single precision may not be.
