@@ -16,6 +16,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.packs.sbatch_options import Batch
 from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 from ..store.builders import build_pack
 
@@ -24,14 +25,17 @@ HOUR = 3600
 
 def build_batch(*limits_s: int | None) -> Batch:
     packs = tuple(
-        PackPlan(
-            members=(),
-            degree=2,
-            mode=SharingMode.MPS,
-            request=PackRequest(1, None, 4 + place % 3, 1000 + place, limit_s),
-            group=(),
-            predicted_slowdown=None,
-            reasons=(),
+        PlannedPack(
+            PackPlan(
+                members=(),
+                degree=2,
+                mode=SharingMode.MPS,
+                request=PackRequest(1, None, 4 + place % 3, 1000 + place, limit_s),
+                group=(),
+                predicted_slowdown=None,
+                reasons=(),
+            ),
+            candidates=(),
         )
         for place, limit_s in enumerate(limits_s)
     )
