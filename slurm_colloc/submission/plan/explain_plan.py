@@ -12,12 +12,15 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
-    label_jobs,
 )
+from slurm_colloc.planning.explain.pair_reasons import merge_alike
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
-from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.limits.pair_reasons import merge_alike
-from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST, count_pairs_apart, explain_pairs
+from slurm_colloc.planning.explain.separate_pairs import (
+    PAIRS_MOST,
+    count_pairs_apart,
+    explain_pairs,
+)
+from slurm_colloc.planning.job_needs import Question, label_jobs
 from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.submission.plan.plan_call import CallPlan, PlannedPart
