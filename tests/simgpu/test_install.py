@@ -54,7 +54,7 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     sources = tmp_path / "sources"
     sources.mkdir()
     for name in (*_SOURCES, *_HEADERS):
-        text = (Path(make_simulation.__code__.co_filename).parent / name).read_text()
+        text = (Path(install_library.__code__.co_filename).parent / name).read_text()
         (sources / name).write_text(text.replace('"Unknown Error"', '"Newer"'))
     monkeypatch.setattr("slurm_colloc.simgpu.nvml.build_library._HERE", sources)
     install_library(tmp_path / "second.so", environment)

@@ -40,7 +40,7 @@ from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
 from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, PreparedFinding, find_prepared
 from slurm_colloc.runtime.launch.member_environment import build_step_environment
 from slurm_colloc.runtime.launch.step_command import build_srun_argv
-from slurm_colloc.runtime.pack.guard import Guarded, stand_guard
+from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
 from slurm_colloc.store.atomic_files import read_json, write_json
 
 STEP_TIMEOUT_S = 20.0
@@ -65,7 +65,9 @@ def _end(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def examine(asked: Mapping[str, Any], environ: Mapping[str, str], guarded: Guarded) -> Examination:
+def examine(
+    asked: Mapping[str, Any], environ: Mapping[str, str], guarded: GuardPipe
+) -> Examination:
     """Look at everything.
 
     Args:
@@ -162,7 +164,7 @@ def try_mps(
     answer: NvmlAnswer,
     environ: Mapping[str, str],
     prepared: PreparedFinding,
-    guarded: Guarded,
+    guarded: GuardPipe,
     timeout_s: float,
 ) -> MpsTrial:
     """Use the node's daemon, or start one as a pack does and end it again.
@@ -202,7 +204,7 @@ def try_mps(
 
 
 def _try_daemon(
-    options: MpsOptions, trial: MpsTrial, guarded: Guarded, timeout_s: float
+    options: MpsOptions, trial: MpsTrial, guarded: GuardPipe, timeout_s: float
 ) -> MpsTrial:
     try:
         keeper = Keeper.start(options, log=2)
@@ -217,7 +219,7 @@ def _try_daemon(
     return dataclasses.replace(trial, left=(*trial.left, *left))
 
 
-def _hear(keeper: Keeper, trial: MpsTrial, guarded: Guarded | None, timeout_s: float) -> MpsTrial:
+def _hear(keeper: Keeper, trial: MpsTrial, guarded: GuardPipe | None, timeout_s: float) -> MpsTrial:
     """Wait until a server takes clients, or for the reason why none does."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
