@@ -86,7 +86,7 @@ def build_packs(
             carried=carried,
             cluster=cluster,
             policy=policy,
-            gpu_type=pack.first.gpu_type,
+            gpu_type=pack.candidates[0].job.gpu_type,
             one_script=len({member.script for member in members}) == 1,
             closed="" if policy is None else compute_closed(batch, pack, policy),
             refusals=refusals,
@@ -102,7 +102,7 @@ def compute_closed(batch: Batch, pack: PlannedPack, policy: Policy) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
     if batch.is_array:
         return "it is an element of a job array"
-    first = pack.first
+    first = pack.candidates[0].job
     reason = compute_reason_not_to_join(first, policy) or compute_own_meaning(first.group)
     if reason or pack.plan.request is not None:
         return reason

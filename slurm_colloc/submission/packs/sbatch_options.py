@@ -33,30 +33,18 @@ class Batch:
         indices: Their elements of the job array.
         is_array: They are elements of a job array.
         packs_at_once: How many of them may run at the same time; None for no limit.
+        name: The Slurm job's: `train+3` for packs of four, the job's own where it is alone.
+        group: The options for Slurm in which all members agree.
+        request: What sbatch is asked for: of all packs the largest of each; None for jobs alone.
     """
 
     packs: tuple[PlannedPack, ...]
     indices: tuple[int, ...]
     is_array: bool
-    packs_at_once: int | None = None
-
-    @property
-    def group(self) -> tuple[tuple[str, str], ...]:
-        """The options for Slurm in which all members agree."""
-        return self.packs[0].plan.group
-
-    @property
-    def name(self) -> str:
-        """The Slurm job's name: `train+3` for packs of four, the job's own where it is alone."""
-        largest = max(len(pack.candidates) for pack in self.packs)
-        first = self.packs[0].first.name
-        return f"{first}+{largest - 1}" if largest > 1 else first
-
-    @property
-    def request(self) -> PackRequest | None:
-        """What sbatch is asked for: of all packs the largest of each; None for jobs alone."""
-        requests = [pack.plan.request for pack in self.packs if pack.plan.request is not None]
-        return _merge_requests(requests) if requests else None
+    packs_at_once: int | None
+    name: str
+    group: tuple[tuple[str, str], ...]
+    request: PackRequest | None
 
 
 def group_into_batches(packs: Sequence[PlannedPack], packs_at_once: int | None) -> list[Batch]:
@@ -71,7 +59,7 @@ def group_into_batches(packs: Sequence[PlannedPack], packs_at_once: int | None) 
     """
     buckets: dict[object, list[PlannedPack]] = {}
     for number, pack in enumerate(packs):
-        plan, first = pack.plan, pack.first
+        plan, first = pack.plan, pack.candidates[0].job
         key: object
         if plan.request is not None:
             key = ("shared", plan.group, plan.request.gpu_type)
@@ -80,14 +68,24 @@ def group_into_batches(packs: Sequence[PlannedPack], packs_at_once: int | None) 
         else:
             key = ("lone", number)
         buckets.setdefault(key, []).append(pack)
-    batches = []
-    for alike in buckets.values():
-        tasks = [pack.first.array_task for pack in alike if pack.plan.request is None]
-        numbers = tuple(task.task_id for task in tasks if task is not None)
-        indices = numbers or tuple(range(len(alike)))
-        is_array = bool(numbers) or len(alike) > 1
-        batches.append(Batch(tuple(alike), indices, is_array, packs_at_once))
-    return batches
+    return [_build_batch(alike, packs_at_once) for alike in buckets.values()]
+
+
+def _build_batch(packs: Sequence[PlannedPack], packs_at_once: int | None) -> Batch:
+    first = packs[0].candidates[0].job
+    lone = [pack.candidates[0].job.array_task for pack in packs if pack.plan.request is None]
+    tasks = tuple(task.task_id for task in lone if task is not None)
+    largest = max(len(pack.candidates) for pack in packs)
+    requests = [pack.plan.request for pack in packs if pack.plan.request is not None]
+    return Batch(
+        packs=tuple(packs),
+        indices=tasks or tuple(range(len(packs))),
+        is_array=bool(tasks) or len(packs) > 1,
+        packs_at_once=packs_at_once,
+        name=f"{first.name}+{largest - 1}" if largest > 1 else first.name,
+        group=packs[0].plan.group,
+        request=_merge_requests(requests) if requests else None,
+    )
 
 
 def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
@@ -127,7 +125,7 @@ def build_options(
     Raises:
         UsageProblem: The user's comment leaves no room for csub's mark.
     """
-    first = batch.packs[0].first
+    first = batch.packs[0].candidates[0].job
     group = dict(batch.group)
     words = []
     if batch.is_array:

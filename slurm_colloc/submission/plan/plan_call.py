@@ -107,10 +107,12 @@ def plan_call(
     chosen = _merge(planned, policy)
     packs = add_candidates(chosen.packs, call.candidates)
     refuse_shared_files(
-        candidate.job
-        for pack in packs
-        if pack.plan.request is not None and (slurm is not None or len(pack.candidates) > 1)
-        for candidate in pack.candidates
+        [
+            candidate.job
+            for pack in packs
+            if pack.plan.request is not None and (slurm is not None or len(pack.candidates) > 1)
+            for candidate in pack.candidates
+        ]
     )
     jobs = tuple(candidate.job for candidate in call.candidates)
     return CallPlan(chosen, packs, jobs, policy, planned)

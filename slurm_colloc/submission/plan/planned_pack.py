@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackPlan
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 
@@ -22,11 +21,6 @@ class PlannedPack:
 
     plan: PackPlan
     candidates: tuple[Candidate, ...]
-
-    @property
-    def first(self) -> Job:
-        """The job of the member that starts first."""
-        return self.candidates[0].job
 
 
 def add_candidates(
