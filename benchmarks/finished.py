@@ -18,8 +18,9 @@ from slurm_colloc.store.pack.member_states import (
 from slurm_colloc.store.pack.pack_directory import write_ended
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.build_packs import build_packs
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
-from slurm_colloc.submission.plan.plan_call import make_plan
+from slurm_colloc.submission.packs.sbatch_options import SbatchOptions, group_into_batches
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.plan_call import plan_call
 
 FIRST_JOB_ID = 10_000_000
 
@@ -40,14 +41,14 @@ def make_finished_packs(state: State, count: int, directory: str) -> None:
 
 
 def _make_finished_pack(state: State, call: Call, directory: str, job_id: str, number: int) -> None:
-    plan = make_plan(call, Settings(), None)
-    batch = group_into_batches(plan, [candidate.job for candidate in call.candidates])[0]
+    settings = Settings()
+    made = plan_call(call, choose_policy(call, settings), settings, None)
+    batch = group_into_batches(made.packs, made.plan.packs_at_once)[0]
     packs = build_packs(
         batch,
-        call.candidates,
         f"20260101-000000-{number:08x}",
         environment={},
-        options=[],
+        options=SbatchOptions(()),
         directory=directory,
     )
     with state.writing(packs):

@@ -126,9 +126,10 @@ def _plan(folder: str, words: list[str]) -> float:
     call = collect_call(words, {}, folder, pack=False)
     settings = load_settings()
     begun = time.perf_counter()
+    from slurm_colloc.submission.plan.call_policy import choose_policy
     from slurm_colloc.submission.plan.plan_call import plan_call
 
-    plan_call(call, settings, None)
+    plan_call(call, choose_policy(call, settings), settings, None)
     return (time.perf_counter() - begun) * 1000
 
 

@@ -21,8 +21,8 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.atomic_files import make_directory, write_atomic, write_json
+from slurm_colloc.submission.packs.batch_script import build_batch_environment
 from slurm_colloc.submission.packs.hook_token import join_constraint
-from slurm_colloc.submission.submit import build_batch_environment
 
 TEMPLATE = "doctor.sbatch.j2"
 MINUTES = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration, Load
@@ -289,3 +290,14 @@ def forget_loads(question: Question) -> Question:
         for index, profile in question.profiles.items()
     }
     return dataclasses.replace(question, profiles=memory)
+
+
+def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """What jobs are called in a sentence: `train.sh`, or `train.sh 3` where several have the name.
+
+    Args:
+        named: Name and number within the call of each job of the call.
+    """
+    jobs = list(named)
+    counts = Counter(name for name, _ in jobs)
+    return tuple(f"{name} {number}" if counts[name] > 1 else name for name, number in jobs)

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Goal, PackPlan, Rule
-from slurm_colloc.planning.explain.explanation import label_jobs
-from slurm_colloc.planning.explain.lone_reasons import Declining
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -15,25 +13,18 @@ from slurm_colloc.planning.job_needs import (
     choose_time_limit_s,
     forget_loads,
     has_power,
+    label_jobs,
 )
 from slurm_colloc.planning.limits.broken_limits import Weighing
 from slurm_colloc.planning.limits.gpu_limits import build_limits, list_modes
+from slurm_colloc.planning.limits.lone_reasons import Declining
+from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
 from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
-from slurm_colloc.planning.predict.prediction import build_lone, build_prediction, predict_by_model
 from slurm_colloc.planning.priced_packs import Priced, Setting, Subject
 from slurm_colloc.planning.search import other_rules, pack_search
 from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown_packs import plan_unknown
-
-__all__ = [
-    "build_known_pack",
-    "build_needs",
-    "is_known",
-    "plan_by_loads",
-    "predict_by_model",
-    "weigh",
-]
 
 _UNKNOWN_ALONE = "what it takes of a GPU is not known yet, and no other such job came with it"
 
@@ -190,7 +181,7 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
     room = 0
     if share is not None and unstated:
         # What was measured says what fits together. It is no limit: it was measured while the job
-        # was alone, often early in its run, so nobody is ended by it while there is room.
+        # was alone, often early in its run, so no member is ended by it while there is room.
         taken = sum(member.host_memory_mb or 0 for member in members)
         room = max(0, share - taken) // len(unstated)
     needs = []

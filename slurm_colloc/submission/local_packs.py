@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.plan import Plan
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.atomic_files import (
@@ -25,38 +25,41 @@ from slurm_colloc.store.pack.pack_directory import is_local_alive
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.build_packs import build_packs
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
-from slurm_colloc.submission.plan.call_policy import choose_share
-from slurm_colloc.submission.plan.plan_call import make_plan
-from slurm_colloc.submission.submit import Submitted
+from slurm_colloc.submission.packs.sbatch_options import SbatchOptions, group_into_batches
+from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 LOCK_WAIT_S = 10.0
 
 
 def submit_local(
-    call: Call, settings: Settings, state: State, environ: Mapping[str, str], directory: str
-) -> tuple[Plan, list[Submitted]]:
+    call: Call,
+    policy: Policy,
+    settings: Settings,
+    state: State,
+    *,
+    environ: Mapping[str, str],
+    directory: str,
+) -> tuple[CallPlan, list[Submitted]]:
     """Plan a call and start its packs on this machine.
 
     Raises:
         CollocError: Nothing was started, or what was is named in the message.
     """
-    chosen = make_plan(call, settings, None)
-    jobs = [candidate.job for candidate in call.candidates]
+    made = plan_call(call, policy, settings, None)
     state.prepare()
     make_directory(state.root / "local")
     submitted = []
-    for batch in group_into_batches(chosen, jobs):
+    for batch in group_into_batches(made.packs, made.plan.packs_at_once):
         submission = make_submission_id()
         packs = build_packs(
             batch,
-            call.candidates,
             submission,
             environment=environ,
-            options=(),
+            options=SbatchOptions(()),
             directory=directory,
             local=True,
-            share=str(choose_share(call, settings)),
+            share=policy.share,
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]
@@ -65,12 +68,12 @@ def submit_local(
                 state.record_pack_job(record, job_id)
             for pack in packs:
                 _start_runner(state, pack.record.pack_id, job_id, settings, environ)
-            # Only now: a sweep of another csub takes a pack that nobody submits or runs for dead.
+            # Only now: a sweep of another csub takes a pack without a submitter or runner for dead.
             state.forget_lock(submission)
         submitted.append(
             Submitted(job_id, tuple(records), tuple(record.members for record in records))
         )
-    return chosen, submitted
+    return made, submitted
 
 
 def restart_local(

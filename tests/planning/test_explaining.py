@@ -19,11 +19,11 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.planning.explain.explanation import PlanExplanation
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explain.separate_pairs import PAIRS_MOST
 from slurm_colloc.planning.job_needs import build_subject
 from slurm_colloc.planning.limits.broken_limits import Weighing, predict_setting
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.hard_limits import Broken
-from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST
 from slurm_colloc.planning.plan_packs import ask, plan
 from slurm_colloc.planning.predict.pack_duration import compute_ends_s
 from slurm_colloc.planning.predict.pack_pricing import Pricing

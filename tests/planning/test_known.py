@@ -24,7 +24,9 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
+from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.sbatch_options import build_request_options, group_into_batches
+from slurm_colloc.submission.plan.planned_pack import add_candidates
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,
@@ -425,7 +427,8 @@ def test_a_task_left_alone_asks_as_the_packs_of_its_array_do() -> None:
     (member,) = lone.members
     assert member.host_memory_mb == ROOMY.host_memory_mb_per_gpu
     assert (member.predicted_slowdown, member.wall_limit_s) == (1.0, 1200)
-    assert len(group_into_batches(made, jobs)) == 1
+    candidates = [Candidate(job, b"", {}) for job in jobs]
+    assert len(group_into_batches(add_candidates(made.packs, candidates), None)) == 1
     alone = [dataclasses.replace(job, array_task=None) for job in jobs]
     made = plan(alone, dict.fromkeys(range(5), SMALL), ROOMY, policy, CALIBRATION)
     assert [pack.request for pack in made.packs if len(pack.members) == 1] == [None]

@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.predict.pack_costs import Costs
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search import exact_search, local_search, pack_search
-from slurm_colloc.planning.search.local_search import merge
-from slurm_colloc.planning.search.member_exchange import improve
-from slurm_colloc.planning.search.pack_dissolving import dissolve
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,
@@ -98,30 +94,13 @@ def test_equal_jobs_are_divided_exactly() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_five_packs_of_four_become_four_of_five(seed: int) -> None:
-    # Merging ends with packs of four, and moving one member gains nothing.
-    pricing = make_two_lengths(20, seed)
-    packs = local_search.partition(pricing)
-    assert [len(pack) for pack in packs] == [5] * 8
-
-
-def make_two_lengths(count: int, seed: int) -> Pricing:
-    """So many jobs of 100 s and as many of 10,000 s, alike but for that."""
+def test_jobs_of_two_lengths_fill_packs_as_far_as_they_go(seed: int) -> None:
+    # Merging alone ends with packs of four, where five go together.
     load = make_subjects(1, seed)[0].load
     lengths = (100.0, 10_000.0)
-    chosen = [Subject(i, 1, None, 1000, lengths[i % 2], load, 2.0) for i in range(2 * count)]
-    return Pricing(chosen, Limits(members=5), CALIBRATION)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_several_packs_at_once_are_divided_anew(seed: int) -> None:
-    pricing = make_pricing(make_subjects(30, seed))
-    key = tuple(sorted(pricing.kind_of))
-    costs = Costs(pricing)
-    by_pairs = dissolve(costs, improve(costs, merge(costs, key)))
-    legal = [pack for pack in by_pairs if pricing.price_key(pack) is not None]
-    assert len(legal) == len(by_pairs)
-    assert add_up(pricing, local_search.partition(pricing)) < add_up_keys(pricing, by_pairs)
+    chosen = [Subject(i, 1, None, 1000, lengths[i % 2], load, 2.0) for i in range(40)]
+    packs = pack_search.partition(Pricing(chosen, Limits(members=5), CALIBRATION))
+    assert [len(pack) for pack in packs] == [5] * 8
 
 
 @pytest.mark.parametrize("seed", range(6))

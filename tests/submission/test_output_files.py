@@ -10,7 +10,8 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.output_files import list_output_files
-from slurm_colloc.submission.plan.plan_call import make_plan
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.plan_call import plan_call
 
 GPU = "--gres=gpu:1"
 
@@ -30,7 +31,7 @@ def collect(folder: Path, *words: str, pack: bool = True) -> Call:
 
 
 def plan(call: Call) -> None:
-    make_plan(call, Settings(), None)
+    plan_call(call, choose_policy(call, Settings()), Settings(), None)
 
 
 def test_patterns_that_meet_in_one_file_are_refused(folder: Path) -> None:

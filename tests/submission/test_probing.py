@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_observations
 from slurm_colloc.store.learned.profiles import compute_family, is_known
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy
+from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy, compute_probe_s
 
 from .test_collect import collect, write
 
@@ -100,8 +101,9 @@ def test_a_job_by_itself_asks_for_a_window_only_where_it_joins(tmp_path: Path) -
     write(tmp_path)
     call = collect(tmp_path, *OPTIONS, "a.sh")
     settings = Settings(state_dir=str(tmp_path / "state"))
-    alone, joiner = choose_policy(call, settings), choose_policy(call, settings, joins=True)
-    assert (alone.probe_s, joiner.probe_s) == (0, 200)
+    alone = choose_policy(call, settings)
+    assert (alone.probe_s, compute_probe_s(call.candidates, settings)) == (0, 200)
+    joiner = dataclasses.replace(alone, probe_s=200)
     assert merge_policies(alone, joiner).probe_s == 200
 
 

@@ -11,6 +11,7 @@ from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 from slurm_colloc.submission.packs.sbatch_options import Batch, build_options, group_into_batches
+from slurm_colloc.submission.plan.planned_pack import add_candidates
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = {
@@ -49,15 +50,14 @@ def build_all(root: Path, argv: list[str], *, pack: bool) -> list[Batch]:
     )
     capacity = Capacity(cpus_per_gpu=16, host_memory_mb_per_gpu=32_000, time_limit_max_s=86_400)
     made = plan(jobs, {}, capacity, policy)
-    batches = group_into_batches(made, jobs)
-    members = [m.job_index for batch in batches for p in batch.packs for m in p.members]
-    assert sorted(members) == list(range(len(jobs)))
+    packs = add_candidates(made.packs, call.candidates)
+    batches = group_into_batches(packs, made.packs_at_once)
+    numbers = [c.job.number for batch in batches for pack in batch.packs for c in pack.candidates]
+    assert sorted(numbers) == sorted(job.number for job in jobs)
     lines = []
     for batch in batches:
-        options = build_options(
-            batch, jobs, made.packs_at_once, "20260101-000000-0a0b0c0d", "/state/%a/pack.log"
-        )
-        lines.append("sbatch\n" + "".join(f"  {option}\n" for option in options))
+        options = build_options(batch, "20260101-000000-0a0b0c0d", "/state/%a/pack.log")
+        lines.append("sbatch\n" + "".join(f"  {option}\n" for option in options.words))
     root.joinpath("answer").write_text("".join(lines).replace(str(root), "/home/ada"))
     return batches
 

@@ -9,33 +9,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
+from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode
 from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.submission.packs.sbatch_options import Batch
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.packs.sbatch_options import Batch, group_into_batches
 from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
-from ..store.builders import build_pack
+from ..store.builders import build_member, build_pack
 
 HOUR = 3600
 
 
 def build_batch(*limits_s: int | None) -> Batch:
     packs = tuple(
-        PackPlan(
-            members=(),
-            degree=2,
-            mode=SharingMode.MPS,
-            request=PackRequest(1, None, 4 + place % 3, 1000 + place, limit_s),
-            group=(),
-            predicted_slowdown=None,
-            reasons=(),
+        PlannedPack(
+            PackPlan(
+                members=(MemberPlan(0, 1, None, None),),
+                degree=2,
+                mode=SharingMode.MPS,
+                request=PackRequest(1, None, 4 + place % 3, 1000 + place, limit_s),
+                group=(),
+                predicted_slowdown=None,
+                reasons=(),
+            ),
+            candidates=(Candidate(build_member(1).spec.job, b"", {}),),
         )
         for place, limit_s in enumerate(limits_s)
     )
-    return Batch(packs, tuple(range(len(packs))), is_array=len(packs) > 1)
+    (batch,) = group_into_batches(packs, None)
+    return batch
 
 
 def list_limits(batch: Batch) -> list[int | None]:

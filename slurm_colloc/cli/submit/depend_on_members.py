@@ -25,7 +25,7 @@ from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import parse_option
-from slurm_colloc.submission.submit import Submitted
+from slurm_colloc.submission.packs.submit_batch import Submitted
 
 _OPTION = "dependency"
 _WAITED_FOR = (

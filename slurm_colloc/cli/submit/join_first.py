@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.submission.jobs.call_jobs import Call
@@ -17,27 +18,35 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined
 
 
-def may_join(call: Call, session: Session, *, local: bool) -> bool:
-    """Whether a call may join a pack at all.
+def choose_packs_to_join(call: Call, session: Session, *, local: bool) -> str:
+    """Which packs a call may join: `auto`, `pending` or `never`.
 
     Raises:
         UsageProblem: `--join` was given for several jobs.
     """
     if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
-        return False
+        return "never"
     if len(call.candidates) != 1 or call.array is not None:
         if call.options.flag("join") and call.options.text("join") != "never":
             raise UsageProblem(
                 "--join is for a single script", hint="the jobs of --array and csub pack share"
             )
-        return False
-    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty()) != "never"
+        return "never"
+    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty())
 
 
 def find_room(
-    call: Call, session: Session, *, only_plan: bool = False
+    call: Call, policy: Policy, session: Session, *, running: bool, only_plan: bool = False
 ) -> tuple[Joined | None, tuple[str, ...]]:
-    """Join a pack, or only find it; and why others were not joined."""
+    """Join a pack, or only find it; and why others were not joined.
+
+    Args:
+        call: The call.
+        policy: How far sharing may go.
+        session: The session.
+        running: Packs that run may be joined, too.
+        only_plan: Find the pack that it would join, and change nothing.
+    """
     state = session.state
     if not isinstance(state, State):
         # A job joins packs of its own user alone.
@@ -49,21 +58,23 @@ def find_room(
 
     return join_open_pack(
         call,
+        policy,
         session.settings,
         state,
         session.slurm,
         packs=session.open_packs,
         jobs=jobs,
-        running=choose_join(call, session.settings, on_terminal=True) == "auto",
+        running=running,
         only_plan=only_plan,
     )
 
 
-def describe_open_room(call: Call, session: Session, *, local: bool) -> str:
+def describe_open_room(call: Call, policy: Policy, session: Session, *, local: bool) -> str:
     """The open pack that a call's only job would join, in words; empty where there is none."""
-    if not may_join(call, session, local=local):
+    which = choose_packs_to_join(call, session, local=local)
+    if which == "never":
         return ""
-    joined = find_room(call, session, only_plan=True)[0]
+    joined = find_room(call, policy, session, running=which == "auto", only_plan=True)[0]
     if joined is None:
         return ""
     return f"The job would join pack {joined.member.job}: {describe_room(joined)}"

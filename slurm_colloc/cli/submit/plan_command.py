@@ -32,8 +32,8 @@ from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.packs.sbatch_options import group_into_batches
 from slurm_colloc.submission.plan.call_policy import choose_policy
-from slurm_colloc.submission.plan.explain_plan import explain_planning
-from slurm_colloc.submission.plan.plan_call import Planning, plan_call
+from slurm_colloc.submission.plan.explain_plan import explain_call_plan
+from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 _HELP = """\
 Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]
@@ -63,39 +63,39 @@ def run_plan(argv: Sequence[str]) -> int:
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
     local = call.options.flag("local")
-    call = prepare_call(call, session, local=local)
+    call, policy = prepare_call(call, session, local=local)
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
-    room = describe_open_room(call, session, local=local)
+    room = describe_open_room(call, policy, session, local=local)
     if room and not as_json:
         say(room)
         say("By itself it would be planned so:")
     slurm = None if local else session.slurm
-    planning = plan_call(call, session.settings, slurm, looks_at_queue=True)
-    explanation = explain_planning(planning)
-    waits = _list_waits(planning)
+    made = plan_call(call, policy, session.settings, slurm, looks_at_queue=True)
+    explanation = explain_call_plan(made)
+    waits = _list_waits(made)
     words = ", ".join(f"{name}={value}" for name, value in changes.items())
-    other, warnings = None, _list_warnings(planning)
+    other, warnings = None, _list_warnings(made)
     if changes:
-        changed, policy = apply_changes(call, changes, session)
+        changed, changed_policy = apply_changes(call, changes, session)
         with name_changes(changes):
-            changed_planning = plan_call(changed, session.settings, slurm, policy)
-        other = explain_planning(changed_planning)
-        told = [text for text in _list_warnings(changed_planning) if text not in warnings]
+            changed_plan = plan_call(changed, changed_policy, session.settings, slurm)
+        other = explain_call_plan(changed_plan)
+        told = [text for text in _list_warnings(changed_plan) if text not in warnings]
         warnings += [f"with {words}: {text}" for text in told]
-    for text in planning.problems:
+    for text in made.problems:
         note(f"ignored: {text}")
     if as_json:
-        say(json.dumps(_build_json(planning, explanation, other, changes, room=room)))
+        say(json.dumps(_build_json(made, explanation, other, changes, room=room)))
         return 0
     if not explains:
         # They are among the reasons, which are not shown.
         for text in warnings:
             note(text)
     width = choose_width()
-    sources = _list_sources(planning) if explains else ()
+    sources = _list_sources(made) if explains else ()
     say(render_plan(explanation, width, explain=explains, sources=sources, waits=waits))
     if not local:
-        for text in _ask_slurm(planning, session, directory):
+        for text in _ask_slurm(made, session, directory):
             say(text)
     if other is not None:
         say(render_comparison(explanation, other, words, width))
@@ -126,35 +126,35 @@ def split_pack(argv: Sequence[str]) -> tuple[list[str], bool]:
     return [*argv[:at], *argv[at + 1 :]], True
 
 
-def _list_waits(planning: Planning) -> list[WaitEstimate | None]:
-    if all(planned.waits is None for planned in planning.parts):
+def _list_waits(made: CallPlan) -> list[WaitEstimate | None]:
+    if all(planned.waits is None for planned in made.parts):
         return []
-    waits = [(pack, planning.find_part(pack).waits) for pack in planning.plan.packs]
+    waits = [(pack, made.find_part(pack).waits) for pack in made.plan.packs]
     return [None if table is None else estimate_wait(pack, table) for pack, table in waits]
 
 
-def _find_unknown_queue(planning: Planning) -> str | None:
+def _find_unknown_queue(made: CallPlan) -> str | None:
     """Why no wait is estimated, where that was asked; of the first partition of which none is."""
-    tables = [planned.waits for planned in planning.parts if planned.waits is not None]
+    tables = [planned.waits for planned in made.parts if planned.waits is not None]
     return next((table.unknown for table in tables if table.unknown), None)
 
 
-def _list_warnings(planning: Planning) -> list[str]:
+def _list_warnings(made: CallPlan) -> list[str]:
     """What of a plan is dangerous, each once."""
-    return list(dict.fromkeys(text for p in planning.parts for text in p.part.warnings))
+    return list(dict.fromkeys(text for p in made.parts for text in p.part.warnings))
 
 
-def _list_calibrations(planning: Planning) -> list[Calibration]:
+def _list_calibrations(made: CallPlan) -> list[Calibration]:
     """Those of all jobs of which it is known what they take of a GPU, each once."""
-    known = [planned.part.knowledge for planned in planning.parts]
+    known = [planned.part.knowledge for planned in made.parts]
     used = [k.calibration for k in known if any(map(build_load, k.profiles.values()))]
     return [calibration for i, calibration in enumerate(used) if calibration not in used[:i]]
 
 
-def _list_sources(planning: Planning) -> list[str]:
-    unknown = _find_unknown_queue(planning)
+def _list_sources(made: CallPlan) -> list[str]:
+    unknown = _find_unknown_queue(made)
     queue = [f"Queue: no estimate: {unknown}"] if unknown else []
-    used = [_describe(calibration) for calibration in _list_calibrations(planning)]
+    used = [_describe(calibration) for calibration in _list_calibrations(made)]
     if not used:
         none = "Calibration: none needed, as what the jobs take of a GPU is not known yet"
         return [none, *queue]
@@ -167,19 +167,19 @@ def _describe(calibration: Calibration) -> str:
     return f"Calibration: {calibration.gpu_model}{made}; {off}; it is {calibration.source}"
 
 
-def _ask_slurm(planning: Planning, session: Session, directory: str) -> list[str]:
+def _ask_slurm(made: CallPlan, session: Session, directory: str) -> list[str]:
     """What Slurm says of the request; a Slurm that does not answer is named."""
     told: list[str] = []
     try:
-        for batch in group_into_batches(planning.plan, planning.jobs):
-            told += ask_slurm(batch, planning.jobs, planning.plan.packs_at_once, session, directory)
+        for batch in group_into_batches(made.packs, made.plan.packs_at_once):
+            told += ask_slurm(batch, session, directory)
     except SlurmError as problem:
         told.append(f"Slurm: {problem}")
     return list(dict.fromkeys(told))
 
 
 def _build_json(
-    planning: Planning,
+    made: CallPlan,
     explanation: PlanExplanation,
     other: PlanExplanation | None,
     changes: dict[str, str],
@@ -188,14 +188,14 @@ def _build_json(
 ) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA,
-        **build_plan_json(explanation, _list_waits(planning)),
+        **build_plan_json(explanation, _list_waits(made)),
         "would_join": room or None,
         "policy": {
-            "goal": planning.policy.goal.value,
-            "policy": planning.policy.rule.value,
-            "max_slowdown": min(choose_bound(job, planning.policy) for job in planning.jobs),
-            "degree": planning.policy.degree,
-            "degree_is_asked": planning.policy.degree_is_asked,
+            "goal": made.policy.goal.value,
+            "policy": made.policy.rule.value,
+            "max_slowdown": min(choose_bound(job, made.policy) for job in made.jobs),
+            "degree": made.policy.degree,
+            "degree_is_asked": made.policy.degree_is_asked,
         },
         "calibrations": [
             {
@@ -205,10 +205,10 @@ def _build_json(
                 "packs": calibration.packs,
                 "made_at": calibration.made_at or None,
             }
-            for calibration in _list_calibrations(planning)
+            for calibration in _list_calibrations(made)
         ],
-        "queue_unknown": _find_unknown_queue(planning),
-        "problems": list(planning.problems),
+        "queue_unknown": _find_unknown_queue(made),
+        "problems": list(made.problems),
         "what_if": None if other is None else {"changes": changes, **build_plan_json(other)},
     }
 
@@ -246,10 +246,8 @@ def parse_changes(text: str) -> dict[str, str]:
     return changes
 
 
-def apply_changes(
-    call: Call, changes: dict[str, str], session: Session
-) -> tuple[Call, Policy | None]:
-    """The call with other values, and its policy where the call cannot say it.
+def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tuple[Call, Policy]:
+    """The call with other values, and its policy.
 
     Raises:
         UsageProblem: A value is wrong.
@@ -283,10 +281,11 @@ def apply_changes(
         goals=((goal, origin),) if goal else call.goals,
         rules=((rule, origin),) if rule else call.rules,
     )
-    if not is_mig:
-        return changed, None
     policy = choose_policy(changed, session.settings)
-    return changed, dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
+    if is_mig:
+        # No call can say it.
+        policy = dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
+    return changed, policy
 
 
 @contextlib.contextmanager

@@ -12,25 +12,24 @@ from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import describe_open_room
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Plan
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
+from slurm_colloc.submission.packs.batch_script import build_batch_environment
+from slurm_colloc.submission.packs.hook_token import HookChoice
 from slurm_colloc.submission.packs.sbatch_options import Batch, build_options, group_into_batches
-from slurm_colloc.submission.plan.call_policy import choose_share
-from slurm_colloc.submission.plan.plan_call import make_plan
-from slurm_colloc.submission.submit import Submitted, build_batch_environment
+from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 
-def answer(options: Options, plan: Plan, submitted: Sequence[Submitted]) -> None:
+def answer(options: Options, made: CallPlan, submitted: Sequence[Submitted]) -> None:
     """Say what was submitted."""
     if options.flag("json"):
-        say(json.dumps(build_answer_json(plan, submitted)))
+        say(json.dumps(build_answer_json(made, submitted)))
         return
     for entry in submitted:
         if options.flag("parsable"):
@@ -38,7 +37,7 @@ def answer(options: Options, plan: Plan, submitted: Sequence[Submitted]) -> None
         elif not options.flag("quiet"):
             say(f"Submitted batch job {entry.job_id} ({describe(entry)})")
     if options.flag("explain") or options.flag("verbose"):
-        for text in explain(plan, submitted):
+        for text in explain(made, submitted):
             note(text)
 
 
@@ -57,9 +56,9 @@ def describe(entry: Submitted) -> str:
     return f"members {entry.job_id}/{format_task_ids(tuple(numbers))} {packs}"
 
 
-def explain(plan: Plan, submitted: Sequence[Submitted]) -> list[str]:
+def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
     """Why the packs look as they do, a sentence each."""
-    texts = list(plan.reasons)
+    texts = list(made.plan.reasons)
     for entry in submitted:
         for record, numbers in zip(entry.records, entry.members, strict=True):
             name = f"{entry.job_id}_{record.index}" if record.is_array else entry.job_id
@@ -68,11 +67,11 @@ def explain(plan: Plan, submitted: Sequence[Submitted]) -> list[str]:
     return texts
 
 
-def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, Any]:
+def build_answer_json(made: CallPlan, submitted: Sequence[Submitted]) -> dict[str, Any]:
     """The answer with the fields that docs/json.md describes."""
     return {
         "schema": 1,
-        "reasons": list(plan.reasons),
+        "reasons": list(made.plan.reasons),
         "submitted": [
             {
                 "job_id": entry.job_id,
@@ -95,47 +94,44 @@ def build_answer_json(plan: Plan, submitted: Sequence[Submitted]) -> dict[str, A
     }
 
 
-def run_dry(call: Call, session: Session, directory: str, *, local: bool) -> int:
+def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, local: bool) -> int:
     """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
-    room = describe_open_room(call, session, local=local)
+    room = describe_open_room(call, policy, session, local=local)
     if room:
         say(room)
         return 0
-    plan = make_plan(call, session.settings, None if local else session.slurm)
-    jobs = [candidate.job for candidate in call.candidates]
-    for text in plan.reasons:
+    made = plan_call(call, policy, session.settings, None if local else session.slurm)
+    share = ShareRequest.parse(made.policy.share)
+    for text in made.plan.reasons:
         say(escape_controls(text))
-    for batch in group_into_batches(plan, jobs):
+    for batch in group_into_batches(made.packs, made.plan.packs_at_once):
         for pack in batch.packs:
             numbers = format_task_ids(
-                tuple(sorted(jobs[member.job_index].number for member in pack.members))
+                tuple(sorted(candidate.job.number for candidate in pack.candidates))
             )
-            mode = choose_share(call, session.settings).describe_mode(pack.mode)
-            say(f"Pack of members {numbers}: {mode}, degree {pack.degree}")
-            for text in pack.reasons:
+            mode = share.describe_mode(pack.plan.mode)
+            say(f"Pack of members {numbers}: {mode}, degree {pack.plan.degree}")
+            for text in pack.plan.reasons:
                 say(f"  {escape_controls(text)}")
         if local:
             continue
-        for text in ask_slurm(batch, jobs, plan.packs_at_once, session, directory):
+        for text in ask_slurm(batch, session, directory):
             say(f"  {text}")
     sys.stdout.flush()
     return 0
 
 
-def ask_slurm(
-    batch: Batch, jobs: Sequence[Job], packs_at_once: int | None, session: Session, directory: str
-) -> list[str]:
+def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:
     """What Slurm says of a batch that is not submitted, and what would be noted with it."""
-    submission, hooks = make_submission_id(), HookChoice.of(session.settings)
-    options = build_options(batch, jobs, packs_at_once, submission, "/dev/null", hooks=hooks)
-    asked = build_hook_request(batch.packs, dict(batch.packs[0].group), submission, hooks)
+    hooks = HookChoice.of(session.settings)
+    options = build_options(batch, make_submission_id(), "/dev/null", hooks=hooks)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "pack.sh")
         script.write_text("#!/bin/sh\n")
         said = session.slurm.check(
             str(script),
-            options,
+            options.words,
             environment=build_batch_environment(os.environ),
             directory=directory,
         )
-    return [*asked.notes, f"Slurm: {said}"]
+    return [*options.notes, f"Slurm: {said}"]

@@ -1,1 +1,1 @@
-"""Why a plan looks as it does, for people; nothing here chooses."""
+"""Why a plan looks as it does, and why jobs are apart, for people; nothing here chooses."""

@@ -1,9 +1,7 @@
-"""What a plan looks like to whoever asks why: values only, rendered by others."""
+"""What a plan looks like to those who ask why: values only, rendered by others."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_colloc.model.plan import KnownBy, SharingMode
@@ -144,14 +142,3 @@ class PlanExplanation:
     pairs_left_out: int
     reasons: tuple[str, ...]
     packs_at_once: int | None = None
-
-
-def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """What jobs are called in a sentence: `train.sh`, or `train.sh 3` where several have the name.
-
-    Args:
-        named: Name and number within the call of each job of the call.
-    """
-    jobs = list(named)
-    counts = Counter(name for name, _ in jobs)
-    return tuple(f"{name} {number}" if counts[name] > 1 else name for name, number in jobs)

@@ -13,6 +13,7 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PlanExplanation,
 )
+from slurm_colloc.planning.explain.separate_pairs import explain_pairs
 from slurm_colloc.planning.job_needs import (
     Question,
     are_timed,
@@ -22,7 +23,6 @@ from slurm_colloc.planning.job_needs import (
     has_run_s,
 )
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.limits.separate_pairs import explain_pairs
 from slurm_colloc.planning.plan_packs import ask
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S

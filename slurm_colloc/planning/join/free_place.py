@@ -113,7 +113,7 @@ def plan_running_join(
         slowdowns, refusal = _predict_join(pack, question, subjects, setting)
         if refusal:
             return refusal
-        from slurm_colloc.planning.known_packs import predict_by_model
+        from slurm_colloc.planning.pack_prediction import predict_by_model
 
         plain = predict_by_model(question, subjects, setting)
     wall_s = compute_wall_limit_s(need, degree, policy, slowdowns[-1] if slowdowns else None)

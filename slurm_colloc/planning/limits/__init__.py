@@ -1,1 +1,1 @@
-"""What packs must not exceed, and which jobs must not share one; no prices."""
+"""What packs must not exceed, and which of it keeps a job alone; no prices."""

@@ -65,11 +65,6 @@ class Costs:
         """Let the Pricing know the full prices of these."""
         self._columns.remember(set(packs))
 
-    def add_up(self, packs: Iterable[Key]) -> float:
-        """What packs cost together, each under its best setting."""
-        found = [self.pricing.price_key(pack) for pack in packs]
-        return sum(math.inf if priced is None else priced.cost for priced in found)
-
     def measure_length_s(self, pack: Key) -> float:
         """How long a pack lasts at least: its longest member alone."""
         return max(self.pricing.kinds[kind].run_s for kind in pack)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken, find_broken_instances
-from slurm_colloc.planning.predict.contention import AT_WORK_W
 from slurm_colloc.planning.predict.pack_duration import (
     TINY_S,
     compute_base_j,
@@ -87,17 +85,6 @@ class Pricing:
         self._prices: dict[Key, Priced | None] = {}
         self._rates: dict[tuple[int, Key], tuple[tuple[int, ...], list[float]]] = {}
         self._floors: dict[tuple[int, int, int], float] = {}
-
-    def count_time(self) -> Pricing:
-        """The same packs where GPU time is what counts."""
-        twin = copy.copy(self)
-        twin.goal, twin._prices = Goal.THROUGHPUT, {}
-        return twin
-
-    def is_energy_time(self) -> bool:
-        """Whether the energy that packs save is in proportion to the GPU time that they save."""
-        loads = [kind.load for kind in self.kinds if kind.load is not None]
-        return all(load.power_w >= AT_WORK_W for load in loads)
 
     def find_broken(self, members: Sequence[int]) -> tuple[Broken, ...]:
         """Every hard limit that these jobs would break together; none for one job."""

@@ -1,24 +1,15 @@
-"""A cheap division of many jobs into packs: greedy merging, then improving pack by pack."""
+"""A cheap division of many jobs into packs: greedy merging, then moving and swapping members."""
 
 from __future__ import annotations
 
-import random
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import MPS_CLIENTS_MAX
-from slurm_colloc.planning.predict.pack_costs import GAIN_MIN, Costs
+from slurm_colloc.planning.predict.pack_costs import GAIN_MIN, RATINGS_MAX, Costs
 from slurm_colloc.planning.predict.pack_pricing import Key, Pricing
 from slurm_colloc.planning.search.exact_search import Partition, assign
-from slurm_colloc.planning.search.exact_search import divide as divide_exactly
-from slurm_colloc.planning.search.member_exchange import improve
-from slurm_colloc.planning.search.pack_dissolving import dissolve
-
-_WINDOWS = ((13, 24), (16, 3))
-_WINDOWED_MAX = 400
-_QUIET_ROUNDS = 8
-"""Members of a window at most, and how many windows; of how many subjects windows are made; and
-rounds through all packs in which nothing better was found."""
 
 
 def partition(pricing: Pricing) -> Partition:
@@ -28,7 +19,7 @@ def partition(pricing: Pricing) -> Partition:
         pricing: Prices of packs, of any number of subjects.
 
     Returns:
-        As exact.partition does.
+        As exact_search.partition does.
     """
     return assign(pricing, divide(pricing, tuple(sorted(pricing.kind_of))))
 
@@ -43,14 +34,7 @@ def divide(pricing: Pricing, key: Key) -> list[Key]:
     if len(set(rest)) <= 1:
         return packs + _divide_alike(pricing, rest)
     costs = Costs(pricing)
-    found = merge(costs, rest)
-    found = improve(costs, found)
-    fewer = dissolve(costs, found)
-    if len(fewer) < len(found):
-        found = improve(costs, fewer)
-    if len(rest) <= _WINDOWED_MAX:
-        for members_max, windows_max in _WINDOWS:
-            found = _solve_windows(costs, found, members_max, windows_max)
+    found = improve(costs, merge(costs, rest))
     costs.remember(found)
     for pack in found:
         # What was legal by a hair in single precision may not be.
@@ -86,55 +70,6 @@ def _divide_alike(pricing: Pricing, key: Key) -> list[Key]:
         packs.append(key[: sizes[count]])
         count -= sizes[count]
     return packs
-
-
-def _solve_windows(costs: Costs, packs: list[Key], members_max: int, windows_max: int) -> list[Key]:
-    """Divide the members of a few packs anew, exactly, again and again.
-
-    Improving two packs at a time ends where no two have anything better to offer; several at once
-    mostly have: those of similar length, and others. Which they are is drawn, and the same for the
-    same packs.
-    """
-    chance = random.Random(0)
-    tried: set[tuple[Key, ...]] = set()
-    left = windows_max
-    quiet = number = 0
-    while left and quiet < _QUIET_ROUNDS:
-        if number % 2:
-            waiting = chance.sample(sorted(packs), len(packs))
-        else:
-            waiting = sorted(packs, key=lambda pack: (costs.measure_length_s(pack), pack))
-            start = chance.randrange(len(waiting)) if number else 0
-            waiting = waiting[start:] + waiting[:start]
-        number += 1
-        quiet += 1
-        while left and len(inside := _take_window(waiting, members_max)) > 1:
-            window = tuple(sorted(inside))
-            if window in tried:
-                continue
-            tried.add(window)
-            left -= 1
-            members = tuple(sorted(kind for pack in inside for kind in pack))
-            found = divide_exactly(costs.pricing, members)
-            if costs.add_up(found) < costs.add_up(inside) * (1 - GAIN_MIN):
-                for pack in inside:
-                    packs.remove(pack)
-                packs += found
-                quiet = 0
-    return packs
-
-
-def _take_window(waiting: list[Key], members_max: int) -> list[Key]:
-    """Take packs off a list, the first that fit into a window; one alone makes none."""
-    inside: list[Key] = []
-    members = 0
-    for pack in waiting:
-        if members + len(pack) <= members_max:
-            inside.append(pack)
-            members += len(pack)
-    for pack in inside:
-        waiting.remove(pack)
-    return inside
 
 
 _ALL_PAIRS_MAX = 96
@@ -217,3 +152,128 @@ def _merge_best(counts: Counter[Key], pairs: Sequence[tuple[Key, Key]], enough: 
     for pack in used:
         if not counts[pack]:
             del counts[pack]
+
+
+_OFFSETS = (1, 2, 3, 5, 8, 13)
+"""How far apart, in the order of length, two packs are that are tried together."""
+
+_EFFORT = 4_500_000
+_EFFORT_LEFT_MIN = 100_000
+_EFFORT_MIN = 1_000_000
+_EFFORT_PER_SUBJECT = 200
+"""Members that may be rated, in packs tried: in all; for improving, whatever merging took; and for
+improving in the first place. A second has one to two million."""
+_EFFORT_AT_ONCE = 100_000
+_TRIED = 8
+"""Members of a pack that are tried elsewhere, at most, evenly chosen."""
+
+
+def improve(costs: Costs, packs: list[Key]) -> list[Key]:
+    """Move and swap members between two packs at a time while that makes them cheaper."""
+    members = sum(map(len, packs))
+    effort = min(
+        _EFFORT_MIN + _EFFORT_PER_SUBJECT * members,
+        max(_EFFORT_LEFT_MIN, _EFFORT - costs.effort),
+    )
+    most = costs.effort + effort
+    settled: set[tuple[Key, Key]] = set()
+    quiet = 0
+    round_number = 0
+    while quiet < len(_OFFSETS) and costs.effort < most and len(packs) > 1:
+        packs.sort(key=lambda pack: (costs.measure_length_s(pack), pack))
+        offset = _OFFSETS[round_number % len(_OFFSETS)]
+        start = round_number // len(_OFFSETS) % 2
+        round_number += 1
+        couples = [
+            (i, j)
+            for i, j in _couple(len(packs), offset, start)
+            if (packs[i], packs[j]) not in settled
+        ]
+        changed = False
+        while couples and costs.effort < most:
+            batch = _take_batch(packs, couples)
+            couples = couples[len(batch) :]
+            changed |= _improve_couples(costs, packs, batch, settled)
+        packs = [pack for pack in packs if pack]
+        quiet = 0 if changed else quiet + 1
+    return packs
+
+
+def _take_batch(
+    packs: Sequence[Key], couples: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, int]]:
+    """As many couples as can be tried with a certain effort, at least one."""
+    effort = 0
+    for number, (i, j) in enumerate(couples):
+        a, b = min(len(packs[i]), _TRIED), min(len(packs[j]), _TRIED)
+        larger = max(len(packs[i]), len(packs[j]))
+        effort += 2 * (a * b + a + b) * larger * min(larger, RATINGS_MAX)
+        if effort > _EFFORT_AT_ONCE:
+            return couples[: number + 1]
+    return couples
+
+
+def _improve_couples(
+    costs: Costs,
+    packs: list[Key],
+    couples: Sequence[tuple[int, int]],
+    settled: set[tuple[Key, Key]],
+) -> bool:
+    """Divide packs anew, two and two, where that makes them cheaper; whether it did.
+
+    Couples for which nothing better was found are noted as settled.
+    """
+    alike = {(packs[i], packs[j]): None for i, j in couples}
+    splits = {couple: _list_splits(*couple) for couple in alike}
+    before = costs.look_up([pack for couple in alike for pack in couple])
+    tried = iter(costs.look_up([pack for of in splits.values() for split in of for pack in split]))
+    better = {}
+    for number, (couple, of) in enumerate(splits.items()):
+        totals = [(next(tried) + next(tried), split) for split in of]
+        best, split = min(totals, default=(math.inf, couple))
+        if best < (before[2 * number] + before[2 * number + 1]) * (1 - GAIN_MIN):
+            better[couple] = split
+        else:
+            settled.add(couple)
+    for i, j in couples:
+        packs[i], packs[j] = better.get((packs[i], packs[j]), (packs[i], packs[j]))
+    return bool(better)
+
+
+def _couple(count: int, offset: int, start: int) -> list[tuple[int, int]]:
+    """Disjoint pairs of places that are `offset` apart."""
+    couples = []
+    taken: set[int] = set()
+    for place in range(start, count - offset):
+        if place not in taken and place + offset not in taken:
+            couples.append((place, place + offset))
+            taken |= {place, place + offset}
+    return couples
+
+
+def _list_splits(a: Key, b: Key) -> list[tuple[Key, Key]]:
+    """Other divisions of two packs: one member moved, or two swapped."""
+    splits = set()
+    from_a, from_b = _choose(a), _choose(b)
+    for kind in from_a:
+        less = _without(a, kind)
+        splits.add((less, tuple(sorted((*b, kind)))))
+        for other in from_b:
+            if other != kind:
+                swapped = tuple(sorted((*_without(b, other), kind)))
+                splits.add((tuple(sorted((*less, other))), swapped))
+    for kind in from_b:
+        splits.add((tuple(sorted((*a, kind))), _without(b, kind)))
+    return sorted(splits)
+
+
+def _choose(pack: Key) -> list[int]:
+    """Kinds of a pack, evenly over all, that are tried elsewhere."""
+    kinds = sorted(set(pack))
+    count = min(_TRIED, len(kinds))
+    return [kinds[i * len(kinds) // count] for i in range(count)]
+
+
+def _without(pack: Key, kind: int) -> Key:
+    place = pack.index(kind)
+    return pack[:place] + pack[place + 1 :]

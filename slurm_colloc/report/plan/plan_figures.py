@@ -12,8 +12,8 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
-    label_jobs,
 )
+from slurm_colloc.planning.job_needs import label_jobs
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,

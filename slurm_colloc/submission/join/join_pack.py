@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
 from slurm_colloc.model.member import MemberId
-from slurm_colloc.model.plan import MemberPlan, PackPlan
+from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -45,7 +45,7 @@ from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Pro
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
-from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.call_policy import compute_probe_s
 from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 from slurm_colloc.submission.plan.target_nodes import Destinations
 from slurm_colloc.submission.upkeep.sweep import OpenPack
@@ -76,6 +76,7 @@ class Joined:
 
 def join_open_pack(
     call: Call,
+    policy: Policy,
     settings: Settings,
     state: State,
     slurm: SlurmAccess,
@@ -89,6 +90,7 @@ def join_open_pack(
 
     Args:
         call: The call.
+        policy: How far sharing may go.
         settings: The settings.
         state: The state directory.
         slurm: Slurm.
@@ -106,9 +108,10 @@ def join_open_pack(
     if len(call.candidates) != 1 or call.array is not None:
         return None, ()
     candidate = call.candidates[0]
-    policy = choose_policy(call, settings, joins=True)
     if compute_reason_not_to_join(candidate.job, policy):
         return None, ()
+    # Together with those that are there it may be probed.
+    policy = dataclasses.replace(policy, probe_s=compute_probe_s([candidate], settings))
     refusals: list[str] = []
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     measured = gather_knowledge([candidate], settings).is_measured((0,))

@@ -1,15 +1,20 @@
-"""The batch script of a pack, from templates/pack.sbatch.j2."""
+"""The batch script of a pack, from templates/pack.sbatch.j2, and what travels with it."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import os
 import re
 import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.resources import data_path
+from slurm_colloc.slurm.run_command import build_client_environment
 from slurm_colloc.store.atomic_files import read_json, write_json
 
 TEMPLATE = "pack.sbatch.j2"
@@ -18,6 +23,15 @@ TEMPLATE = "pack.sbatch.j2"
 # they are; see render_kept_script.
 _TITLE, _PACK_PATH = "@csub:title@", "@csub:pack_path@"
 _HOLES = re.compile(f"{_TITLE}|{_PACK_PATH}")
+
+
+# What sbatch, and with it the batch script, gets of the user's environment; the members get the
+# whole of theirs from the pack directory.
+_CLIENT_VARIABLES = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "KRB5CCNAME",
+     "XDG_STATE_HOME", "XDG_CONFIG_HOME"}
+)  # fmt: skip
+_CLIENT_PREFIXES = ("LC_", "SLURM_COLLOC_")
 
 
 def render_batch_script(
@@ -39,7 +53,7 @@ def render_batch_script(
         is_array: The packs are elements of a job array.
         python: Interpreter on the nodes.
         templates_dir: A site's own templates, looked at first; empty for none.
-        archive: The packs themselves (submission.submit), where no path is shared; else empty.
+        archive: The packs themselves (`build_archive`), where no path is shared; else empty.
 
     Raises:
         UsageProblem: The site's template is wrong.
@@ -117,3 +131,48 @@ def render_kept_script(
 def _one_line(text: str) -> str:
     """Text that cannot leave a comment line."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of sbatch and of the batch script: small and known.
+
+    With `--export=ALL` Slurm passes it on as it is; everything else that the batch script finds
+    was then added by Slurm or the site.
+    """
+    client = build_client_environment(environ)
+    return {
+        name: value
+        for name, value in client.items()
+        if name in _CLIENT_VARIABLES
+        or name.startswith(_CLIENT_PREFIXES)
+        or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
+    }
+
+
+SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
+"""Slurm's default for SchedulerParameters=max_script_size; the archive must fit with room."""
+
+
+def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
+    """Pack directories as lines of base64, for a here-document.
+
+    Args:
+        packs: The directory that holds them.
+        pack_ids: Their names.
+
+    Raises:
+        UsageProblem: They are too large for a batch script.
+    """
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for pack_id in pack_ids:
+            archive.add(packs / pack_id, arcname=f"packs/{pack_id}")
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
+        raise UsageProblem(
+            f"the jobs take {len(text) // 1024} KB, which is too much to travel in a batch script",
+            hint="submit fewer at a time, or set state_dir to a path that the nodes share",
+        )
+    return "\n".join(textwrap.wrap(text, 120))

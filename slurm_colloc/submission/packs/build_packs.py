@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, Policy
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
-from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.sbatch_options import (
     GROWABLE,
     Batch,
-    build_name,
+    SbatchOptions,
     compute_own_meaning,
 )
 from slurm_colloc.submission.packs.shorten_limits import choose_requests
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 
 def build_packs(
     batch: Batch,
-    candidates: Sequence[Candidate],
     submission: str,
     *,
     environment: Mapping[str, str],
-    options: Sequence[str],
+    options: SbatchOptions,
     directory: str,
     local: bool = False,
     carried: bool = False,
@@ -37,20 +35,17 @@ def build_packs(
     refusals: tuple[str, ...] = (),
     resubmissions: int = 0,
     share: str = "auto",
-    notes: tuple[str, ...] = (),
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
     os.umask(umask)
     blocks: dict[int, bytes] = {}
     packs = []
-    jobs: list[Job] = [candidate.job for candidate in candidates]
-    name = build_name(batch, jobs)
-    requests = [planned.request for planned in batch.packs] if local else choose_requests(batch)
-    for index, planned, request in zip(batch.indices, batch.packs, requests, strict=True):
+    requests = [pack.plan.request for pack in batch.packs] if local else choose_requests(batch)
+    for index, pack, request in zip(batch.indices, batch.packs, requests, strict=True):
+        planned = pack.plan
         members = []
-        for member in planned.members:
-            candidate = candidates[member.job_index]
+        for candidate, member in zip(pack.candidates, planned.members, strict=True):
             key = id(candidate.environment)
             if key not in blocks:
                 blocks[key] = encode_environment(candidate.environment)
@@ -72,13 +67,13 @@ def build_packs(
             indices=batch.indices,
             is_array=batch.is_array,
             created_at=time.time(),
-            name=name,
+            name=batch.name,
             mode=planned.mode,
             degree=planned.degree,
             request=request,
             group=planned.group,
             # What is submitted again brings what was noted the first time.
-            reasons=tuple(dict.fromkeys((*planned.reasons, *notes))),
+            reasons=tuple(dict.fromkeys((*planned.reasons, *options.notes))),
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,
@@ -86,14 +81,14 @@ def build_packs(
             client_environment=tuple(
                 () if "export" in dict(planned.group) else sorted(environment.items())
             ),
-            slurm_options=tuple(options),
+            slurm_options=options.words,
             local=local,
             carried=carried,
             cluster=cluster,
             policy=policy,
-            gpu_type=candidates[planned.members[0].job_index].job.gpu_type,
+            gpu_type=pack.candidates[0].job.gpu_type,
             one_script=len({member.script for member in members}) == 1,
-            closed="" if policy is None else compute_closed(batch, planned, jobs, policy),
+            closed="" if policy is None else compute_closed(batch, pack, policy),
             refusals=refusals,
             resubmissions=resubmissions,
             share=share if policy is None else policy.share,
@@ -103,13 +98,13 @@ def build_packs(
     return packs
 
 
-def compute_closed(batch: Batch, planned: PackPlan, jobs: Sequence[Job], policy: Policy) -> str:
+def compute_closed(batch: Batch, pack: PlannedPack, policy: Policy) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
     if batch.is_array:
         return "it is an element of a job array"
-    first = jobs[planned.members[0].job_index]
+    first = pack.candidates[0].job
     reason = compute_reason_not_to_join(first, policy) or compute_own_meaning(first.group)
-    if reason or planned.request is not None:
+    if reason or pack.plan.request is not None:
         return reason
     # As it was handed to sbatch, and Slurm does not let it be taken back.
     fixed = [name for name, _ in first.shape if name not in GROWABLE]

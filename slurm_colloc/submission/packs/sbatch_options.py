@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, PackRequest, Plan
+from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.quantities import format_time_limit
 from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 GROWABLE = frozenset(
     {"chdir", "cpus-per-task", "error", "gpus", "gpus-per-node", "gres", "input", "mail-type",
@@ -18,7 +18,7 @@ GROWABLE = frozenset(
      "output", "time"}
 )  # fmt: skip
 """Options of a lone job that `scontrol update` can overrule, or that its runner can do itself,
-once somebody has joined it."""
+once another job has joined it."""
 
 
 _WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
@@ -32,45 +32,60 @@ class Batch:
         packs: The packs.
         indices: Their elements of the job array.
         is_array: They are elements of a job array.
+        packs_at_once: How many of them may run at the same time; None for no limit.
+        name: The Slurm job's: `train+3` for packs of four, the job's own where it is alone.
+        group: The options for Slurm in which all members agree.
+        request: What sbatch is asked for: of all packs the largest of each; None for jobs alone.
     """
 
-    packs: tuple[PackPlan, ...]
+    packs: tuple[PlannedPack, ...]
     indices: tuple[int, ...]
     is_array: bool
+    packs_at_once: int | None
+    name: str
+    group: tuple[tuple[str, str], ...]
+    request: PackRequest | None
 
 
-def group_into_batches(plan: Plan, jobs: Sequence[Job]) -> list[Batch]:
+def group_into_batches(packs: Sequence[PlannedPack], packs_at_once: int | None) -> list[Batch]:
     """Packs that ask Slurm for the same kind of thing become elements of one array.
 
     Tasks of an array that run alone keep the user's own task numbers as elements, so that Slurm
     shows them as sbatch would.
+
+    Args:
+        packs: The packs of a plan.
+        packs_at_once: How many of them may run at the same time; None for no limit.
     """
-    buckets: dict[object, list[PackPlan]] = {}
-    for pack in plan.packs:
-        first = jobs[pack.members[0].job_index]
+    buckets: dict[object, list[PlannedPack]] = {}
+    for number, pack in enumerate(packs):
+        plan, first = pack.plan, pack.candidates[0].job
         key: object
-        if pack.request is not None:
-            key = ("shared", pack.group, pack.request.gpu_type)
+        if plan.request is not None:
+            key = ("shared", plan.group, plan.request.gpu_type)
         elif first.array_task is not None:
-            key = ("tasks", pack.group, first.shape)
+            key = ("tasks", plan.group, first.shape)
         else:
-            key = ("lone", pack.members[0].job_index)
+            key = ("lone", number)
         buckets.setdefault(key, []).append(pack)
-    batches = []
-    for packs in buckets.values():
-        first = jobs[packs[0].members[0].job_index]
-        is_array = len(packs) > 1
-        indices = tuple(range(len(packs)))
-        if packs[0].request is None and first.array_task is not None:
-            is_array = True
-            indices = tuple(_task_id(jobs[pack.members[0].job_index]) for pack in packs)
-        batches.append(Batch(tuple(packs), indices, is_array))
-    return batches
+    return [_build_batch(alike, packs_at_once) for alike in buckets.values()]
 
 
-def _task_id(job: Job) -> int:
-    assert job.array_task is not None
-    return job.array_task.task_id
+def _build_batch(packs: Sequence[PlannedPack], packs_at_once: int | None) -> Batch:
+    first = packs[0].candidates[0].job
+    lone = [pack.candidates[0].job.array_task for pack in packs if pack.plan.request is None]
+    tasks = tuple(task.task_id for task in lone if task is not None)
+    largest = max(len(pack.candidates) for pack in packs)
+    requests = [pack.plan.request for pack in packs if pack.plan.request is not None]
+    return Batch(
+        packs=tuple(packs),
+        indices=tasks or tuple(range(len(packs))),
+        is_array=bool(tasks) or len(packs) > 1,
+        packs_at_once=packs_at_once,
+        name=f"{first.name}+{largest - 1}" if largest > 1 else first.name,
+        group=packs[0].plan.group,
+        request=_merge_requests(requests) if requests else None,
+    )
 
 
 def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
@@ -83,21 +98,26 @@ def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class SbatchOptions:
+    """The options of sbatch for a batch.
+
+    Attributes:
+        words: As they stand on its command line.
+        notes: What could not be asked for, and why; a sentence each.
+    """
+
+    words: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
 def build_options(
-    batch: Batch,
-    jobs: Sequence[Job],
-    packs_at_once: int | None,
-    submission: str,
-    log: str,
-    *,
-    hooks: HookChoice | None = None,
-) -> list[str]:
+    batch: Batch, submission: str, log: str, *, hooks: HookChoice | None = None
+) -> SbatchOptions:
     """The options of sbatch.
 
     Args:
         batch: The packs of this Slurm job.
-        jobs: The jobs of the call.
-        packs_at_once: How many packs may run at the same time.
         submission: The submission's id.
         log: Path of the pack's log, `%a` in it for the element.
         hooks: Whether packs ask for the hooks of their nodes.
@@ -105,38 +125,32 @@ def build_options(
     Raises:
         UsageProblem: The user's comment leaves no room for csub's mark.
     """
-    first = jobs[batch.packs[0].members[0].job_index]
-    group = dict(batch.packs[0].group)
-    options = []
+    first = batch.packs[0].candidates[0].job
+    group = dict(batch.group)
+    words = []
     if batch.is_array:
-        limit = f"%{packs_at_once}" if packs_at_once is not None else ""
-        options.append(f"--array={format_task_ids(batch.indices)}{limit}")
-    options.append(f"--job-name={build_name(batch, jobs)}")
-    asked = build_hook_request(batch.packs, group, submission, hooks or HookChoice())
-    options.append(f"--comment={asked.comment}")
+        limit = f"%{batch.packs_at_once}" if batch.packs_at_once is not None else ""
+        words.append(f"--array={format_task_ids(batch.indices)}{limit}")
+    words.append(f"--job-name={batch.name}")
+    plans = [pack.plan for pack in batch.packs]
+    asked = build_hook_request(plans, group, submission, hooks or HookChoice())
+    words.append(f"--comment={asked.comment}")
     group.pop("comment", None)
     if asked.constraint is not None:
         group["constraint"] = asked.constraint
-    if batch.packs[0].request is None:
+    if batch.request is None:
         # As the user wrote it; the log is the member's own output.
-        options += [_option(name, value) for name, value in first.shape]
+        words += [_option(name, value) for name, value in first.shape]
     else:
-        options += build_request_options(merge_requests(batch.packs))
-        options += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
+        words += build_request_options(batch.request)
+        words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     if first.depends:
         # Slurm knows no members: see model.sbatch.dependency.
         group["dependency"] = first.slurm_dependency
-    options += [_option(name, value) for name, value in sorted(group.items())]
+    words += [_option(name, value) for name, value in sorted(group.items())]
     if "export" not in group:
-        options.append("--export=ALL")
-    return options
-
-
-def build_name(batch: Batch, jobs: Sequence[Job]) -> str:
-    """The Slurm job's name: `train+3` for packs of four, the job's own where it is alone."""
-    first = jobs[batch.packs[0].members[0].job_index].name
-    largest = max(len(pack.members) for pack in batch.packs)
-    return f"{first}+{largest - 1}" if largest > 1 else first
+        words.append("--export=ALL")
+    return SbatchOptions(tuple(words), asked.notes)
 
 
 def build_request_options(request: PackRequest) -> list[str]:
@@ -155,9 +169,7 @@ def build_request_options(request: PackRequest) -> list[str]:
     return options
 
 
-def merge_requests(packs: Sequence[PackPlan]) -> PackRequest:
-    """Elements of an array ask for the same: the largest of each."""
-    requests = [pack.request for pack in packs if pack.request is not None]
+def _merge_requests(requests: Sequence[PackRequest]) -> PackRequest:
     memories = [request.host_memory_mb for request in requests]
     is_unlimited = any(request.is_unlimited for request in requests)
     times = [None if is_unlimited else request.time_limit_s for request in requests]

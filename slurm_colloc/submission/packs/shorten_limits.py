@@ -22,7 +22,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.pack_directory import write_record
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.submission.packs.sbatch_options import Batch, merge_requests
+from slurm_colloc.submission.packs.sbatch_options import Batch
 
 COMMANDS_MAX = 20
 """Calls of scontrol for one array; more different limits are rounded up to so many."""
@@ -42,14 +42,14 @@ def choose_requests(batch: Batch) -> list[PackRequest | None]:
     Elements of an array ask for the same CPUs and host memory, the largest of each, and for time
     limits of their own where that is worth it.
     """
-    if not batch.is_array or batch.packs[0].request is None:
-        return [pack.request for pack in batch.packs]
-    merged = merge_requests(batch.packs)
+    requests = [pack.plan.request for pack in batch.packs]
+    merged = batch.request
+    if not batch.is_array or merged is None:
+        return requests
     if merged.time_limit_s is None:
-        return [merged] * len(batch.packs)
+        return [merged] * len(requests)
     limits = _choose_limits(
-        [pack.request.time_limit_s if pack.request else None for pack in batch.packs],
-        merged.time_limit_s,
+        [request.time_limit_s if request else None for request in requests], merged.time_limit_s
     )
     return [dataclasses.replace(merged, time_limit_s=limit) for limit in limits]
 
@@ -82,9 +82,9 @@ def shorten(
     Returns:
         The packs as they are now: what Slurm refuses is noted in them.
     """
-    if not batch.is_array or batch.packs[0].request is None:
+    if not batch.is_array or batch.request is None:
         return list(records)
-    longest_s = merge_requests(batch.packs).time_limit_s
+    longest_s = batch.request.time_limit_s
     groups: dict[int, list[int]] = {}
     for record in records:
         limit_s = record.request.time_limit_s if record.request else None

@@ -29,13 +29,12 @@ MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes beside an NVIDIA driver, at the most that was seen."""
 
 
-def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Policy:
+def choose_policy(call: Call, settings: Settings) -> Policy:
     """The policy of a call: what the user said, else the settings.
 
     Args:
         call: The call.
         settings: The settings.
-        joins: Its job is to join others.
 
     Raises:
         UsageProblem: `--share`, `--goal` or `--policy` has another value, or contradicts another
@@ -62,9 +61,8 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
             goal=goal,
             rule=rule,
         )
-    # Usage profiles are not looked through for a job that has nobody to wait for it.
-    has_company = joins or len(call.candidates) > 1
-    may_probe = has_company and has_unknown(call.candidates, settings)
+    # Usage profiles are not looked through for a job for which no other waits.
+    probe_s = compute_probe_s(call.candidates, settings) if len(call.candidates) > 1 else 0
     size = call.pack_size or settings.pack_size or None
     if call.pack_size is not None and call.pack_size < degree:
         if call.degree is not None:
@@ -82,7 +80,7 @@ def choose_policy(call: Call, settings: Settings, *, joins: bool = False) -> Pol
         mode=share.planned,
         share=str(share),
         start_margin_s=settings.start_margin_s,
-        probe_s=math.ceil(BESIDE_WAITING.window_s) if may_probe else 0,
+        probe_s=probe_s,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
@@ -158,6 +156,11 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
         )
     order = ("never", "pending", "auto")
     return min(choice, settings.caps.join, key=order.index)
+
+
+def compute_probe_s(candidates: Sequence[Candidate], settings: Settings) -> int:
+    """Seconds that a pack of these jobs asks for on top, because one of them may be probed."""
+    return math.ceil(BESIDE_WAITING.window_s) if has_unknown(candidates, settings) else 0
 
 
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:

@@ -12,40 +12,43 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
-    label_jobs,
 )
+from slurm_colloc.planning.explain.pair_reasons import merge_alike
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
-from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.limits.pair_reasons import merge_alike
-from slurm_colloc.planning.limits.separate_pairs import PAIRS_MOST, count_pairs_apart, explain_pairs
+from slurm_colloc.planning.explain.separate_pairs import (
+    PAIRS_MOST,
+    count_pairs_apart,
+    explain_pairs,
+)
+from slurm_colloc.planning.job_needs import Question, label_jobs
 from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.submission.plan.plan_call import PlannedPart, Planning
+from slurm_colloc.submission.plan.plan_call import CallPlan, PlannedPart
 
 
-def explain_planning(planning: Planning) -> PlanExplanation:
+def explain_call_plan(call_plan: CallPlan) -> PlanExplanation:
     """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
-    labels = label_jobs((job.name, job.number) for job in planning.jobs)
-    own = [_explain_part(planned, labels) for planned in planning.parts]
+    labels = label_jobs((job.name, job.number) for job in call_plan.jobs)
+    own = [_explain_part(planned, labels) for planned in call_plan.parts]
     packs = [pack for explanation in own for pack in explanation.packs]
     pairs = [pair for explanation in own for pair in explanation.pairs]
-    for first, second in itertools.combinations(planning.parts, 2):
-        found = _explain_across(first, second, planning, labels, most=PAIRS_MOST - len(pairs))
+    for first, second in itertools.combinations(call_plan.parts, 2):
+        found = _explain_across(first, second, call_plan, labels, most=PAIRS_MOST - len(pairs))
         pairs = list(merge_alike((*pairs, *found), labels))
     told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
     return PlanExplanation(
         tuple(sorted(packs, key=_find_first)),
         tuple(told),
-        count_pairs_apart(planning.plan) - sum(pair.pairs for pair in told),
-        planning.plan.reasons,
-        planning.plan.packs_at_once,
+        count_pairs_apart(call_plan.plan) - sum(pair.pairs for pair in told),
+        call_plan.plan.reasons,
+        call_plan.plan.packs_at_once,
     )
 
 
 def _explain_across(
     first: PlannedPart,
     second: PlannedPart,
-    planning: Planning,
+    call_plan: CallPlan,
     labels: Sequence[str],
     *,
     most: int,
@@ -54,7 +57,7 @@ def _explain_across(
 
     That is what Slurm is asked, or that one of them shares with nobody, so no limit counts.
     """
-    kinds = [_find_kinds(planned, planning) for planned in (first, second)]
+    kinds = [_find_kinds(planned, call_plan) for planned in (first, second)]
     found = []
     for mine, theirs in itertools.islice(itertools.product(*kinds), max(0, most)):
         (i, one), (j, other) = sorted(
@@ -63,7 +66,7 @@ def _explain_across(
         )
         jobs = (one, other)
         lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
-        question = Question(jobs, {}, Capacity(), planning.policy)
+        question = Question(jobs, {}, Capacity(), call_plan.policy)
         ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
         count = len(mine) * len(theirs)
         found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
@@ -74,11 +77,11 @@ def _find_job(planned: PlannedPart, index: int) -> Job:
     return planned.part.jobs[planned.part.indices.index(index)]
 
 
-def _find_kinds(planned: PlannedPart, planning: Planning) -> list[list[int]]:
+def _find_kinds(planned: PlannedPart, call_plan: CallPlan) -> list[list[int]]:
     """The jobs of a part, by their indices in the call: those of one name together."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for index, job in zip(planned.part.indices, planned.part.jobs, strict=True):
-        why = compute_reason_to_run_alone(job, planning.policy)
+        why = compute_reason_to_run_alone(job, call_plan.policy)
         kinds.setdefault((job.name, why), []).append(index)
     return list(kinds.values())
 

@@ -16,8 +16,8 @@ from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.learned.kept_answers import keep_waits, read_waits
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.output_files import refuse_shared_files
-from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.known_jobs import Knowledge
+from slurm_colloc.submission.plan.planned_pack import PlannedPack, add_candidates
 from slurm_colloc.submission.plan.split_call import Part, divide_call
 from slurm_colloc.submission.plan.target_nodes import Destinations, describe_asked_type
 
@@ -43,17 +43,19 @@ class PlannedPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planning:
-    """What a call was planned with, and what came of it.
+class CallPlan:
+    """The plan of a call, and what it was made with.
 
     Attributes:
-        plan: The plan.
+        plan: The plan, whose members are counted among the jobs of the call.
+        packs: Its packs, each with its members' jobs.
         jobs: The jobs, in the user's order.
         policy: How far sharing may go.
         parts: The parts of the call, in order of their first jobs.
     """
 
     plan: Plan
+    packs: tuple[PlannedPack, ...]
     jobs: tuple[Job, ...]
     policy: Policy
     parts: tuple[PlannedPart, ...]
@@ -71,26 +73,21 @@ class Planning:
         return next(planned for planned in self.parts if first in planned.part.indices)
 
 
-def make_plan(call: Call, settings: Settings, slurm: SlurmAccess | None) -> Plan:
-    """Plan a call; see `plan_call`."""
-    return plan_call(call, settings, slurm).plan
-
-
 def plan_call(
     call: Call,
+    policy: Policy,
     settings: Settings,
     slurm: SlurmAccess | None,
-    policy: Policy | None = None,
     *,
     looks_at_queue: bool = False,
-) -> Planning:
+) -> CallPlan:
     """Plan a call; asks Slurm about its nodes, and how long jobs wait, only if something may share.
 
     Args:
         call: The call.
+        policy: How far sharing may go.
         settings: The settings.
         slurm: Slurm; None where packs run without it.
-        policy: Another policy than the call's own.
         looks_at_queue: Also ask how long jobs wait where that changes nothing.
 
     Raises:
@@ -98,25 +95,27 @@ def plan_call(
         NoPackPossible: A job asks for more GPU memory than the GPU has.
         UsageProblem: Two members would write one file, or an option has a wrong value.
     """
-    jobs = [candidate.job for candidate in call.candidates]
     parts = divide_call(
         call.candidates,
         settings,
         Destinations(settings, slurm),
         keeps_whole=call.array is not None and call.array.limit is not None,
     )
-    policy = policy or choose_policy(call, settings)
     planned = tuple(
         _plan_part(part, policy, settings, slurm, looks_at_queue=looks_at_queue) for part in parts
     )
     chosen = _merge(planned, policy)
+    packs = add_candidates(chosen.packs, call.candidates)
     refuse_shared_files(
-        jobs[member.job_index]
-        for pack in chosen.packs
-        if pack.request is not None and (slurm is not None or len(pack.members) > 1)
-        for member in pack.members
+        [
+            candidate.job
+            for pack in packs
+            if pack.plan.request is not None and (slurm is not None or len(pack.candidates) > 1)
+            for candidate in pack.candidates
+        ]
     )
-    return Planning(chosen, tuple(jobs), policy, planned)
+    jobs = tuple(candidate.job for candidate in call.candidates)
+    return CallPlan(chosen, packs, jobs, policy, planned)
 
 
 def _plan_part(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound
-from slurm_colloc.model.plan import PackPlan, Plan
+from slurm_colloc.model.plan import PackPlan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -24,7 +24,8 @@ from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.sbatch_options import group_into_batches
-from slurm_colloc.submission.submit import submit_batch
+from slurm_colloc.submission.packs.submit_batch import submit_batch
+from slurm_colloc.submission.plan.planned_pack import add_candidates
 
 _SERVED = frozenset({"begin", "dependency", "hold"})
 
@@ -60,20 +61,17 @@ def resubmit(
     path = state.pack_path(pack_id)
     specs = [read_spec(path, number) for number in numbers]
     candidates = [_read_candidate(path, spec) for spec in specs]
-    planned = _plan_again(record, specs)
-    plan = Plan((planned,), None, ())
-    (batch,) = group_into_batches(plan, [candidate.job for candidate in candidates])
+    packs = add_candidates([_plan_again(record, specs)], candidates)
+    (batch,) = group_into_batches(packs, None)
     submission = make_submission_id()
     new_id = build_pack_id(submission, batch.indices[0])
     for number in numbers:
         write_moved(path, number, new_id)
     # The notes stay, whatever happens: they mean something as long as the new pack is there.
-    # Ctrl-C is not for this job, which nobody has just typed.
+    # Ctrl-C is not for this job, which no user has just typed.
     with hold_interrupts():
         submitted = submit_batch(
             batch,
-            plan,
-            candidates,
             submission,
             settings=settings,
             state=state,
@@ -81,7 +79,6 @@ def resubmit(
             directory=record.submit_directory,
             held=HeldInterrupts(),
             policy=record.policy,
-            refusals=(),
             resubmissions=record.resubmissions + (1 if counts else 0),
         )
     return submitted.job_id

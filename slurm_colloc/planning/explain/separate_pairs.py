@@ -7,14 +7,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.model.plan import Plan, Rule
-from slurm_colloc.planning.explain.explanation import PairExplanation, label_jobs
+from slurm_colloc.planning.explain.explanation import (
+    PairExplanation,
+)
+from slurm_colloc.planning.explain.pair_reasons import PairReasons, add_alike
 from slurm_colloc.planning.job_needs import (
     Question,
     build_subject,
     choose_time_limit_s,
     forget_loads,
+    label_jobs,
 )
-from slurm_colloc.planning.limits.pair_reasons import PairReasons, add_alike
 from slurm_colloc.planning.plan_packs import BucketKey, compute_reason_to_run_alone
 from slurm_colloc.planning.priced_packs import Subject
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.explain.explanation import PairExplanation
+from slurm_colloc.planning.explain.requested_separation import find_differences
+from slurm_colloc.planning.explain.rule_reasons import find_by_rule
 from slurm_colloc.planning.job_needs import Question, compute_needs, is_host_memory_assumed
 from slurm_colloc.planning.known_packs import is_known, weigh
 from slurm_colloc.planning.limits.broken_limits import (
@@ -19,8 +21,6 @@ from slurm_colloc.planning.limits.broken_limits import (
 )
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
-from slurm_colloc.planning.limits.requested_separation import find_differences
-from slurm_colloc.planning.limits.rule_reasons import find_by_rule
 from slurm_colloc.planning.pack_request import compute_places_most
 from slurm_colloc.planning.plan_packs import find_keys
 from slurm_colloc.planning.priced_packs import Subject
