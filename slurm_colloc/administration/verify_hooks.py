@@ -22,7 +22,8 @@ from slurm_colloc.administration.node_plan import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.hooks.node_policy import Policy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, probe_gpus
+from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
 from slurm_colloc.host.system.trusted_paths import open_trusted

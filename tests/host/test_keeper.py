@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ClientLeft,
@@ -56,9 +56,9 @@ E = TypeVar("E")
 RUNNER = """
 import sys, time, select
 sys.path.append({root!r})
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import decode
-keeper = Keeper.start(decode(sys.stdin.readline()))
+keeper = KeeperClient.start(decode(sys.stdin.readline()))
 while keeper.ready is None and keeper.is_alive:
     select.select([keeper], [], [])
     for event in keeper.poll(): print(event, file=sys.stderr)
@@ -70,7 +70,7 @@ time.sleep(600)
 class Listener:
     """A keeper, and everything it has said."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: KeeperClient) -> None:
         self.keeper = keeper
         self.heard: list[Any] = []
 
@@ -109,7 +109,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[MpsOptions], Listener]]:
     with (tmp_path / "keeper.err").open("wb") as log:
 
         def start_one(options: MpsOptions) -> Listener:
-            listeners.append(Listener(Keeper.start(options, log=log.fileno())))
+            listeners.append(Listener(KeeperClient.start(options, log=log.fileno())))
             return listeners[-1]
 
         yield start_one
@@ -247,7 +247,7 @@ def test_nothing_that_the_runner_does_waits_for_a_stopped_keeper(ready: Listener
 
 
 def test_an_old_node_has_a_keeper_too(options: Options, older_python: Path, base: Path) -> None:
-    listener = Listener(Keeper.start(options(), python=str(older_python)))
+    listener = Listener(KeeperClient.start(options(), python=str(older_python)))
     listener.hear(Ready)
     listener.keeper.ask_status()
     assert listener.hear(Status).problem == ""
@@ -275,9 +275,9 @@ def test_a_keeper_writes_no_bytecode_into_the_installation(tmp_path: Path, base:
     )
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "from slurm_colloc.host.keeper.keeper_client import Keeper\n"
+        "from slurm_colloc.host.keeper.keeper_client import KeeperClient\n"
         "from slurm_colloc.host.keeper.keeper_messages import decode\n"
-        "keeper = Keeper.start(decode(sys.stdin.readline()), log=2)\n"
+        "keeper = KeeperClient.start(decode(sys.stdin.readline()), log=2)\n"
         "print(keeper.wait(float('inf')))\n"
     )
     done = subprocess.run(
@@ -493,7 +493,9 @@ def test_a_killed_runner_leaves_nothing(options: Options, base: Path, user: str)
 def test_clients_of_a_killed_runner_may_go_on_for_a_while_without_the_files(
     options: Options, base: Path, tmp_path: Path
 ) -> None:
-    listener = Listener(Keeper.start(options(logs_to=str(tmp_path), orphan_grace_s=PATIENCE_S)))
+    listener = Listener(
+        KeeperClient.start(options(logs_to=str(tmp_path), orphan_grace_s=PATIENCE_S))
+    )
     listener.hear(Ready)
     server_pid = listener.hear(ServerStatus).server_pid
     client = start_client()
@@ -521,7 +523,7 @@ def test_clients_of_a_killed_runner_may_go_on_for_a_while_without_the_files(
 def test_clients_that_never_end_are_not_waited_for_longer_than_their_grace(
     options: Options, base: Path
 ) -> None:
-    listener = Listener(Keeper.start(options(orphan_grace_s=0.2)))
+    listener = Listener(KeeperClient.start(options(orphan_grace_s=0.2)))
     listener.hear(Ready)
     server_pid = listener.hear(ServerStatus).server_pid
     client = start_client()
@@ -596,7 +598,9 @@ def test_a_client_is_found_by_any_of_its_pids() -> None:
 
 def test_a_keeper_whose_channel_is_closed_at_once_does_nothing(tmp_path: Path, base: Path) -> None:
     write_program(tmp_path / "unused", "")
-    listener = Listener(Keeper.start(MpsOptions(gpus=(GPU,), bases=(str(base),), path="/nowhere")))
+    listener = Listener(
+        KeeperClient.start(MpsOptions(gpus=(GPU,), bases=(str(base),), path="/nowhere"))
+    )
     assert listener.keeper._child.stdin is not None
     listener.keeper._child.stdin.close()
     events = listener.keeper.wait(time.monotonic() + PATIENCE_S)

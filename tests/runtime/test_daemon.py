@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.keeper import keeper_messages as keepers
+from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_options import StopReport
 from slurm_colloc.runtime.gpu import pack_daemon as module
 from slurm_colloc.runtime.gpu.gpu_patience import Waits
@@ -106,7 +106,7 @@ def told() -> Told:
 @pytest.fixture
 def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     FakeKeeper.made = []
-    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
     waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     return Daemon(
@@ -295,7 +295,7 @@ PREPARED = keepers.ControlProved("/run/slurm_colloc/4711/0", PIPE, 7, 0.0)
 @pytest.fixture
 def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     FakeKeeper.made = []
-    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
     waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     daemon = Daemon(

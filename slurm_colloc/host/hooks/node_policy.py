@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.system.trusted_paths import open_trusted
-from slurm_colloc.model.comment_token import Token, parse_token
+from slurm_colloc.model.comment_token import Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,15 +231,3 @@ def check_permission(policy: Policy, job: HookJob, token: Token) -> None:
         raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
     if not job.uid or job.gid is None:
         raise Denied("MPS is prepared for ordinary users only")
-
-
-def is_permitted(policy: Policy, job: HookJob) -> bool:
-    """Whether a job asks for something that it may have."""
-    token = parse_token(job.comment)
-    if token is None or token.mode == "off" or not policy.enabled:
-        return False
-    try:
-        check_permission(policy, job, token)
-    except Denied:
-        return False
-    return True

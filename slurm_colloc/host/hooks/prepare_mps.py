@@ -32,7 +32,7 @@ from slurm_colloc.host.mps.mps_options import MpsOptions, build_node_environment
 from slurm_colloc.host.mps.mps_support import judge_support
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.host.system import control_groups
 from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.own_directory import Owner, make_named_directory
@@ -249,7 +249,7 @@ class Preparing:
         changes = dict.fromkeys(checkpoint.compute_modes, EXCLUSIVE_PROCESS)
         if not changes:
             return
-        question = ask_nvml(
+        question = start_question(
             self.simulation, self.job.node, uuids=tuple(changes), compute_modes=changes
         )
         after = question.ask(NVML_S)

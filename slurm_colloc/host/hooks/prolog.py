@@ -23,7 +23,7 @@ from slurm_colloc.host.hooks.prepare_mps import Preparing
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token, parse_token
@@ -40,17 +40,13 @@ _LEFTOVERS_S = 0.5
 """How long all other dead jobs together may take, once the job has what it asked for."""
 
 
-def run_prolog(
-    place: Place, policy: Policy, job: HookJob, question: ForkedQuestion | None = None
-) -> HookReport:
+def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
     """Prepare what a job asks for; what cannot be had is told to it.
 
     Args:
         place: Where.
         policy: What the site allows.
         job: Whom.
-        question: A question to NVML that waits to be prepared, or is already being prepared; it is
-            the caller's to close.
     """
     token = parse_token(job.comment)
     if token is None or token.mode == "off":
@@ -63,7 +59,7 @@ def run_prolog(
         return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
     try:
         with run.locked_job(job.job_id, _LOCK_S):
-            return _Prolog(place, policy, job, token, run, question=question).run()
+            return _Prolog(place, policy, job, token, run).run()
     except TimeoutError:
         return _fail(HookReport(outcome="another hook is at work on this job"), policy)
     finally:
@@ -86,11 +82,8 @@ class _Prolog:
         job: HookJob,
         token: Token,
         run: RunDirectory,
-        *,
-        question: ForkedQuestion | None,
     ) -> None:
         self._place = place
-        self._question = question
         self._policy = policy
         self._job = job
         self._run = run
@@ -124,15 +117,10 @@ class _Prolog:
         preparing, job, report = self._preparing, self._job, self._report
         started = time.monotonic()
         check_permission(self._policy, job, preparing.token)
-        # NVML gets ready while the others are looked after.
-        question = self._question or ask_nvml(
-            self._place.simulation, job.node, minors=job.gpus or ()
-        )
-        question.prepare()
+        # NVML gets ready meanwhile; the GPUs are read once what an earlier run changed is undone.
+        question = start_question(self._place.simulation, job.node, minors=job.gpus or ())
         try:
             self._undo_own()
-            # What an earlier run had changed is undone: the GPUs can be read.
-            question.request()
             preparing.find_owner()
             _measure(preparing.figures, "before_nvml_ms", started)
             answer = question.ask(NVML_S)

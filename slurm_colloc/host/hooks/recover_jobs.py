@@ -135,7 +135,7 @@ def recover(
                 if reason:
                     # Most prologs find nothing dead.
                     from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
-                    from slurm_colloc.host.nvml.nvml_fork import NVML_S
+                    from slurm_colloc.host.nvml.nvml_query import NVML_S
 
                     undone = Undoing(
                         run,

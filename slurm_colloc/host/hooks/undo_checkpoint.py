@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import remove_groups
 from slurm_colloc.host.system.group_end import LOOK_S, GroupEnd, kill_group
 from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uid
@@ -106,8 +106,8 @@ class Undoing:
             self._run.remove(checkpoint.job_id)
         return report
 
-    def _ask(self) -> ForkedQuestion:
-        return ask_nvml(*self._place, uuids=self._checkpoint.gpus)
+    def _ask(self) -> NvmlQuestion:
+        return start_question(*self._place, uuids=self._checkpoint.gpus)
 
     # -- processes ------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Undoing:
 
     # -- GPUs -----------------------------------------------------------------------------------
 
-    def _check_gpus(self, question: ForkedQuestion) -> None:
+    def _check_gpus(self, question: NvmlQuestion) -> None:
         """Set compute modes back, then write down who is on the job's GPUs."""
         answer = question.ask(self._nvml_s)
         self._restore_modes(answer)
@@ -185,9 +185,8 @@ class Undoing:
                 )
         if not changes:
             return
-        after = ask_nvml(*self._place, uuids=tuple(changes), compute_modes=changes).ask(
-            self._nvml_s
-        )
+        question = start_question(*self._place, uuids=tuple(changes), compute_modes=changes)
+        after = question.ask(self._nvml_s)
         for uuid, mode in changes.items():
             gpu = after.find(uuid)
             if gpu is not None and gpu.compute_mode == mode:

@@ -38,8 +38,8 @@ _READ_BYTES = 65536
 _LOCK_S = 5.0
 
 
-class Keeper:
-    """A keeper that has been started; use `Keeper.start`."""
+class KeeperClient:
+    """A keeper that has been started; use `KeeperClient.start`."""
 
     def __init__(self, child: Child, options: MpsOptions) -> None:
         assert child.stdin is not None
@@ -62,7 +62,7 @@ class Keeper:
     @classmethod
     def start(
         cls, options: MpsOptions, *, python: str = sys.executable, log: int = DEVNULL
-    ) -> Keeper:
+    ) -> KeeperClient:
         """Start a keeper; what comes of it is told by `poll`.
 
         Args:
@@ -146,10 +146,6 @@ class Keeper:
     def ask_status(self) -> None:
         """Ask for a Status."""
         self._send({"request": "status"})
-
-    def terminate(self, pid: int) -> None:
-        """End the GPU work of one client; the answer is Terminated."""
-        self._send({"request": "terminate", "pid": pid})
 
     def restart(self) -> None:
         """End what is left and start a fresh daemon; the answer is Ready or Failed."""

@@ -184,16 +184,6 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Terminated:
-    """The answer to `terminate`: the client's work is ended, or why not."""
-
-    pid: int
-    done: bool
-    text: str = ""
-    at: float = field(default_factory=time.time)
-
-
-@dataclass(frozen=True)
 class Stopped:
     """The daemon is ended; the keeper ends."""
 
@@ -240,7 +230,6 @@ Event = Union[  # noqa: UP007
     Trouble,
     DaemonDied,
     Status,
-    Terminated,
     Stopped,
     Sweeping,
     KeeperDied,

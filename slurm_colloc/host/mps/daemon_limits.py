@@ -16,17 +16,15 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.system.control_groups import Hierarchy, make_group, write_setting
+from slurm_colloc.host.system.device_program import (
+    LAST_GPU_MINOR,
+    NVIDIA_MAJOR,
+    attach_device_program,
+)
 from slurm_colloc.host.system.own_directory import Owner
 from slurm_colloc.host.system.run_as_user import run_as
 
 DEVICES, HOST_MEMORY, PROCESSES, CPUS = "devices", "host memory", "processes", "CPUs"
-NVIDIA_MAJOR = 195
-"""Major number of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
-
-LAST_GPU_MINOR = 199
-"""GPUs are numbered from 0; 254 is nvidia-modeset, 255 nvidiactl. A sandbox's stand-ins have
-numbers from 200 on, which no driver gives out, and no node has so many GPUs."""
-
 NEEDED = (DEVICES, HOST_MEMORY, PROCESSES)
 """What keeps a daemon within its job; a limit on CPUs only keeps it from slowing others."""
 
@@ -114,9 +112,6 @@ def _set_limit(path: str, version: int, name: str, limits: DaemonLimits) -> None
     """Set one limit; OSError where this hierarchy has none."""
     if name == DEVICES:
         if version == 2:
-            # Nodes with version 1 do without.
-            from slurm_colloc.host.system.device_program import attach_device_program
-
             attach_device_program(path, limits.gpu_minors)
         else:
             _deny_devices(path, limits.gpu_minors)

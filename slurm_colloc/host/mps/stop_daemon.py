@@ -9,7 +9,6 @@ whole session, proven process by process.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from slurm_colloc.host.mps.mps_control import BUSY, parse_pids
 from slurm_colloc.host.mps.mps_log_files import read_logs, write_logs
 from slurm_colloc.host.mps.mps_options import StopReport
 from slurm_colloc.host.mps.start_daemon import RunningMps
-from slurm_colloc.host.nvml.nvml_query import NvmlQuestion
+from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, start_question
 from slurm_colloc.host.system.child_programs import collect
 from slurm_colloc.host.system.group_end import end_members
 from slurm_colloc.host.system.node_processes import (
@@ -270,7 +269,7 @@ def stop_daemon(
     """
     started = time.monotonic()
     # Gets ready while the daemon ends.
-    question = _ask_nvml(running) if asks_nvml else None
+    question = _start_question(running) if asks_nvml else None
     stopping = _Stopping(running, searches_all=searches_all)
     unkillable: tuple[int, ...] = ()
     if has_directory and is_alive(running.daemon):
@@ -304,7 +303,6 @@ def stop_daemon(
     )
 
 
-def _ask_nvml(running: RunningMps) -> NvmlQuestion:
+def _start_question(running: RunningMps) -> NvmlQuestion:
     """As root in a clean environment; as a user in the user's, where a library may be named."""
-    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}
-    return NvmlQuestion(sys.executable, environ if running.state.owner else None)
+    return start_question() if running.state.owner else NvmlQuestion()

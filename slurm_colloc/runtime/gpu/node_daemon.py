@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
-from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
+from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.store.pack.node_setup import Setup, write_setup
 
