@@ -33,7 +33,6 @@ from slurm_colloc.host.keeper.keeper_messages import (
     Status,
     Stopped,
     Sweeping,
-    Terminated,
     Trouble,
     decode,
     encode,
@@ -160,9 +159,6 @@ def test_a_daemon_is_started_asked_and_ended(start: Start, options: Options, bas
     status = listener.hear(Status)
     assert status.servers == (Server(server_pid, os.geteuid(), "INITIALIZING", ()),)
     assert status.problem == ""
-    listener.keeper.terminate(1)
-    terminated = listener.hear(Terminated)
-    assert (terminated.done, terminated.text) == (False, "it is no client")
     report = listener.stop()
     assert report.is_clean
     assert not listener.keeper.is_alive
@@ -237,10 +233,10 @@ def test_nothing_that_the_runner_does_waits_for_a_stopped_keeper(ready: Listener
     os.kill(ready.keeper.pid, signal.SIGSTOP)
     for _ in range(3000):
         # Far more than a pipe holds.
-        ready.keeper.terminate(1)
-    assert not any(isinstance(event, Terminated) for event in ready.keeper.poll())
+        ready.keeper.ask_status()
+    assert not any(isinstance(event, Status) for event in ready.keeper.poll())
     os.kill(ready.keeper.pid, signal.SIGCONT)
-    ready.hear(Terminated)
+    ready.hear(Status)
     ready.keeper.kill()
     ready.hear(KeeperDied)
     assert ready.keeper.recover().is_clean

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_colloc.host.keeper.wait_for_server import wait_for_active
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.keeper.watch_daemon import wait_for_active
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     MpsPrograms,

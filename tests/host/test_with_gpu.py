@@ -30,7 +30,6 @@ from slurm_colloc.host.keeper.keeper_messages import (
     ServerStatus,
     Status,
     Stopped,
-    Terminated,
 )
 from slurm_colloc.host.mps.mps_control import find_programs
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
@@ -254,17 +253,6 @@ def test_a_fault_of_one_client_names_all_who_may_have_made_it(node: Node) -> Non
     newcomer = node.start_client()
     assert node.tell(newcomer, "poll") == "0"
     node.leave(newcomer)
-    assert node.stop().is_clean
-
-
-def test_a_client_is_terminated_and_its_neighbour_goes_on(node: Node) -> None:
-    node.start()
-    first, second = node.start_client(), node.start_client()
-    node.keeper.terminate(first.pid)
-    assert node.hear(Terminated).done
-    assert node.tell(first, "poll") != "0"
-    assert node.tell(second, "poll") == "0"
-    node.leave(first, second)
     assert node.stop().is_clean
 
 

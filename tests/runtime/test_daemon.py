@@ -277,7 +277,7 @@ def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
         daemon,
         keepers.Trouble(7, "x" * 1000),
         keepers.Sweeping("/tmp/csubm-2", "4710", None, "its daemon still serves clients"),
-        keepers.Terminated(3, done=True),
+        keepers.ClientLeft(3, 2),
     )
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     trouble, swept = (json.loads(line) for line in lines)
