@@ -29,7 +29,7 @@ from slurm_colloc.host.mps.mps_control import (
     parse_server_status,
 )
 from slurm_colloc.host.system.child_programs import Outcome, run_program
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 
 from .conftest import write_program
 
@@ -162,7 +162,7 @@ def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     left = [
         process
         for process in list_processes()
-        if read_environment_value(process.id.pid, "MARK") == str(tmp_path)
+        if read_environment(process.id.pid).get("MARK") == str(tmp_path)
     ]
     assert left == []
 

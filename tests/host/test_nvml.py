@@ -22,7 +22,7 @@ from slurm_colloc.host.nvml.nvml_answer import (
     parse_answer,
 )
 from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, probe_gpus, start_question
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 
 UUIDS = tuple(f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd")
 
@@ -154,7 +154,7 @@ def test_an_nvml_that_hangs_costs_no_more_than_its_limit(tmp_path: Path) -> None
     found = probe_gpus(0.5, module_path=path, environ=mark)
     assert time.monotonic() - started < 60
     assert found.problem == "NVML gave no answer within 0.5 s"
-    marks = [read_environment_value(process.id.pid, "MARK") for process in list_processes()]
+    marks = [read_environment(process.id.pid).get("MARK") for process in list_processes()]
     assert str(tmp_path) not in marks
 
 
@@ -163,7 +163,7 @@ def test_a_question_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     question = NvmlQuestion(module_path=path, environ={"MARK": str(tmp_path)})
     question.close()
     question.close()
-    marks = [read_environment_value(process.id.pid, "MARK") for process in list_processes()]
+    marks = [read_environment(process.id.pid).get("MARK") for process in list_processes()]
     assert str(tmp_path) not in marks
 
 

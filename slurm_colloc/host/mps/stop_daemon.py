@@ -26,7 +26,7 @@ from slurm_colloc.host.system.node_processes import (
     identify,
     is_alive,
     list_processes,
-    read_environment_value,
+    read_environment,
     read_uid,
     wait_until_ended,
 )
@@ -91,7 +91,7 @@ class _Stopping:
 
     def _is_of_this_directory(self, process: Process) -> bool:
         """It was started with this daemon's pipe directory, a name that nobody else has had."""
-        pipe = read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY")
+        pipe = read_environment(process.id.pid).get("CUDA_MPS_PIPE_DIRECTORY")
         return (
             pipe == self.running.directory.pipe_path
             and read_uid(process.id.pid) == self.running.uid

@@ -15,7 +15,7 @@ from slurm_colloc.host.system.node_processes import (
     Process,
     ProcessId,
     identify,
-    list_processes,
+    list_running_processes,
     read_process,
 )
 
@@ -110,8 +110,8 @@ class Session:
         """The processes in it that have not ended."""
         return sorted(
             process.id
-            for process in list_processes()
-            if not process.has_ended and self._is_member(process) and self._is_whole()
+            for process in list_running_processes()
+            if self._is_member(process) and self._is_whole()
         )
 
     def contains(self, process: Process) -> bool:
