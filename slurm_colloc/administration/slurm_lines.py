@@ -59,7 +59,7 @@ class HookPlan:
 
 
 @dataclass(frozen=True)
-class Change:
+class LineChange:
     """One setting of slurm.conf.
 
     Args:
@@ -93,7 +93,7 @@ class ControllerPlan:
     version: str
     is_configless: bool
     hooks: tuple[HookPlan, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[LineChange, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -177,7 +177,7 @@ def plan_controller(
         plan_hook(kind, read_values(config, kind.capitalize()), release, places) for kind in KINDS
     )
     changes = [
-        Change(hook.kind.capitalize(), hook.configured, hook.wanted, _explain_hook(hook))
+        LineChange(hook.kind.capitalize(), hook.configured, hook.wanted, _explain_hook(hook))
         for hook in hooks
         if hook.wanted != hook.configured
     ]
@@ -189,7 +189,7 @@ def plan_controller(
         after = (",".join([*flags, "Alloc"]),)
         before = (",".join(flags),) if flags else ()
         reason = "the prolog has to be over when the batch script starts"
-        changes.append(Change("PrologFlags", before, after, reason))
+        changes.append(LineChange("PrologFlags", before, after, reason))
     user = config.get("SlurmdUser", "root(0)")
     if not user.endswith("(0)"):
         problems.append(
@@ -239,7 +239,7 @@ def plan_removal(
             elif value != f"{places.hooks_path}/{kind}.sh":
                 after.append(value)
         if tuple(after) != values:
-            changes.append(Change(kind.capitalize(), values, tuple(after), "as it was before"))
+            changes.append(LineChange(kind.capitalize(), values, tuple(after), "as it was before"))
     return ControllerPlan(
         slurm_conf=config.get("SLURM_CONF", ""),
         version=config.get("SLURM_VERSION", ""),
@@ -262,7 +262,7 @@ def _explain_hook(hook: HookPlan) -> str:
 
 def _plan_timeout(
     config: Mapping[str, str], hooks: Sequence[HookPlan], notes: list[str], deadline_s: float
-) -> list[Change]:
+) -> list[LineChange]:
     """A time limit where there is none and no other script could need longer."""
     common = config.get("PrologEpilogTimeout", _NO_TIMEOUT)
     limits = [config.get(f"{kind.capitalize()}Timeout", common) for kind in KINDS]
@@ -274,7 +274,7 @@ def _plan_timeout(
             )
             return []
         reason = f"ours end by themselves after {deadline_s:g} s"
-        return [Change("PrologEpilogTimeout", (), (str(_TIMEOUT_S),), reason)]
+        return [LineChange("PrologEpilogTimeout", (), (str(_TIMEOUT_S),), reason)]
     for kind, limit in zip(KINDS, limits, strict=True):
         if limit.isdigit() and limit != _NO_TIMEOUT and int(limit) <= deadline_s:
             notes.append(

@@ -20,7 +20,7 @@ from slurm_colloc.administration.fake_job import (
 )
 from slurm_colloc.administration.node_plan import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.hooks.node_policy import Policy, read_policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
@@ -149,7 +149,7 @@ def find_exposed(directory: str) -> str:
     return ""
 
 
-def check_policy(found: Verification, path: str) -> Policy | None:
+def check_policy(found: Verification, path: str) -> NodePolicy | None:
     """The policy can be trusted, and allows MPS."""
     try:
         policy = read_policy(path)
@@ -193,7 +193,7 @@ def read_held_gpus(run: str) -> set[str]:
     return held
 
 
-def try_hooks(found: Verification, job: FakeJob, policy: Policy, prefix: str) -> None:
+def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str) -> None:
     """Run prolog and epilog for a job that does not exist, and look at what each did."""
     with open(found.prolog, encoding="utf-8") as file:
         constants = read_constants(file.read())

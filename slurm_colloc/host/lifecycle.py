@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.hook_job import HookJob, read_hook_job
-from slurm_colloc.host.hooks.hook_report import HookReport, Place
-from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, Policy, read_policy
+from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
+from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, NodePolicy, read_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{USAGE}\n")
         return UsageProblem.exit_code
     # From a constant line of the hook's script, never from the job.
-    place = Place(run, policy, os.environ.get("SIMGPU_ROOT", ""))
+    place = HookPlace(run, policy, os.environ.get("SIMGPU_ROOT", ""))
     try:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")
@@ -78,7 +78,7 @@ def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
     return words[0], values["--run-directory"], values["--policy"]
 
 
-def _recover_and_tell(place: Place) -> int:
+def _recover_and_tell(place: HookPlace) -> int:
     from slurm_colloc.host.hooks.whole_node import run_recover
     from slurm_colloc.host.system.signals import act_as_hook
 
@@ -93,7 +93,7 @@ def _recover_and_tell(place: Place) -> int:
     return report.exit_status
 
 
-def _run_hook(command: str, place: Place, job: HookJob) -> int:
+def _run_hook(command: str, place: HookPlace, job: HookJob) -> int:
     started = time.monotonic()
     # slurmd waits until nobody has its pipes any more, be it a child that hangs in the kernel.
     null = os.open(os.devnull, os.O_RDWR)
@@ -126,16 +126,16 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
     return report.exit_status
 
 
-def _read_policy(place: Place) -> tuple[Policy, str]:
+def _read_policy(place: HookPlace) -> tuple[NodePolicy, str]:
     """The policy, or the built-in one and why: an epilog undoes whatever became of the policy."""
     try:
         return read_policy(place.policy), ""
     except StateError as error:
-        return Policy(enabled=False), str(error)
+        return NodePolicy(enabled=False), str(error)
 
 
 def _audit(
-    policy: Policy, command: str, job: HookJob | None, report: HookReport, started: float
+    policy: NodePolicy, command: str, job: HookJob | None, report: HookReport, started: float
 ) -> None:
     from slurm_colloc.host.system.signals import RECORD
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Nest:
+class _StepState:
     """Where a thread is: how deep in steps, and whether a scaler asked for them."""
 
     __slots__ = ("depth", "scaled", "visited")
@@ -32,15 +32,15 @@ class _Nest:
 
 
 # By thread; a threading.local would take three times as long.
-_nests: dict[int, _Nest] = {}
+_nests: dict[int, _StepState] = {}
 _WRAPPED = "_slurm_colloc_counts"
 
 
-def _find_nest() -> _Nest:
+def _find_nest() -> _StepState:
     thread = get_ident()
     nest = _nests.get(thread)
     if nest is None:
-        nest = _nests[thread] = _Nest()
+        nest = _nests[thread] = _StepState()
     return nest
 
 

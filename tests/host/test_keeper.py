@@ -23,21 +23,21 @@ from slurm_colloc.host.keeper.keeper_messages import (
     ClientLeft,
     ControlProved,
     DaemonDied,
+    DaemonTrouble,
     Event,
     Failed,
     Fault,
     KeeperDied,
     Ready,
-    Server,
+    ServerClients,
     ServerStatus,
     Status,
     Stopped,
     Sweeping,
-    Trouble,
     decode,
     encode,
 )
-from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps.start_daemon import start_daemon
 from slurm_colloc.host.system.node_processes import identify, list_processes
@@ -157,7 +157,7 @@ def test_a_daemon_is_started_asked_and_ended(start: Start, options: Options, bas
     server_pid = listener.hear(ServerStatus).server_pid
     listener.keeper.ask_status()
     status = listener.hear(Status)
-    assert status.servers == (Server(server_pid, os.geteuid(), "INITIALIZING", ()),)
+    assert status.servers == (ServerClients(server_pid, os.geteuid(), "INITIALIZING", ()),)
     assert status.problem == ""
     report = listener.stop()
     assert report.is_clean
@@ -370,7 +370,7 @@ def test_clients_and_troubles_are_pushed(ready: Listener) -> None:
     ready.write_log(f"{stamp} Server   474] Client process {client.pid} disconnected\n")
     assert ready.hear(ClientLeft).pid == client.pid
     ready.write_log(f"{stamp} Control  1] Failed to start server using uid 0. No reason\n")
-    assert ready.hear(Trouble).text == "Failed to start server using uid 0. No reason"
+    assert ready.hear(DaemonTrouble).text == "Failed to start server using uid 0. No reason"
     client.kill()
     client.wait()
     assert ready.stop().is_clean
@@ -565,7 +565,10 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
         MpsOptions(gpus=(GPU,), default_gpu_memory_limits_mb={GPU: 3000}, environment={"a": "b"}),
         Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, 2.5, ("/tmp: full",), ("note",), True),
         Fault(1, (2, 3), None, "line\nline"),
-        Status((Server(1, 0, None, (Client(2, 1, None, 4, "python3 -m x", (2, 7)),)),), "why"),
+        Status(
+            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x", (2, 7)),)),),
+            "why",
+        ),
         Stopped(StopReport(1.0, None, True, (3,), None, False, ("left",), (), ("note",))),
         Sweeping("/d", "4711", None, "it serves"),
         KeeperDied(None),
@@ -585,8 +588,8 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
 
 
 def test_a_client_is_found_by_any_of_its_pids() -> None:
-    client = Client(20, 1, namespace_pids=(20, 7))
-    status = Status((Server(1, 0, "ACTIVE", (client,)),))
+    client = ListedClient(20, 1, namespace_pids=(20, 7))
+    status = Status((ServerClients(1, 0, "ACTIVE", (client,)),))
     assert status.find_client(20) is client
     assert status.find_client(7) is client
     assert status.find_client(8) is None

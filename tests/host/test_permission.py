@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission
+from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
 from slurm_colloc.model.comment_token import parse_token
 
 ROOT = str(Path(__file__).resolve().parents[2])
 JOB = HookJob("11", 1000, 1000, comment="my run [csub/1 mps]", partition="gpu", gpus=(0,))
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(partitions=("gpu",), max_gpus=1)])
-def test_a_job_that_may_have_mps_is_permitted(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [NodePolicy(), NodePolicy(partitions=("gpu",), max_gpus=1)])
+def test_a_job_that_may_have_mps_is_permitted(policy: NodePolicy) -> None:
     token = parse_token(JOB.comment)
     assert token is not None
     check_permission(policy, JOB, token)
@@ -41,7 +41,7 @@ def test_a_job_that_may_have_mps_is_permitted(policy: Policy) -> None:
 def test_what_is_denied_has_a_reason(
     policy: dict[str, Any], job: dict[str, Any], words: str
 ) -> None:
-    allowed, asking = Policy(**policy), dataclasses.replace(JOB, **job)
+    allowed, asking = NodePolicy(**policy), dataclasses.replace(JOB, **job)
     token = parse_token(asking.comment)
     assert token is not None
     with pytest.raises(Denied, match=words):

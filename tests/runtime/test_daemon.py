@@ -275,7 +275,7 @@ def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
     daemon.start()
     say(
         daemon,
-        keepers.Trouble(7, "x" * 1000),
+        keepers.DaemonTrouble(7, "x" * 1000),
         keepers.Sweeping("/tmp/csubm-2", "4710", None, "its daemon still serves clients"),
         keepers.ClientLeft(3, 2),
     )

@@ -41,7 +41,7 @@ _PLAIN_LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Policy:
+class NodePolicy:
     """What the hooks may do on this node.
 
     Args:
@@ -81,7 +81,7 @@ class Policy:
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
 
-def read_policy(path: str) -> Policy:
+def read_policy(path: str) -> NodePolicy:
     """Read the site's policy.
 
     Raises:
@@ -147,7 +147,7 @@ def _read_trusted(path: str) -> bytes:
     return data
 
 
-def parse_policy(value: dict[str, Any], path: str) -> Policy:
+def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
     """Check every key and value; pure.
 
     Raises:
@@ -164,7 +164,7 @@ def parse_policy(value: dict[str, Any], path: str) -> Policy:
     for key in ("deadline_s", "stop_s"):
         if key in fields:
             fields[key] = float(fields[key])
-    policy = Policy(**fields)
+    policy = NodePolicy(**fields)
     if policy.stop_s >= policy.deadline_s:
         raise StateError(f"the policy {path} leaves no time: stop_s must be below deadline_s")
     return policy
@@ -202,14 +202,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "directory_mb": lambda item: _is_count(item, 1 << 16),
     "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
 }
-assert set(_CHECKS) == {field.name for field in dataclasses.fields(Policy)}
+assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
 
 
 class Denied(Exception):
     """The site's policy does not let this job have it: no fault of the node's."""
 
 
-def check_permission(policy: Policy, job: HookJob, token: Token) -> None:
+def check_permission(policy: NodePolicy, job: HookJob, token: Token) -> None:
     """See whether the site lets a job have what it asks for.
 
     Args:

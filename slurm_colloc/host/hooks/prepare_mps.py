@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.hooks.user_mount import has_own_mounts
 from slurm_colloc.host.mps.daemon_limits import (
@@ -47,7 +47,7 @@ _GPU_LOCK_S = 2.0
 
 
 @dataclass
-class Preparing:
+class MpsPreparation:
     """Prepares one job; the caller holds the job's lock, and undoes what is left of a failure.
 
     Args:
@@ -60,7 +60,7 @@ class Preparing:
     """
 
     run: RunDirectory
-    policy: Policy
+    policy: NodePolicy
     job: HookJob
     token: Token
     simulation: str = ""

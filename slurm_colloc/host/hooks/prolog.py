@@ -11,15 +11,15 @@ from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
+    HookPlace,
     HookReport,
     OutOfTime,
-    Place,
     deadline,
     describe_recovered,
     note_undone,
 )
-from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission
-from slurm_colloc.host.hooks.prepare_mps import Preparing
+from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
+from slurm_colloc.host.hooks.prepare_mps import MpsPreparation
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mps.mps_control import read_peer
@@ -30,7 +30,7 @@ from slurm_colloc.model.comment_token import Token, parse_token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
@@ -40,7 +40,7 @@ _LEFTOVERS_S = 0.5
 """How long all other dead jobs together may take, once the job has what it asked for."""
 
 
-def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
+def run_prolog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport:
     """Prepare what a job asks for; what cannot be had is told to it.
 
     Args:
@@ -66,7 +66,7 @@ def run_prolog(place: Place, policy: Policy, job: HookJob) -> HookReport:
         run.close()
 
 
-def _fail(report: HookReport, policy: Policy) -> HookReport:
+def _fail(report: HookReport, policy: NodePolicy) -> HookReport:
     if policy.strict:
         report.exit_status = 1
     return report
@@ -77,8 +77,8 @@ class _Prolog:
 
     def __init__(
         self,
-        place: Place,
-        policy: Policy,
+        place: HookPlace,
+        policy: NodePolicy,
         job: HookJob,
         token: Token,
         run: RunDirectory,
@@ -88,7 +88,7 @@ class _Prolog:
         self._job = job
         self._run = run
         self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
-        self._preparing = Preparing(
+        self._preparing = MpsPreparation(
             run, policy, job, token, place.simulation, daemon_name=find_slurm_daemon(os.getppid())
         )
         self._report = HookReport()
@@ -150,11 +150,11 @@ class _Prolog:
                 f"{'; '.join(undone.unsafe + undone.left)}"
             )
 
-    def _undo(self, checkpoint: Checkpoint) -> Undone:
+    def _undo(self, checkpoint: Checkpoint) -> UndoReport:
         # Most prologs have nothing to undo.
-        from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+        from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 
-        undone = Undoing(
+        undone = JobUndo(
             self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
         ).undo()
         note_undone(self._report, undone)

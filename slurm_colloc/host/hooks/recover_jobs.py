@@ -20,7 +20,7 @@ from slurm_colloc.host.system.node_processes import read_boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 STARTING_S = 60.0
 """How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
@@ -43,7 +43,7 @@ class Recovered:
     """
 
     job_id: str
-    report: Undone | None
+    report: UndoReport | None
     reason: str
 
 
@@ -134,10 +134,10 @@ def recover(
                 undone = None
                 if reason:
                     # Most prologs find nothing dead.
-                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
+                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, JobUndo
                     from slurm_colloc.host.nvml.nvml_query import NVML_S
 
-                    undone = Undoing(
+                    undone = JobUndo(
                         run,
                         checkpoint,
                         simulation=simulation,

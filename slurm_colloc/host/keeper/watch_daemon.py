@@ -10,15 +10,15 @@ from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ClientLeft,
     DaemonDied,
+    DaemonTrouble,
     Event,
     Fault,
-    Server,
+    ServerClients,
     ServerStatus,
     Status,
-    Trouble,
 )
 from slurm_colloc.host.keeper.keeper_process import collect_orphans
-from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, parse_pids
 from slurm_colloc.host.mps.mps_events import (
     ClientConnected,
@@ -156,7 +156,7 @@ class DaemonWatch:
             return ClientLeft(event.client_pid, event.server_pid)
         if isinstance(event, FaultSeen):
             return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
-        return Trouble(event.pid, event.text)
+        return DaemonTrouble(event.pid, event.text)
 
     def has_clients(self) -> bool:
         """Whether a client that has connected still lives and has not left."""
@@ -196,9 +196,11 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
             problem = f"server {server_pid} does not tell its clients"
         found = []
         for pid in clients or ():
-            row = rows.get((pid, server_pid), Client(pid, server_pid))
+            row = rows.get((pid, server_pid), ListedClient(pid, server_pid))
             inner = read_namespace_pids(pid)
-            found.append(Client(pid, server_pid, row.device, row.namespace, row.command, inner))
+            found.append(
+                ListedClient(pid, server_pid, row.device, row.namespace, row.command, inner)
+            )
         status = control.read_server_status(server_pid)
-        servers.append(Server(server_pid, read_uid(server_pid), status, tuple(found)))
+        servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
     return Status(tuple(servers), problem)

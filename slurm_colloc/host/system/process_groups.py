@@ -93,7 +93,7 @@ class ControlGroup:
         return found
 
 
-class Session:
+class ProcessSession:
     """What runs in the session that a daemon was started as the leader of.
 
     While a session has a member the kernel gives its number to no other process. Members that are
@@ -149,7 +149,7 @@ class UnitedGroups:
         groups: The groups.
     """
 
-    def __init__(self, groups: Sequence[ControlGroup | Session]) -> None:
+    def __init__(self, groups: Sequence[ControlGroup | ProcessSession]) -> None:
         self._groups = tuple(groups)
 
     def list_members(self) -> list[ProcessId]:

@@ -116,7 +116,7 @@ class Daemon:
             keepers.DaemonDied: lambda _: self._lose("the MPS daemon has died"),
             keepers.KeeperDied: lambda _: self._lose_keeper(),
             keepers.Stopped: lambda event: self._note_stopped(event.report),
-            keepers.Trouble: lambda event: journal.write(
+            keepers.DaemonTrouble: lambda event: journal.write(
                 "mps_trouble", pid=event.pid, text=event.text[:500]
             ),
             keepers.Sweeping: lambda event: journal.write(

@@ -30,7 +30,7 @@ _WEDGING_LINGER_S = 1.5
 
 
 @dataclass(frozen=True)
-class Places:
+class DaemonPaths:
     """What a daemon has opened.
 
     Args:
@@ -84,7 +84,7 @@ class FrontEnd:
     privileged: bool
 
 
-class Daemon:
+class ControlDaemon:
     """The daemon.
 
     Args:
@@ -93,7 +93,7 @@ class Daemon:
         defaults: What the environment has set.
     """
 
-    def __init__(self, profile: MpsProfile, places: Places, defaults: Defaults) -> None:
+    def __init__(self, profile: MpsProfile, places: DaemonPaths, defaults: Defaults) -> None:
         self.profile = profile
         self.defaults = defaults
         self.servers = Servers(

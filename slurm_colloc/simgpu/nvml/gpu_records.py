@@ -19,7 +19,7 @@ SUMS = ("duty_sum", "sm_sum", "dram_sum", "tensor_sum", "occupancy_sum", "energy
 
 
 @dataclass(frozen=True)
-class Gpu:
+class SimulatedGpu:
     """One simulated GPU.
 
     Args:
@@ -68,7 +68,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuProcess:
+class SimulatedProcess:
     """One process that holds a context, as it last described itself.
 
     Shares are per cent of the whole GPU. Sums are those shares times seconds.
@@ -137,34 +137,36 @@ def render_pairs(pairs: Mapping[str, object]) -> str:
     return "".join(f"{key}={_render_value(value)}\n" for key, value in pairs.items())
 
 
-def parse_gpu(nvml_index: int, text: str) -> Gpu:
+def parse_gpu(nvml_index: int, text: str) -> SimulatedGpu:
     """Read a GPU's file.
 
     Raises:
         ValueError: A value is missing or no number.
     """
-    return Gpu(nvml_index=nvml_index, **_parse_fields(Gpu, parse_pairs(text), ("nvml_index",)))
+    return SimulatedGpu(
+        nvml_index=nvml_index, **_parse_fields(SimulatedGpu, parse_pairs(text), ("nvml_index",))
+    )
 
 
-def render_gpu(gpu: Gpu) -> str:
+def render_gpu(gpu: SimulatedGpu) -> str:
     """The text of a GPU's file."""
     pairs = dataclasses.asdict(gpu)
     del pairs["nvml_index"]
     return render_pairs(pairs)
 
 
-def parse_process(pid: int, text: str) -> GpuProcess | None:
+def parse_process(pid: int, text: str) -> SimulatedProcess | None:
     """Read a process's file; None where it is not whole. The older key `gpu` names one GPU."""
     pairs = parse_pairs(text)
     pairs["gpus"] = pairs.pop("gpu", "")
     try:
-        fields = _parse_fields(GpuProcess, pairs, ("pid",))
-        return GpuProcess(pid=pid, **fields)
+        fields = _parse_fields(SimulatedProcess, pairs, ("pid",))
+        return SimulatedProcess(pid=pid, **fields)
     except (TypeError, ValueError):
         return None
 
 
-def render_process(process: GpuProcess) -> str:
+def render_process(process: SimulatedProcess) -> str:
     """The text of a process's file."""
     pairs = dataclasses.asdict(process)
     del pairs["pid"]
