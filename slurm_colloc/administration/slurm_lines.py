@@ -44,7 +44,7 @@ class HookPlan:
         path: The file, on every node.
         configured: What Slurm has now, a value for each line.
         wanted: What it should have.
-        site_link: A link to the site's own script that belongs beside the file; empty for none.
+        site_link: A link to the site's own script that belongs next to the file; empty for none.
         site_script: What it leads to; empty where that is not known here.
         problem: Why there is no way; empty where there is one.
     """
@@ -128,7 +128,7 @@ def is_glob(path: str) -> bool:
 def plan_hook(
     kind: HookKind, configured: Sequence[str], release: tuple[int, int], places: Places
 ) -> HookPlan:
-    """Find a place for a hook beside what the site has."""
+    """Find a place for a hook among what the site has."""
     values = tuple(configured)
     own_file = f"{places.hooks_path}/{kind}.sh"
     own_directory = f"{places.hooks_path}/{kind}.d"

@@ -138,7 +138,7 @@ def check_python(found: Verification, prefix: str) -> None:
 
 
 def find_exposed(directory: str) -> str:
-    """The first file or directory of a tree that somebody else than root could change; or empty."""
+    """The first file or directory of a tree that anyone but root could change; or empty."""
     for folder, folders, files in os.walk(directory):
         for name in (".", *folders, *files):
             path = os.path.normpath(os.path.join(folder, name))
@@ -261,7 +261,7 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
         found.add("prepared", ok=None, detail=note)
     answering = []
     for daemon in daemons:
-        # The kernel says who listens; what a pid file or a name says could be anybody's.
+        # The kernel says who listens; what a pid file or a name says proves nothing.
         peer = read_peer(daemon["pipe_directory"])
         process = None if peer is None else identify(peer.pid)
         if peer is None or process is None or peer.uid != job.uid:

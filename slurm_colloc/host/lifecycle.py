@@ -95,7 +95,7 @@ def _recover_and_tell(place: HookPlace) -> int:
 
 def _run_hook(command: str, place: HookPlace, job: HookJob) -> int:
     started = time.monotonic()
-    # slurmd waits until nobody has its pipes any more, be it a child that hangs in the kernel.
+    # slurmd waits until no process has its pipes any more, be it a child that hangs in the kernel.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -1,6 +1,6 @@
 """Counts steps of torch's optimizers, and steps that AMP scalers skip.
 
-An optimizer's step is counted when the outermost call of it ends: a subclass whose step calls
+An optimizer's step is counted when its outermost call ends: a subclass whose step calls
 `super().step()` and a wrapper that steps another optimizer count once. What torch.compile makes
 of a step is left as it is; see `_is_compiled_into_a_graph`.
 """

@@ -1,4 +1,4 @@
-"""A sandbox as a whole: up, down, status, and losing parts of it on purpose."""
+"""A sandbox as a whole: up, down, status, and parts lost on purpose."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sandbox:
     # What users see
 
     def up(self, spec: SandboxSpec | None = None) -> UpResult:
-        """Bring the cluster up, or bring back what is missing of it.
+        """Bring the cluster up, or bring back what is missing.
 
         A sandbox that runs, or that lost daemons, keeps its ports, its munge key and its jobs.
 

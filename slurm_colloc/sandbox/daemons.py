@@ -242,7 +242,7 @@ def is_port_free(port: int) -> bool:
 
 
 def is_port_listening(port: int) -> bool:
-    """Whether somebody listens on this TCP port.
+    """Whether a process listens on this TCP port.
 
     The kernel's tables are read (proc(5), net/tcp) because a daemon writes an error into its log
     for each connection that says nothing.

@@ -90,7 +90,7 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
 
 
 def find_plugin_directory(slurmd: Path) -> str | None:
-    """The plugins beside a slurmd that was unpacked outside the system's directories."""
+    """The plugins next to a slurmd that was unpacked outside the system's directories."""
     prefix = slurmd.resolve().parent.parent
     if prefix in (Path("/"), Path("/usr")):
         return None

@@ -1,4 +1,4 @@
-"""Planning a sandbox and starting what does not run of it."""
+"""Planning a sandbox and starting those of its daemons that do not run."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _DRIVER = {
     "nvml_version": f"13.{DRIVER_VERSION}",
     "cuda_version": 13000,
 }
-# What lies in SIM/bin, and the module of it.
+# What lies in SIM/bin, and the module that each is.
 _PROGRAMS = {
     "simgpu": "simgpu_command",
     "nvidia-cuda-mps-control": "mps.control_program",
@@ -50,7 +50,7 @@ def make_simulation(
     """Make a simulation, or bring one up to date; what runs in it goes on.
 
     Args:
-        directory: SIM; its parents must be open to whoever is to use it.
+        directory: SIM; its parents must be open to all who are to use it.
         nodes: The GPUs of each node. Nodes that are not named go.
         devices: A device file for each GPU, which is then seen only where that may be opened.
         environment: For the compiler; this process's own where it is not given.

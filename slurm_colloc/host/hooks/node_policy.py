@@ -50,8 +50,8 @@ class NodePolicy:
         partitions: Partitions whose jobs may have them; empty for all.
         accounts: Accounts likewise; empty for all.
         max_gpus: A job with more GPUs on this node is left alone.
-        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that nobody can use
-            the GPU beside MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
+        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that no process uses
+            the GPU without MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
         strict: A job for which nothing can be prepared does not start: the prolog fails, and Slurm
             drains the node.
         deadline_s: How long a hook may take in all; less than Slurm's PrologEpilogTimeout.
@@ -85,7 +85,7 @@ def read_policy(path: str) -> NodePolicy:
     """Read the site's policy.
 
     Raises:
-        StateError: It is missing, somebody else than root could have written it, or it says
+        StateError: It is missing, someone other than root could have written it, or it says
             something that this version does not know.
     """
     data = _read_trusted(path)

@@ -2,7 +2,7 @@
 
 Every step is written down before it is done, so that `host.hooks.undo_checkpoint` can take it back
 whenever this process is killed. What cannot be had is said to the job in setup.json, and the job
-starts without. What the daemon answers decides only whether the job is told of it.
+starts without. What the daemon answers decides only whether the job hears about it.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class MpsPreparation:
         """The compute modes to go back to, of the GPUs that are to be changed.
 
         Raises:
-            NodeError: Somebody is on one of them.
+            NodeError: A process is on one of them.
         """
         if not self.policy.exclusive_process:
             return {}

@@ -58,7 +58,7 @@ def find_death(
     """Say why a job is dead; empty where it may live. Pure.
 
     Args:
-        checkpoint: The job's checkpoint, whose lock nobody holds.
+        checkpoint: The job's checkpoint, whose lock is free.
         boot: This boot.
         running: Jobs, by id or SLUID, of which Slurm runs something here; None where that cannot
             be told.
@@ -105,7 +105,7 @@ def recover(
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
         holders_only: Look only at jobs that hold one of those GPUs.
-        budget_s: How long all of it may take; what is left is for the next hook.
+        budget_s: How long it may take in all; what is left is for the next hook.
     """
     found = []
     known = {*run.list_jobs(), *run.list_drafts(), *run.list_directories()}

@@ -28,7 +28,7 @@ from slurm_colloc.host.system.signals import end_child
 
 _ROOT = os.path.dirname(os.path.dirname(slurm_colloc.__file__))
 # Without site packages, so that it is up in a few milliseconds; the package's own place comes last
-# on the path, so that nothing beside it can stand in for the standard library. For -B see
+# on the path, so that nothing next to it can stand in for the standard library. For -B see
 # runtime.launch.step_command.
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop()); "
@@ -63,7 +63,7 @@ class KeeperClient:
     def start(
         cls, options: MpsOptions, *, python: str = sys.executable, log: int = DEVNULL
     ) -> KeeperClient:
-        """Start a keeper; what comes of it is told by `poll`.
+        """Start a keeper; `poll` says what becomes of it.
 
         Args:
             options: The daemon that is wanted.

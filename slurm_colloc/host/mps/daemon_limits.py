@@ -99,7 +99,7 @@ def make_limited_groups(
             else:
                 reached.add(name)
                 refused.pop(name, None)
-    # Version 2 beside version 1 has no controller that version 1 has.
+    # Version 2 alongside version 1 has no controller that version 1 has.
     told = tuple(text for name, text in refused.items() if name not in reached)
     return LimitedGroups(tuple(paths), frozenset(reached), told)
 
@@ -143,8 +143,8 @@ def _deny_devices(path: str, minors: Collection[int]) -> None:
 
 
 DAEMON_GID = 0x7FFFFF00
-"""Group of every daemon that root starts: nobody's. The kernel lets a process be traced, and its
-memory and descriptors be reached through /proc, only where group ids match as well (Linux,
+"""Group of every daemon that root starts, and of no user. The kernel lets a process be traced, and
+its memory and descriptors be reached through /proc, only where group ids match as well (Linux,
 __ptrace_may_access), so the user's other processes cannot, with or without Yama. It is beyond the
 ranges that distributions and systemd give out (systemd's UIDS-GIDS)."""
 
@@ -152,7 +152,7 @@ _GROUPS_S = 2.0
 
 
 def find_owner(uid: int, gid: int) -> Owner:
-    """Whom the daemon runs as: the user, in a group of its own beside all that the user is in.
+    """Whom the daemon runs as: the user, in a group of its own and in all that the user is in.
 
     A user's groups can be told only if the directory service answers in time.
     """

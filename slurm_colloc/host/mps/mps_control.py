@@ -146,7 +146,7 @@ class Peer:
 
 
 def read_peer(pipe_directory: str) -> Peer | None:
-    """Ask the kernel who listens on the daemon's socket; None where nobody does yet."""
+    """Ask the kernel who listens on the daemon's socket; None where no process does yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.setblocking(False)
         try:
@@ -187,7 +187,7 @@ class ControlProgram:
 
         Args:
             command: One line.
-            timeout_s: How long all of it may take.
+            timeout_s: How long it may take in all.
 
         Returns:
             The command's own answer; with a `problem` where there is none, which is BUSY where the

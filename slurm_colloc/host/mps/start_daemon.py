@@ -131,7 +131,7 @@ def start_daemon(
         directory: Its private directory, where the caller has made that already.
 
     Raises:
-        NodeError: It cannot be started; nothing is left of it. As root the caller ends what its
+        NodeError: It cannot be started; it leaves nothing. As root the caller ends what its
             control groups and its record name.
     """
     programs = find_programs(options.path)
@@ -285,7 +285,7 @@ def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None)
 
     leader = None if child is None else read_process(child.pid)
     if child is not None:
-        # The child is not collected yet, so its pid cannot be anybody else's session.
+        # The child is not collected yet, so its pid cannot be another session's.
         if leader is not None:
             end_members(
                 ProcessSession(leader.id),

@@ -90,7 +90,7 @@ class _Stopping:
         return self.searches_all and self._is_program_of_this_directory(process)
 
     def _is_of_this_directory(self, process: Process) -> bool:
-        """It was started with this daemon's pipe directory, a name that nobody else has had."""
+        """It was started with this daemon's pipe directory, a name that no other has had."""
         pipe = read_environment(process.id.pid).get("CUDA_MPS_PIPE_DIRECTORY")
         return (
             pipe == self.running.directory.pipe_path
@@ -257,7 +257,7 @@ def stop_daemon(
     has_directory: bool = True,
     searches_all: bool = False,
 ) -> StopReport:
-    """End a daemon and everything of it.
+    """End a daemon and everything that belongs to it.
 
     Args:
         running: The daemon; `running.options.logs_to` gets its logs.
@@ -265,7 +265,7 @@ def stop_daemon(
         logs_prefix: What the names of the copied logs begin with.
         asks_nvml: Look at the GPU afterwards.
         has_directory: False where the caller has removed it, and with it the control socket.
-        searches_all: Look at all processes for servers that nobody has noted.
+        searches_all: Look at all processes for servers that were not noted.
     """
     started = time.monotonic()
     # Gets ready while the daemon ends.

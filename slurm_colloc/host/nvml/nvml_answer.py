@@ -39,7 +39,7 @@ class Gpu:
     """One GPU; what NVML does not say is None.
 
     Args:
-        nvml_index: NVML's number of it.
+        nvml_index: The number that NVML gives it.
         uuid: Its UUID.
         name: Its model.
         minor_number: N of /dev/nvidiaN.
@@ -51,7 +51,7 @@ class Gpu:
         mig_enabled: It is divided by MIG.
         processes: Compute processes, MPS servers and clients among them.
         mps_processes: MPS clients.
-        doubt: What NVML says of it that cannot be true; empty where all can.
+        doubt: What NVML says about it that cannot be true; empty where all can.
     """
 
     nvml_index: int
@@ -230,7 +230,7 @@ def _choose_by_order(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
 
 
 def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
-    """CUDA takes the beginning of a UUID where it is unique; MPS's limits need all of it."""
+    """CUDA takes the beginning of a UUID where it is unique; MPS's limits need the whole."""
     known = [gpu.uuid for gpu in answer.gpus if gpu.uuid is not None]
     complete = []
     for word in visible:

@@ -109,7 +109,7 @@ def start_program(
         become(owner)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if not own_session:
-            # It is in no group that anybody ends: a killed hook takes it along.
+            # It is in no group that a hook ends: a killed hook takes it along.
             libc.prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(

@@ -41,7 +41,7 @@ class GroupEnd:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of it is left."""
+        """No process is left."""
         return not (self.unkillable or self.left)
 
 

@@ -53,7 +53,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Only its exit status is left of it."""
+        """Only its exit status is left."""
         return self.state in "ZX"
 
 

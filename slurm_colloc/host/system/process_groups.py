@@ -61,7 +61,7 @@ class ControlGroup:
             _write(f"{path}/pids.max", "0")
 
     def kill_whole(self) -> list[ProcessId]:
-        """Have the kernel kill all of it at once (cgroup.kill, version 2 from Linux 5.14 on).
+        """Have the kernel kill the whole group at once (cgroup.kill, version 2 from Linux 5.14 on).
 
         Returns:
             What was in it just before; empty where there is no such kill.
@@ -71,7 +71,7 @@ class ControlGroup:
         return members if any(written) else []
 
     def freeze(self) -> None:
-        """Stop all of it, so that nothing runs away while it is signalled (freezer, version 1)."""
+        """Stop the whole group: none runs away while it is signalled (freezer, version 1)."""
         written = [_write(f"{path}/freezer.state", "FROZEN") for path in self._paths]
         if not any(written):
             return

@@ -1,6 +1,6 @@
 """The simulated control daemon at work.
 
-One thread serves everybody in turn, as the real one does (550): whoever connects and says nothing
+One thread serves all in turn, as the real one does (550): a program that connects and says nothing
 keeps all others waiting, and while one control program is connected others are turned away.
 """
 
@@ -283,7 +283,7 @@ class ControlDaemon:
         places.privileged.close()
         self.log(f"Exit with status {status}")
         if wedges:
-            # The lock goes before the fifo does: whoever starts in between hangs.
+            # The lock goes before the fifo does: a daemon that starts in between hangs.
             os.close(places.lock)
             time.sleep(_WEDGING_LINGER_S)
             self._remove_files()

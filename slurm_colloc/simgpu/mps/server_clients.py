@@ -306,7 +306,7 @@ class SimulatedServer:
     # -- faults ------------------------------------------------------------------------------------
 
     def _meet_fault(self, culprit: ServerClient) -> None:
-        """End every client of the linked GPUs; until all have left, nobody is let in."""
+        """End every client of the linked GPUs; until all have left, none is let in."""
         linked = compute_linked(culprit.gpus, [client.gpus for client in self.clients])
         ended = [client for client in self.clients if set(client.gpus) & linked] or [culprit]
         self._in_fault = True

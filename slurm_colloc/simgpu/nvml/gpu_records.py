@@ -28,7 +28,7 @@ class SimulatedGpu:
         name: The product's name as NVML gives it.
         minor: Minor number of its device file.
         pci_bus_id: As `00000000:1A:00.0`.
-        gpu_memory_mb: All of it, in MiB.
+        gpu_memory_mb: The total, in MiB.
         reserved_gpu_memory_mb: What the driver keeps for itself.
         sm_count: Streaming multiprocessors.
         core_count: FP32 lanes of all of them.
@@ -88,7 +88,7 @@ class SimulatedProcess:
         dram_share: Share of the memory bandwidth that it uses now.
         tensor_share: Share of the tensor pipe that it uses now.
         occupancy_share: Share of the warps that it keeps resident now.
-        duty: Share of the time in which a kernel of it runs now.
+        duty: Share of the time in which one of its kernels runs now.
         power_mw: What it makes the GPU draw above idle now.
         updated_s: CLOCK_MONOTONIC of this description.
         duty_sum: Of `duty`.

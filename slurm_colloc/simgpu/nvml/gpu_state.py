@@ -5,7 +5,7 @@ A simulation is one directory. Each node in it has
     gpus/N           a GPU by its nvml_index: for the owner of the simulation to write
     processes/PID    a process that holds a context, written by that process itself
     totals           what ended processes used, by GPU: written in place, under the lock
-    lock             flock of whoever changes what two processes depend on
+    lock             flock, held while what two processes depend on is changed
 
 All files are `key=value` lines. nvml_state.c reads the same files.
 """
@@ -140,7 +140,7 @@ class Node:
         """Hold the node's lock; the kernel frees it with the process.
 
         Raises:
-            StateError: Somebody has held it for ten seconds.
+            StateError: It was held for ten seconds.
         """
         path = self.directory / "lock"
         try:

@@ -1,4 +1,4 @@
-"""How fast processes run on a GPU that they share, and what they use of it; pure.
+"""How fast processes run on a GPU that they share, and what they use; pure.
 
 The laws are fitted to measurements of one H200 (driver 580.159.04; ResNet-26, ResNet-50 and
 ResNet-152 as small, medium and large training; docs/simulated-gpu.md has the table and how far
@@ -11,7 +11,7 @@ of the GPU
 
 at most all of it. As long as the needs sum to at most 1, each process runs as if alone. Beyond,
 the GPU is divided evenly, and what a process does not need goes to the others. A thread limit is
-also a ceiling: with p per cent of the SMs nobody gets more than p per cent of SM time.
+also a ceiling: with p per cent of the SMs no process gets more than p per cent of SM time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SM_W = 1.64
 _DRAM_W = 6.92
 _FITTED_LIMIT_W = 700.0
 
-# Rows `mps*` against rows `alone`: each step of a training moves more through DRAM beside others.
+# Rows `mps*` against rows `alone`: a training's step moves more through DRAM alongside others.
 _MPS_DRAM_FACTOR = 1.5
 # Rows `mps`: SM activity per unit of work is higher than alone; rows `mps100` and `mps200`: lower.
 _MPS_SM_FACTOR = 1.1
@@ -65,7 +65,7 @@ class ProcessUse:
         rate: Its speed relative to alone.
         sm_share: SM activity.
         dram_share: Memory bandwidth.
-        duty: Time with a kernel of it on the GPU.
+        duty: Time with one of its kernels on the GPU.
         power_w: What it adds to the idle power.
     """
 
@@ -96,7 +96,7 @@ def compute_mps_need(load: ProcessLoad) -> float:
 def compute_rates(loads: Sequence[ProcessLoad]) -> tuple[float, ...]:
     """The speed of each process relative to alone, 0 to 1.
 
-    The clients of one MPS server share a context: beside other contexts they get time slices
+    The clients of one MPS server share a context: alongside other contexts they get time slices
     together (assumed, not measured).
     """
     rates = [1.0] * len(loads)

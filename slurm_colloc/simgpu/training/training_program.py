@@ -81,7 +81,7 @@ class TrainingJob:
     """What the program should do.
 
     Args:
-        gpu_memory_mb: What it takes beside its context.
+        gpu_memory_mb: What it takes apart from its context.
         block_mb: In pieces of this size.
         sm_demand: Per cent of SM time that it uses alone.
         dram_demand: Per cent of the memory bandwidth that it uses alone.
