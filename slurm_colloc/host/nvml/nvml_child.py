@@ -14,6 +14,7 @@ for first. What cannot be read is null, never 0; see host.nvml.nvml_answer for t
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -156,4 +157,5 @@ def text(value: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    # Without taking the interpreter down: the caller waits for the end.
+    os._exit(main(sys.argv))
