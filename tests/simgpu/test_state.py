@@ -180,11 +180,11 @@ answer = sorted(answer)
 _WRITER = """
 import os, sys
 from pathlib import Path
-from slurm_colloc.simgpu.nvml.gpu_records import GpuProcess
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node, read_starttime
 node, pid, count = Node(Path(sys.argv[1])), os.getpid(), 0.0
 while True:
-    node.write_process(GpuProcess(pid, read_starttime(pid), 0, (sys.argv[2],), 100,
+    node.write_process(SimulatedProcess(pid, read_starttime(pid), 0, (sys.argv[2],), 100,
                                   energy_mj=count, work=count))
     if not count:
         print("ready", flush=True)
