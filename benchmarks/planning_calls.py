@@ -63,11 +63,8 @@ def _fill(folder: Path) -> None:
     """Scripts, and usage profiles of one of them and of many others."""
     from slurm_colloc.model.profile import Completion, Observation
     from slurm_colloc.store.learned.faults import compute_signature
-    from slurm_colloc.store.learned.profiles import (
-        add_completions,
-        add_observations,
-        compute_family,
-    )
+    from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
+    from slurm_colloc.store.learned.profiles import compute_family
 
     for name in ("known.sh", "unknown.sh"):
         (folder / name).write_text(_SCRIPT.format(name))

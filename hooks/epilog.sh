@@ -17,7 +17,7 @@ case $job in '' | *[!0123456789]*) exit 0 ;; esac
 [ -e "$run/jobs/$job.json" ] || exit 0
 
 if ! [ -x "$prefix/bin/python" ]; then
-    # Something was done for this job and nobody can undo it: the node must not take another.
+    # Something was done for this job and no one can undo it: the node must not take another.
     echo "slurm_colloc: $run/jobs/$job.json waits for $prefix/bin/python, which is missing" >&2
     exit 1
 fi

@@ -5,7 +5,7 @@ The token, for example "[csub/1 mps]", stands at the end of the comment and asks
 for MPS (hooks/README.md). This file is optional: nodes judge every token by their own policy. It
 lets the controller take a token out, refuse the job, or add one.
 
-Put it beside slurm.conf, set JobSubmitPlugins=lua there, and restart slurmctld. A site that has a
+Put it next to slurm.conf, set JobSubmitPlugins=lua there, and restart slurmctld. A site that has a
 job_submit.lua takes over all but the last two functions and calls `csub_check` in its own, which
 says whether the job is to be refused. A fault in here lets the job pass as it is.
 --]]

@@ -25,7 +25,7 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
-from slurm_colloc.runtime.pack.guard import Fenced
+from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.verdict import Asked
+from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import make_places
-from slurm_colloc.runtime.wiring import Crew
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.pack import inbox
@@ -61,7 +61,7 @@ class Runner:
         self.slurm = slurm
         self.journal = Journal(pack)
         self.attempt = begin_attempt(pack, allocation.restarts + 1)
-        self._crew = Crew(
+        self._crew = RunnerParts(
             pack=pack,
             record=record,
             allocation=allocation,
@@ -143,7 +143,7 @@ class Runner:
             crew.tender.resume()
         if crew.fate.ending is not None and self.slurm is None:
             for member in self.roster.running():
-                crew.control.end(member, Asked.CANCEL)
+                crew.control.end(member, StopReason.CANCEL)
         while crew.fate.may_start:
             if not crew.sharing.is_settled:
                 return False

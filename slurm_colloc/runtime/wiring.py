@@ -11,42 +11,42 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.gpu_mode import Sharing
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import InnerSteps
-from slurm_colloc.runtime.launch.start_member import Starter
-from slurm_colloc.runtime.launch.stop_member import Control
-from slurm_colloc.runtime.outcome.collect_ends import Tender
-from slurm_colloc.runtime.outcome.judge_end import Assessor
-from slurm_colloc.runtime.outcome.member_mails import Postman
-from slurm_colloc.runtime.outcome.verdict import Asked
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.pack.end_pack import Ending
-from slurm_colloc.runtime.pack.guard import Fence
+from slurm_colloc.runtime.launch.start_member import MemberStarter
+from slurm_colloc.runtime.launch.stop_member import MemberControl
+from slurm_colloc.runtime.outcome.collect_ends import EndCollector
+from slurm_colloc.runtime.outcome.judge_end import BlameFinder
+from slurm_colloc.runtime.outcome.member_mails import MemberMails
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
+from slurm_colloc.runtime.pack.end_pack import PackEnd
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
-from slurm_colloc.runtime.pack.slurm_decision import FateWatch
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
     requeues_jobs,
     signals_tasks_alone,
 )
-from slurm_colloc.runtime.queue.fill_places import Intake, Refill
-from slurm_colloc.runtime.queue.may_start import Gate
-from slurm_colloc.runtime.queue.measured_degree import Ramping
-from slurm_colloc.runtime.queue.members import Roster
-from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
+from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.watch.member_progress import Lookout, choose_common_bound
-from slurm_colloc.runtime.watch.pack_monitor import Watching
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
+from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 
-class Crew:
+class RunnerParts:
     """Puts them together; what they do, and when, is the runner's.
 
     Args:
@@ -79,11 +79,11 @@ class Crew:
         announce: Callable[[str], None] | None,
     ) -> None:
         self.lone = record.degree == 1 and record.request is None
-        self.roster = Roster([])
-        self.ledger = Ledger(pack, attempt)
-        self.fate = FateWatch(allocation, slurm, journal, slurm_log)
-        self.fence = Fence(pack, attempt, self.roster)
-        self.sharing = Sharing(
+        self.roster = PackMembers([])
+        self.ledger = StateWriter(pack, attempt)
+        self.fate = SlurmDecision(allocation, slurm, journal, slurm_log)
+        self.fence = AttemptFence(pack, attempt, self.roster)
+        self.sharing = GpuMode(
             pack,
             record,
             allocation,
@@ -94,11 +94,11 @@ class Crew:
             identifies=settings.probe and record.degree > 1,
             find_likely_degree=lambda: self.ramping.likely_degree,
         )
-        self.watching = Watching(pack, record, allocation, attempt, journal, settings=settings)
+        self.watching = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
         config = _read_config(slurm)
         kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
         self.passes_on = signals_tasks_alone(config)
-        self.starter = Starter(
+        self.starter = MemberStarter(
             pack=pack,
             record=record,
             allocation=allocation,
@@ -112,7 +112,7 @@ class Crew:
             watch=self.watching.place,
         )
         inner_steps = InnerSteps(allocation, slurm)
-        self.control = Control(
+        self.control = MemberControl(
             pack=pack,
             roster=self.roster,
             inner_steps=inner_steps,
@@ -120,7 +120,7 @@ class Crew:
             journal=journal,
             kill_wait_s=kill_wait_s,
         )
-        self.probing = Probing(
+        self.probing = ProbeWindow(
             pack=pack,
             shown_id=allocation.shown_job_id,
             roster=self.roster,
@@ -130,9 +130,9 @@ class Crew:
             instruments=settings.instrument,
             find_gpu_model=lambda: self.sharing.setup.gpu_name,
             why_unwatched=lambda: self.watching.obstacle,
-            end=lambda member: self.control.end(member, Asked.PROBED),
+            end=lambda member: self.control.end(member, StopReason.PROBED),
         )
-        self.tender = Tender(
+        self.tender = EndCollector(
             allocation=allocation,
             roster=self.roster,
             starter=self.starter,
@@ -141,7 +141,7 @@ class Crew:
             fate=self.fate,
             journal=journal,
             keeps_time=not (self.lone and slurm is not None),
-            assessor=Assessor(
+            assessor=BlameFinder(
                 pack=pack,
                 allocation=allocation,
                 roster=self.roster,
@@ -162,7 +162,7 @@ class Crew:
             # As csub asks it, which submits them again.
             site_requeues=config.get("JobRequeue") == "1",
         )
-        self.gate = Gate(
+        self.gate = StartQueue(
             pack,
             self.roster,
             self.ledger,
@@ -170,7 +170,7 @@ class Crew:
             lambda job: judge_own_dependency(state, slurm, job),
             time_left=time_left,
         )
-        self.ramping = Ramping(
+        self.ramping = MeasuredDegree(
             pack=pack,
             attempt=attempt,
             start_degree=record.start_degree,
@@ -181,7 +181,7 @@ class Crew:
             probing=self.probing,
             site_requeues=requeues_jobs(config),
             why_unwatched=lambda: self.watching.obstacle,
-            lookout=Lookout(
+            lookout=ProgressReader(
                 pack,
                 self.roster,
                 self.probing,
@@ -192,7 +192,7 @@ class Crew:
             ),
             step_back=self.control.step_back,
         )
-        self.postman = Postman(
+        self.postman = MemberMails(
             pack=pack,
             record=record,
             allocation=allocation,
@@ -200,7 +200,7 @@ class Crew:
             roster=self.roster,
             journal=journal,
         )
-        self.intake = Intake(
+        self.intake = MemberIntake(
             pack=pack,
             attempt=attempt,
             killed_before=find_killed_before(pack, allocation),
@@ -208,7 +208,7 @@ class Crew:
             ledger=self.ledger,
             note_requeue=self.postman.note_requeue,
         )
-        self.ending = Ending(
+        self.ending = PackEnd(
             pack=pack,
             is_carried=record.carried,
             roster=self.roster,
@@ -219,7 +219,7 @@ class Crew:
             adopt=self.intake.adopt,
             kill_wait_s=read_kill_wait_s(config),
         )
-        self.refill = Refill(
+        self.refill = PlaceFiller(
             pack=pack,
             roster=self.roster,
             gate=self.gate,

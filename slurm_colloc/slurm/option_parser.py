@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.slurm.option_table import OWN_OPTIONS, SRUN_ONLY, Argument, Option
+from slurm_colloc.slurm.option_definition import Argument, Option
+from slurm_colloc.slurm.option_table import OWN_OPTIONS, SRUN_ONLY
 
 
 @dataclass(frozen=True)

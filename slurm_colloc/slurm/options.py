@@ -11,16 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.slurm.option_definition import Argument, Concern, Option
 from slurm_colloc.slurm.option_parser import Given, OptionParser, ParsedLine, Word
-from slurm_colloc.slurm.option_table import (
-    OWN_OPTIONS,
-    SBATCH_OPTIONS,
-    SRUN_ONLY,
-    SRUN_OPTIONS,
-    Argument,
-    Concern,
-    Option,
-)
+from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, SRUN_ONLY, SRUN_OPTIONS
 
 __all__ = [
     "COMMAND_LINE",

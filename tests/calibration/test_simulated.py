@@ -94,7 +94,7 @@ def test_without_the_gpu_there_is_no_daemon(simulation: Simulation) -> None:
 
 _HOLD = """
 import os, sys, time
-from slurm_colloc.calibration.mps_sharing import PrivateMps
+from slurm_colloc.calibration.training_group import PrivateMps
 mps = PrivateMps(sys.argv[1], os.environ)
 print(mps.daemon_pid, flush=True)
 time.sleep(600)
@@ -121,10 +121,10 @@ def test_a_daemon_ends_with_the_process_that_was_killed(simulation: Simulation) 
 
 _CALIBRATE = """
 import sys
-from slurm_colloc.calibration import place
+from slurm_colloc.calibration import calibrated_gpu
 from slurm_colloc.__main__ import run
 # Whatever machine this is, its cores are enough: none of the trainings will run.
-place.list_cores = lambda: range(16)
+calibrated_gpu.list_cores = lambda: range(16)
 sys.exit(run(["calibrate", *sys.argv[1:]]))
 """
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Caps, Settings, load_settings, parse_settings
+
+from ..calls import run_csub
 
 SHIPPED = Path(__file__).resolve().parents[2] / "site-config" / "settings.toml"
 
@@ -35,10 +36,7 @@ class Person:
         }
 
     def csub(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=self.environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=self.environment, directory=self.home)
 
     def rows(self) -> dict[str, dict[str, object]]:
         rows = json.loads(self.csub("config", "--json").stdout)

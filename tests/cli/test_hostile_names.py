@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from slurm_colloc import cli
 from slurm_colloc.cli.subcommands import app
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.store.pack.member_states import read_state, write_state
 from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
 
+from ..calls import run_csub
 from ..report.generated import Truth, make_pack
 
 EVIL = "x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
@@ -90,7 +91,7 @@ def home(tmp_path: Path) -> Path:
         )
         poison(path)
         if not is_running:
-            write_summary(path)
+            learn_from_pack(path)
     return tmp_path
 
 
@@ -142,14 +143,14 @@ def call(home: Path, words: Sequence[str], *, terminal: bool = False) -> str:
         "HOME": str(home), "PATH": f"{folder}:{os.defpath}", "LC_ALL": "C.UTF-8", "COLUMNS": "250",
         "TERM": "xterm-256color",
     }  # fmt: skip
-    reader, writer = pty.openpty() if terminal else (-1, subprocess.PIPE)
+    if not terminal:
+        done = run_csub(*words, environment=environment, directory=home)
+        return done.stdout + done.stderr
+    reader, writer = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "slurm_colloc", *words],
         env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        if not terminal:
-            out, err = process.communicate(timeout=60)
-            return (out + err).decode()
         os.close(writer)
         said = b""
         try:
@@ -197,10 +198,8 @@ def test_what_programs_read_has_a_record_on_each_line(home: Path) -> None:
         ("queue", "--all", "--json"), ("history", "--json", "4711"), ("show", "--json", "4711"),
         ("why", "--json", "4711"), ("report", "--json", "4711"),
     ):  # fmt: skip
-        said = subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *words],
-            env={"HOME": str(home), "PATH": os.defpath}, capture_output=True, check=False,
-        ).stdout.decode()  # fmt: skip
+        bare = {"HOME": str(home), "PATH": os.defpath}
+        said = run_csub(*words, environment=bare, directory=home).stdout
         assert said.isascii()
         assert said.count("\n") == 1
         rows = json.loads(said)
@@ -244,15 +243,15 @@ def find_writers(path: Path) -> set[tuple[str, str]]:
 def test_only_one_place_writes_for_people() -> None:
     folder = Path(cli.__file__).parent
     # Administrators' commands have their own, and their own tests.
-    modules = [path for path in folder.glob("*.py") if not path.stem.startswith("admin")]
+    modules = [path for path in folder.rglob("*.py") if not path.stem.startswith("admin")]
     found = set().union(*map(find_writers, modules))
     assert found == {
         ("session", "say"),
         ("session", "note"),
         # The question, after a table that `say` has written.
-        ("confirming", "ask"),
+        ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("following", "print_logs"),
+        ("queue_and_history", "print_logs"),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,16 @@ import pytest
 
 from slurm_colloc.cli.submit.plan_command import parse_changes, split_pack
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.profile import Completion, Observation
-from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profiles import (
-    add_completions,
-    add_observations,
-    compute_family,
-    list_profiles,
-)
+from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
+from slurm_colloc.store.learned.profiles import compute_family, list_profiles
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
+from ..calls import run_csub
 from ..report.generated import Truth, make_pack
 
 CALIBRATION = Calibration(
@@ -70,10 +66,7 @@ class LoginNode:
         environment = {**self.environment, "LC_ALL": "C.UTF-8"}
         if columns is not None:
             environment["COLUMNS"] = str(columns)
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=environment, directory=self.home)
 
     def plan(self, *arguments: str) -> dict[str, Any]:
         done = self.csub("plan", "--json", *arguments)
@@ -358,7 +351,7 @@ def test_a_single_submission_never_asks_for_the_queue(node: LoginNode) -> None:
 
 def test_what_a_run_left_is_what_the_next_plan_rests_on(node: LoginNode) -> None:
     # As the runner leaves it behind on the node.
-    assert write_summary(make_pack(node.state, [Truth(1, 0, 100, lambda _: 20)])) == []
+    assert learn_from_pack(make_pack(node.state, [Truth(1, 0, 100, lambda _: 20)])) == []
     (record,), _ = list_profiles(node.state)
     (node.home / "train.sh").write_text("#!/bin/sh\npython train.py 1\n")
     found = node.plan(

@@ -24,10 +24,9 @@ from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatis
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
+from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
 from slurm_colloc.store.learned.profiles import (
-    add_observations,
     compute_family,
-    import_profiles,
     list_profiles,
     profile_path,
     read_profile,

@@ -7,16 +7,17 @@ import io
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.report.summary.pack_summary import summary_path, write_summary
+from slurm_colloc.report.summary.pack_summary import summary_path
 from slurm_colloc.store.atomic_files import hold_lock
 
+from ..calls import run_csub
 from ..report.generated import T0, UUID, Truth, make_pack
 
 
@@ -32,10 +33,7 @@ class Person:
         environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if columns is not None:
             environment["COLUMNS"] = str(columns)
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *arguments],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*arguments, environment=environment, directory=self.home)
 
 
 @pytest.fixture
@@ -105,7 +103,7 @@ def test_the_runner_has_the_summary_written(person: Person, tmp_path: Path) -> N
 
 def test_a_summary_that_was_damaged_is_made_anew(person: Person) -> None:
     pack = make_two(person)
-    write_summary(pack)
+    learn_from_pack(pack)
     summary_path(pack).write_text("{")
     done = person.csub("report", "4711")
     assert done.returncode == 0

@@ -28,7 +28,7 @@ from slurm_colloc.slurm.choose_access import VARIABLE
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
 POLL_S = 0.1
-SLURM_LOOK_S = 1.5
+LOOK_S = 5.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
@@ -164,41 +164,56 @@ class CsubUser:
         self, job_id: str, wanted: str | dict[int, str], *, patience_s: float = PATIENCE_S
     ) -> dict[int, dict[str, Any]]:
         """Wait until members have these states (one for all, or by number)."""
-        rows: dict[int, dict[str, Any]] = {}
 
-        def reached() -> bool:
-            rows.update(self.members(job_id))
+        def reached(rows: dict[int, dict[str, Any]]) -> bool:
             if isinstance(wanted, str):
                 return all(row["state"] == wanted for row in rows.values())
             return all(rows[number]["state"] == state for number, state in wanted.items())
 
+        return self.wait_for_rows(job_id, reached, str(wanted), patience_s=patience_s)
+
+    def wait_for_rows(
+        self,
+        job_id: str,
+        reached: Callable[[dict[int, dict[str, Any]]], Any],
+        what: str,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[int, dict[str, Any]]:
+        """Wait until members are as wanted; all rows."""
         deadline = time.monotonic() + patience_s
-        before = self._find_changes()
-        while not reached():
+        while True:
+            before = self._find_changes()
+            rows = self.members(job_id)
+            if reached(rows):
+                return rows
             if time.monotonic() > deadline:
                 seen = {number: (row["state"], row["reason"]) for number, row in rows.items()}
-                pytest.fail(f"{job_id}: wanted {wanted}, have {seen}\n{self.describe(job_id)}")
-            before = self._wait_for_change(before)
-        return rows
+                pytest.fail(f"{job_id}: wanted {what}, have {seen}\n{self.describe(job_id)}")
+            self._wait_for_change(before)
 
-    def _find_changes(self) -> dict[str, int]:
-        """When something was last written for each pack and each member."""
+    def _find_changes(self) -> tuple[dict[str, int], str]:
+        """When something was last written for each pack and each member, and what Slurm says."""
         folders = (*self.state.glob("packs/*"), *self.state.glob("packs/*/members/*"))
         found = {}
         for folder in folders:
             with contextlib.suppress(OSError):
                 found[str(folder)] = folder.stat().st_mtime_ns
-        return found
+        if not self.sandbox.env():
+            # A machine without Slurm.
+            return found, ""
+        queue = [self.find("squeue"), "-h", f"--user={self.name}", "--states=all", "-o%i %T %r"]
+        return found, self.run(queue, check=False).stdout
 
-    def _wait_for_change(self, before: dict[str, int]) -> dict[str, int]:
-        """Wait until something is written, or Slurm may have more to say; what is there then.
+    def _wait_for_change(self, before: tuple[dict[str, int], str]) -> None:
+        """Wait until something is written, or Slurm has more to say, or time alone may tell.
 
-        A look is a whole csub, which takes more from a small machine than what is waited for.
+        A look is a whole csub, which takes more from a small machine than what is waited for, and
+        fifty times as much as squeue.
         """
-        until = time.monotonic() + SLURM_LOOK_S
-        while (found := self._find_changes()) == before and time.monotonic() < until:
+        until = time.monotonic() + LOOK_S
+        while self._find_changes() == before and time.monotonic() < until:
             time.sleep(POLL_S)
-        return found
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
         """Wait until all members have ended (csub wait); their rows."""
@@ -349,14 +364,27 @@ def accounts() -> Iterator[tuple[str, ...]]:
         subprocess.run(["userdel", name], check=False, capture_output=True)
 
 
+# A sandbox takes a second or two to come up and go. Each of these is there once for a worker, as
+# soon as a test asks for it; tests leave it whole and its queue empty. They are several, because
+# slurm.conf binds tasks to CPUs on all nodes or on none, and the simulated GPUs are in the
+# environment of all commands of a sandbox.
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Sandbox]:
-    """Two nodes of 16 claimed CPUs and 2 GPUs each; tests leave it whole."""
+    """Two nodes of 16 claimed CPUs and 2 GPUs each."""
     with running_sandbox(cpus_per_node=16) as sandbox:
         yield sandbox
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def small_cluster() -> Iterator[Sandbox]:
+    """One node with one GPU, so that one job is enough to keep it busy."""
+    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=16) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
 def honest_cluster() -> Iterator[Sandbox]:
     """One node with the CPUs that the machine really has, and one GPU: members are bound."""
     with running_sandbox(
@@ -382,13 +410,20 @@ def other_user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser
 
 
 @pytest.fixture
+def small(small_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of the cluster with one GPU."""
+    with user_of(small_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+@pytest.fixture
 def honest_user(honest_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     """A user of the sandbox with real CPUs."""
     with user_of(honest_cluster, accounts[0]) as somebody:
         yield somebody
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mps_cluster() -> Iterator[Sandbox]:
     """One node with four simulated GPUs, on which MPS works."""
     if shutil.which("cc") is None:

@@ -35,9 +35,9 @@ _LAUNCHER = """\
 #!{python}
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
-from slurm_colloc.runtime import __main__ as entry, crew
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
-crew.Sharing = functools.partial(crew.Sharing, waits=Waits(**{waits!r}))
+from slurm_colloc.runtime import __main__ as entry, wiring
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+wiring.GpuMode = functools.partial(wiring.GpuMode, waits=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """
 
@@ -135,16 +135,12 @@ def read_parent(pid: int) -> int:
 
 def wait_for_clients(user: CsubUser, job_id: str, *numbers: int) -> dict[int, dict[str, Any]]:
     """Wait until members are clients of the pack's MPS server; all rows."""
-    rows: dict[int, dict[str, Any]] = {}
 
-    def reached() -> bool:
-        rows.update(user.members(job_id))
+    def reached(rows: dict[int, dict[str, Any]]) -> bool:
         wanted = numbers or tuple(rows)
         return all(rows[n]["is_mps_client"] and rows[n]["state"] == "RUNNING" for n in wanted)
 
-    with explained(user, job_id):
-        wait_until(reached, f"members {numbers or 'all'} of {job_id} are clients of MPS")
-    return rows
+    return user.wait_for_rows(job_id, reached, f"members {numbers or 'all'} as clients of MPS")
 
 
 def list_starts(user: CsubUser, job_id: str, number: int) -> list[str]:
@@ -158,12 +154,10 @@ def wait_for_starts(
 ) -> dict[int, dict[str, Any]]:
     """Wait until members (or all) have started so often and are clients; all rows."""
 
-    def reached() -> bool:
-        rows = user.members(job_id)
+    def reached(rows: dict[int, dict[str, Any]]) -> bool:
         return all(rows[number]["starts"] == count for number in numbers or rows)
 
-    with explained(user, job_id):
-        wait_until(reached, f"members of {job_id} have started {count} times")
+    user.wait_for_rows(job_id, reached, f"members {numbers or 'all'} started {count} times")
     return wait_for_clients(user, job_id, *numbers)
 
 

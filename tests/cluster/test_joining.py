@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,16 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.profile import Observation, ProfileRecord
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping
 from slurm_colloc.store.learned.profiles import compute_family
 
-from .conftest import CsubUser, running_sandbox, user_of, wait_until
+from .conftest import CsubUser, wait_until
 
 pytestmark = pytest.mark.slurm
 
 OPTIONS = "#SBATCH --gres=gpu:1 --cpus-per-task=2 --mem=200M --time=10"
 NOTE = 'echo "$SLURM_COLLOC_MEMBER $1" >>ran.txt; echo "out $1"'
-
-
-@pytest.fixture(scope="module")
-def small_cluster() -> Iterator[Sandbox]:
-    """One node with one GPU, so that one job is enough to keep it busy."""
-    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=16) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def small(small_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
-    """A user of the cluster with one GPU."""
-    with user_of(small_cluster, accounts[0]) as somebody:
-        yield somebody
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ _LAUNCHER = """\
 #!{python}
 # The runner, which looks for less long before it steps back.
 import sys
-from slurm_colloc.model import ramp
-ramp.WATCH_WINDOW_S = 6.0
+from slurm_colloc.model.degree import ramp_rules
+ramp_rules.WATCH_WINDOW_S = 6.0
 from slurm_colloc.runtime import __main__ as entry
 sys.exit(entry.main(sys.argv[4:]))
 """

@@ -89,8 +89,8 @@ def list_monitors(user: CsubUser) -> list[int]:
 def test_what_members_print_is_what_the_report_says(mps_user: CsubUser) -> None:
     user = mps_user
     write_training(user)
-    user.script("more.sh", 'python3 "$HOME/train.py" 25')
-    user.script("less.sh", 'python3 "$HOME/train.py" 15')
+    user.script("more.sh", 'python3 "$HOME/train.py" 20')
+    user.script("less.sh", 'python3 "$HOME/train.py" 12')
     job_id = user.submit("pack", *OPTIONS, "more.sh", "less.sh")
     wait_for_steps(user, job_id, 2)
     top = user.csub("top", "--once").stdout
@@ -111,7 +111,7 @@ def test_what_members_print_is_what_the_report_says(mps_user: CsubUser) -> None:
         assert member["gpu_memory_mb"]["attribution"] == "per_process"
         assert member["slowdown"] is None
         assert member["cpu_s"] > 0
-    # It was alone for ten seconds at the end: too short for a rate of its own.
+    # It was alone for eight seconds at the end: too short for a rate of its own.
     assert "unknown" in user.csub("report", job_id).stdout
     assert summary["setup"]["mode"] == "mps"
     assert summary["gpu"]["model"]

@@ -165,6 +165,15 @@ class Bed:
     def member_rows(self, number: int) -> list[Row]:
         return [row for row in self.rows("members") if row["member"] == number]
 
+    def ask_for_rows(self, monitor: subprocess.Popen[str], number: int) -> list[Row]:
+        """Let the monitor write what it has, as a SIGTERM of Slurm's does; a member's rows so far.
+
+        It writes at its next look, and by itself only every ten seconds.
+        """
+        # A child sends it: from its parent, which is this process, it would end the monitor.
+        subprocess.run(["kill", "-TERM", str(monitor.pid)], check=True)
+        return self.member_rows(number)
+
     def close(self) -> None:
         for process in self.started:
             if process.poll() is None:

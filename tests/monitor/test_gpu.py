@@ -99,7 +99,8 @@ def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(
     bed.write_setup(h200)
     # The simulated driver does not list it: it is named by a pid that is nobody's outside.
     run = f"{unshare} simgpu run --sm 10 --seconds 120 --gpu-memory 1G"
-    bed.start_member(1, f"sleep 6; {run}", extra=environ)
+    begin = bed.pack / "begin"
+    bed.start_member(1, f"until [ -e {begin} ]; do sleep 0.1; done; {run}", extra=environ)
     bed.start_member(2, "simgpu run --sm 10 --seconds 120 --gpu-memory 1G", extra=environ)
     bed.start_member(3, "sleep 120", extra=environ)
     monitor = bed.start_monitor(environment_of(simulation))
@@ -108,6 +109,7 @@ def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(
         return now["members"].get(str(number), {}).get("gpu_memory_mb", "nothing")
 
     bed.wait_for(lambda now: reads(now, 1) == 0, "it uses none yet")
+    begin.touch()
     bed.wait_for(lambda now: reads(now, 1) is None, "it is in a namespace")
     bed.wait_for(lambda now: (reads(now, 2), reads(now, 3)) == (1024 + 512, 0), "others are told")
     bed.end_monitor(monitor)
@@ -183,8 +185,11 @@ def test_a_driver_that_hangs_stops_no_member_s_samples(bed: Bed, simulation: Sim
     bed.wait_for(lambda _: is_read(bed, h200), "it is read")
     simulation.run("faults", "hang=30")
     bed.wait_for(lambda now: now["problems"] == SILENT, "the driver hangs")
-    since = len(bed.member_rows(1))
-    wait_until(lambda: len(bed.member_rows(1)) > since + 10, "members are read")
+    hung_at = time.time()
+    wait_until(
+        lambda: sum(row["at"] > hung_at for row in bed.ask_for_rows(monitor, 1)) > 10,
+        "members are read",
+    )
     # Nor does it stop the end.
     bed.end_monitor(monitor)
     assert gaps_of(bed, "gpu: NVML does not answer")

@@ -24,7 +24,9 @@ def test_a_member_with_children_is_read_with_all_of_them(bed: Bed) -> None:
     bed.start_member(3, "sleep 60 & (sleep 60 & sleep 60) & wait")
     monitor = bed.start_monitor()
     bed.wait_for(lambda now: "3" in now["members"], "the member is seen")
-    wait_until(lambda: any(row["processes"] == 5 for row in bed.member_rows(3)), "all five")
+    wait_until(
+        lambda: any(row["processes"] == 5 for row in bed.ask_for_rows(monitor, 3)), "all five"
+    )
     told = bed.end_monitor(monitor)
     rows = bed.member_rows(3)
     assert list(rows[0]) == [name for name, _ in MEMBER_COLUMNS]
@@ -98,7 +100,9 @@ def test_a_process_outside_the_tree_is_found_by_its_environment(bed: Bed) -> Non
     )
     (bed.progress / "0008.1").rmdir()
     monitor = bed.start_monitor()
-    wait_until(lambda: any(row["processes"] == 4 for row in bed.member_rows(7)), "all of it")
+    wait_until(
+        lambda: any(row["processes"] == 4 for row in bed.ask_for_rows(monitor, 7)), "all of it"
+    )
     bed.end_monitor(monitor)
     assert bed.member_rows(8) == []
 

@@ -202,8 +202,8 @@ def test_an_installed_package_finds_its_data_with_its_mode(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_an_installed_package_simulates_a_gpu(installed_bin: Path, tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from slurm_colloc.simgpu import install, models; "
-        f"install.make_simulation(Path({str(tmp_path / 'sim')!r}), {{'n': [models.H200]}})"
+        "from pathlib import Path; from slurm_colloc.simgpu import gpu_models, install; "
+        f"install.make_simulation(Path({str(tmp_path / 'sim')!r}), {{'n': [gpu_models.H200]}})"
     )
     bare = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={tmp_path}"]
     run([*bare, str(installed_bin / "python"), "-I", "-c", code], cwd=Path("/"))

@@ -16,7 +16,7 @@ from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search import exact_search, local_search, pack_search
-from slurm_colloc.planning.search.exact_search import find_cheapest_partition
+from slurm_colloc.planning.search.subset_partition import find_cheapest_partition
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,

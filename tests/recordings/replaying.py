@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.summary.pack_summary import Summary, build_summary, write_summary
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 
+from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
 from .recorded import BATCH, NAMES, RECORDED
 
@@ -40,17 +41,14 @@ class Replay:
             pack = self.packs[name] = RECORDED[name].place(self.state)
             self.summaries[name] = build_summary(pack, self.state)
             # The first teaches the usage profile that the next ones find.
-            assert write_summary(pack) == []
+            assert learn_from_pack(pack) == []
 
     def csub(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {
             "HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8", "COLUMNS": "140",
             "SLURM_CONF": str(self._slurm_conf),
         }  # fmt: skip
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_colloc", *words],
-            env=environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_csub(*words, environment=environment, directory=self.home)
 
 
 def find_window(name: str, member: dict[str, Any]) -> tuple[float, float]:

@@ -12,13 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.report_view import render_report
-from slurm_colloc.report.summary.pack_summary import (
-    Summary,
-    build_summary,
-    summary_path,
-    write_summary,
-)
+from slurm_colloc.report.summary.pack_summary import Summary, build_summary, summary_path
 from slurm_colloc.store.pack.sample_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED
@@ -46,7 +42,7 @@ def summarise(pack: Path) -> Summary:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     for width in (80, 140):
         assert "NVIDIA H200" in render_report(summary, width)
-    write_summary(pack)
+    learn_from_pack(pack)
     return summary
 
 

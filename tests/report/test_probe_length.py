@@ -21,7 +21,7 @@ from slurm_colloc.model.degree.probe_window import (
     judge_window,
 )
 from slurm_colloc.monitor.latest_figures import Latest
-from slurm_colloc.report.solo_rates import ALONE_LEAST_S
+from slurm_colloc.report.summary.solo_rates import ALONE_LEAST_S
 
 BEGIN = 1000.0
 UNEVEN = Path(__file__).parents[1] / "recordings" / "h200" / "uneven.csv"

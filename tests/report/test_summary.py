@@ -11,15 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.degree.ramp_decision import Decision, RampState
 from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_samples import read_samples
-from slurm_colloc.report.summary.pack_summary import (
-    build_summary,
-    read_summary,
-    summary_path,
-    write_summary,
-)
+from slurm_colloc.report.summary.pack_summary import build_summary, read_summary, summary_path
 from slurm_colloc.store.learned.profiles import list_profiles
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
@@ -69,7 +65,7 @@ def test_the_second_run_finds_the_usage_profiles_of_the_first(tmp_path: Path) ->
             job_id=f"471{number}",
             gpu=make_gpu_rows(100, sm=lambda _at: 0.3, power=lambda _at: 250),
         )
-        assert write_summary(alone) == []
+        assert learn_from_pack(alone) == []
     records, problems = list_profiles(tmp_path)
     assert problems == []
     assert {round(r.steps_per_s.mean) for r in records if r.steps_per_s} == {20, 40}
@@ -124,7 +120,7 @@ def test_a_member_that_was_never_alone_is_measured_against_its_family(tmp_path: 
     assert slowdowns == [pytest.approx(20 / rate, rel=0.01) for rate in (16, 10, 8)]
     told = [any("that of 1 of its family" in note for note in m["notes"]) for m in members]
     assert told == [False, True, True]
-    assert write_summary(pack) == []
+    assert learn_from_pack(pack) == []
     # Its own usage profile now says the same, and is not counted twice.
     again = build_summary(pack, tmp_path)["members"]
     assert [m["solo"]["source"] for m in again] == ["profile", "family", "family"]
@@ -141,7 +137,7 @@ def test_a_family_that_disagrees_tells_nothing(tmp_path: Path, other: float, kno
             job_id=f"471{number}",
             one_family=True,
         )
-        assert write_summary(alone) == []
+        assert learn_from_pack(alone) == []
     truths = [Truth(3, 0, 100, lambda _at: 10), Truth(4, 0, 100, lambda _at: 10)]
     pack = make_pack(
         tmp_path, truths, submission="20260102-000000-a", job_id="4800", one_family=True
@@ -154,7 +150,7 @@ def test_a_family_that_disagrees_tells_nothing(tmp_path: Path, other: float, kno
 def test_alone_with_a_part_of_the_threads_is_not_alone(tmp_path: Path) -> None:
     truths = [Truth(1, 0, 300, lambda at: 20 if at < 60 else 16), Truth(2, 60, 300, lambda _at: 10)]
     pack = make_pack(tmp_path, truths, thread_limits={1: 50, 2: 100})
-    assert write_summary(pack) == []
+    assert learn_from_pack(pack) == []
     (one, two) = build_summary(pack, tmp_path)["members"]
     assert one["solo"] is None
     assert any("with all of the GPU" in note for note in one["notes"])
@@ -173,7 +169,7 @@ def test_pauses_change_neither_the_model_nor_what_was_saved(tmp_path: Path) -> N
         power=lambda at: 100 if pausing(at) else 300,
     )  # fmt: skip
     alone = make_pack(tmp_path, [Truth(1, 0, 300, lambda _at: 20, pauses=pauses)], gpu=gpu)
-    assert write_summary(alone) == []
+    assert learn_from_pack(alone) == []
     (profile,) = list_profiles(tmp_path)[0]
     assert profile.sm_active == pytest.approx(0.4, rel=0.05)
     summary = build_summary(alone, tmp_path)
@@ -183,7 +179,7 @@ def test_pauses_change_neither_the_model_nor_what_was_saved(tmp_path: Path) -> N
 def test_a_count_that_begins_again_takes_nothing_back(tmp_path: Path) -> None:
     truths = [Truth(1, 0, 300, lambda _at: 20), Truth(2, 150, 300, lambda _at: 10)]
     pack = make_pack(tmp_path, truths)
-    assert write_summary(pack) == []
+    assert learn_from_pack(pack) == []
     path = pack / "report" / "members.parquet"
     rows = pq.read_table(path).to_pylist()
     for row in rows:
@@ -335,7 +331,7 @@ def test_a_long_run_is_thinned_without_losing_totals_or_peaks(
 def test_the_summary_that_a_pack_leaves_is_read_until_it_runs_again(tmp_path: Path) -> None:
     pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
     assert read_summary(pack) is None
-    write_summary(pack)
+    learn_from_pack(pack)
     left = read_summary(pack)
     assert left is not None
     assert left["final"] is True
@@ -344,29 +340,9 @@ def test_the_summary_that_a_pack_leaves_is_read_until_it_runs_again(tmp_path: Pa
     assert read_summary(pack) is None
 
 
-def test_a_pack_that_is_summed_up_twice_teaches_once(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
-    write_summary(pack)
-    write_summary(pack)
-    (record,) = list_profiles(tmp_path)[0]
-    assert record.samples == 1
-
-
-def test_only_time_alone_teaches(tmp_path: Path) -> None:
-    pack = make_pack(
-        tmp_path,
-        [Truth(1, 0, 200, lambda at: 10 if at < 60 else 6), Truth(2, 60, 200, lambda _: 9)],
-    )
-    write_summary(pack)
-    (record,) = list_profiles(tmp_path)[0]
-    assert record.name == "train1"
-    assert record.steps_per_s is not None
-    assert record.steps_per_s.mean == pytest.approx(10, rel=0.01)
-
-
 def test_a_failure_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
-    write_summary(pack)
+    learn_from_pack(pack)
     before = summary_path(pack).read_bytes()
 
     def fail(*_arguments: object) -> None:
@@ -374,7 +350,7 @@ def test_a_failure_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("slurm_colloc.store.atomic_files.os.replace", fail)
     with pytest.raises(StateError, match="the disk is full"):
-        write_summary(pack)
+        learn_from_pack(pack)
     monkeypatch.undo()
     assert summary_path(pack).read_bytes() == before
     assert not list((pack / "report").glob("*.tmp*"))
@@ -485,7 +461,7 @@ def test_where_all_never_ran_together_a_prediction_stands_beside_all_that_was_sh
 
 def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> None:
     # Alone at first, so that there is a usage profile; then together.
-    write_summary(make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)]))
+    learn_from_pack(make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)]))
     (record,), _ = list_profiles(tmp_path)
     assert record.steps_total is not None
     assert record.steps_total.n == 1
@@ -493,13 +469,13 @@ def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> Non
     together = [Truth(1, 0, 200, lambda _: 10), Truth(2, 0, 200, lambda _: 9)]
     pack = make_pack(tmp_path, together, submission="20260102-000000-a")
     for _ in range(2):
-        assert write_summary(pack) == []
+        assert learn_from_pack(pack) == []
     (record,), _ = list_profiles(tmp_path)
     assert record.steps_total is not None
     assert record.steps_total.n == 2, "also of a run that shared, and once"
     assert record.samples == 1, "which teaches nothing else"
     cut = make_pack(tmp_path, together, submission="20260103-000000-a", failed=(1,))
-    write_summary(cut)
+    learn_from_pack(cut)
     (record,), _ = list_profiles(tmp_path)
     assert record.steps_total is not None
     assert record.steps_total.n == 2, "one that failed has not made all its steps"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.runtime.launch.step_command import Process, start_process
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
+def process(tmp_path: Path) -> Iterator[StartedProcess]:
     """Something that runs."""
     running = start_process(
         [sys.executable, "-c", "import time; time.sleep(300)"], {}, str(tmp_path / "log")

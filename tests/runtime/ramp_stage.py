@@ -12,13 +12,13 @@ from typing import Any
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.step_command import Process
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.measured_degree import Ramping
-from slurm_colloc.runtime.queue.members import Member, Place, Roster
-from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.watch.member_progress import Lookout
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
@@ -47,7 +47,7 @@ class Stage:
     def __init__(
         self,
         folder: Path,
-        process: Process,
+        process: StartedProcess,
         *,
         members: int = 4,
         start: int | None = 1,
@@ -64,8 +64,8 @@ class Stage:
         self.pack = state.pack_path("s.0")
         self.attempt = begin_attempt(self.pack, 1)
         self.process = process
-        self.roster = Roster([Place(index, 2, ()) for index in range(4)])
-        ledger = Ledger(self.pack, self.attempt)
+        self.roster = PackMembers([PackPlace(index, 2, ()) for index in range(4)])
+        ledger = StateWriter(self.pack, self.attempt)
         journal = Journal(self.pack)
         for number in range(1, members + 1):
             spec = read_spec(self.pack, number)
@@ -78,12 +78,12 @@ class Stage:
             self.roster.members[number] = Member(number, spec, record)
             self.roster.waiting.append(number)
         self.stopped: list[int] = []
-        self.probing = Probing(
+        self.probing = ProbeWindow(
             pack=self.pack, shown_id="1", roster=self.roster, ledger=ledger, journal=journal,
             is_wanted=probes, instruments=True, find_gpu_model=lambda: "NVIDIA H200",
             why_unwatched=lambda: "", end=lambda _: None,
         )  # fmt: skip
-        lookout = Lookout(
+        lookout = ProgressReader(
             self.pack, self.roster, self.probing, instruments=True, has_mps=lambda: has_mps,
             find_gpu_memory_mb=lambda: 80_000, bound=1.5,
         )  # fmt: skip
@@ -95,7 +95,7 @@ class Stage:
             self.pack, dataclasses.replace(planned, request=request), self.roster, ledger, journal,
             site_requeues=True, clock=lambda: self.clock,
         )  # fmt: skip
-        self.ramping = Ramping(
+        self.ramping = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, start_degree=start, time_left=self.time_left,
             roster=self.roster, ledger=ledger, journal=journal, probing=self.probing,
             site_requeues=True, why_unwatched=lambda: unwatched, lookout=lookout,

@@ -12,11 +12,11 @@ from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.outcome.blame import (
     FAULT_RESTARTS_MAX,
-    Aftermath,
+    Blame,
     Circumstances,
     judge_aftermath,
 )
-from slurm_colloc.runtime.outcome.output_evidence import Finding, Sign
+from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.store.pack.member_states import Retries
 
@@ -25,11 +25,11 @@ KILLED = Verdict(MemberState.FAILED, ExitCode(0, 9), "ended by signal 9")
 SERVER = "Client {PID: 7, Context: 1} encountered a fatal GPU error."
 
 
-def signs(*found: Sign) -> tuple[Finding, ...]:
-    return tuple(Finding(sign, sign.value) for sign in found)
+def signs(*found: Sign) -> tuple[OutputFinding, ...]:
+    return tuple(OutputFinding(sign, sign.value) for sign in found)
 
 
-def is_again(aftermath: Aftermath) -> bool:
+def is_again(aftermath: Blame) -> bool:
     return aftermath.verdict.state is MemberState.PENDING
 
 
@@ -47,7 +47,7 @@ def test_an_end_that_is_no_failure_stays_what_it_is_whatever_went_on_around(
     verdict: Verdict, cause: EndCause | None
 ) -> None:
     around = Circumstances(suspects=(1, 2), fault=SERVER, findings=signs(*Sign), mps_lost="gone")
-    assert judge_aftermath(verdict, around) == Aftermath(verdict, cause, (), Retries())
+    assert judge_aftermath(verdict, around) == Blame(verdict, cause, (), Retries())
 
 
 # Without anybody else involved: findings, verdict, cause, words of the reason.

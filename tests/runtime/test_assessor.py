@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.gpu.mps_clients import Seen
+from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.outcome.blame import Circumstances
 from slurm_colloc.runtime.outcome.judge_end import OUTPUT_LIMIT, add_seen, read_end_of_output
-from slurm_colloc.runtime.outcome.output_evidence import Finding, Sign
+from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
@@ -22,8 +22,8 @@ ENDED = "the MPS server has ended"
 DIED = "the MPS daemon has died"
 
 
-def build_seen(**fields: object) -> Seen:
-    return Seen(100, 0.0, **fields)  # type: ignore[arg-type]
+def build_seen(**fields: object) -> MpsMember:
+    return MpsMember(100, 0.0, **fields)  # type: ignore[arg-type]
 
 
 # What was seen, what the output says, then suspects and why the server went.
@@ -51,9 +51,9 @@ def build_seen(**fields: object) -> Seen:
     ],
 )
 def test_what_the_server_has_to_do_with_an_end(
-    seen: Seen, signs: tuple[Sign, ...], suspects: tuple[int, ...], lost: str
+    seen: MpsMember, signs: tuple[Sign, ...], suspects: tuple[int, ...], lost: str
 ) -> None:
-    findings = tuple(Finding(sign, sign.value) for sign in signs)
+    findings = tuple(OutputFinding(sign, sign.value) for sign in signs)
     around = add_seen(Circumstances(findings=findings), 2, seen)
     assert (around.suspects, around.mps_lost) == (suspects, lost)
     assert around.fault == (seen.fault if suspects else "")

@@ -18,8 +18,8 @@ from slurm_colloc.host.keeper.keeper_messages import Fault, ServerClients, Statu
 from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu import mps_clients as module
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
-from slurm_colloc.runtime.gpu.mps_clients import Clients, find_owner, read_parent
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients, find_owner, read_parent
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
@@ -56,8 +56,8 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return found
 
 
-def build_clients(tmp_path: Path, *numbers: int, waits: Waits | None = None) -> Clients:
-    clients = Clients(Journal(tmp_path), waits)
+def build_clients(tmp_path: Path, *numbers: int, waits: GpuPatience | None = None) -> MpsClients:
+    clients = MpsClients(Journal(tmp_path), waits)
     for number in numbers:
         member = Member(number, SPEC, StateRecord(MemberState.RUNNING, 1))
         member.wrapper_pid = 100 * number
@@ -69,7 +69,7 @@ def build_status(*pids: int) -> Status:
     return Status((ServerClients(9, 1000, "ACTIVE", tuple(ListedClient(pid, 9) for pid in pids)),))
 
 
-def suspects_of(clients: Clients, *numbers: int) -> list[tuple[int, ...]]:
+def suspects_of(clients: MpsClients, *numbers: int) -> list[tuple[int, ...]]:
     return [seen.suspects for seen in map(clients.get, numbers) if seen is not None]
 
 
@@ -120,7 +120,9 @@ def test_the_daemon_is_asked_often_at_first_then_less_and_less_and_at_last_not_a
 def test_nobody_is_asked_about_who_is_known(
     tmp_path: Path, now: Now, owners: dict[int, int]
 ) -> None:
-    clients = build_clients(tmp_path, 1, 2, waits=Waits(gpu_looks_s=(1.0,), gpu_look_every_s=1.0))
+    clients = build_clients(
+        tmp_path, 1, 2, waits=GpuPatience(gpu_looks_s=(1.0,), gpu_look_every_s=1.0)
+    )
     owners.update({11: 1, 21: 2})
     clients.join(11)
     clients.note_outside([21])

@@ -13,9 +13,9 @@ from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_options import StopReport
 from slurm_colloc.runtime.gpu import pack_daemon as module
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
-from slurm_colloc.runtime.gpu.mps_clients import Clients
-from slurm_colloc.runtime.gpu.pack_daemon import DAEMONS_MAX, Daemon
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.gpu.pack_daemon import DAEMONS_MAX, PackDaemon
 from slurm_colloc.runtime.journal import Journal
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
@@ -104,24 +104,24 @@ def told() -> Told:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
     monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
-    return Daemon(
+    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    return PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=Clients(journal, waits),
+        clients=MpsClients(journal, waits),
         journal=journal,
         listener=told,
         waits=waits,
     )
 
 
-def say(daemon: Daemon, *events: Any) -> FakeKeeper:
+def say(daemon: PackDaemon, *events: Any) -> FakeKeeper:
     """Let the newest keeper say something, and the daemon hear it."""
     keeper = FakeKeeper.made[-1]
     keeper.events += events
@@ -129,7 +129,7 @@ def say(daemon: Daemon, *events: Any) -> FakeKeeper:
     return keeper
 
 
-def test_a_daemon_comes_up_and_is_ended(daemon: Daemon, told: Told) -> None:
+def test_a_daemon_comes_up_and_is_ended(daemon: PackDaemon, told: Told) -> None:
     daemon.start()
     keeper = say(daemon, CONTROL, READY)
     assert told.take() == [
@@ -143,7 +143,7 @@ def test_a_daemon_comes_up_and_is_ended(daemon: Daemon, told: Told) -> None:
     assert told.take() == []
 
 
-def test_a_daemon_that_does_not_come_up_is_given_up(daemon: Daemon, told: Told) -> None:
+def test_a_daemon_that_does_not_come_up_is_given_up(daemon: PackDaemon, told: Told) -> None:
     daemon.start()
     say(daemon, CONTROL, keepers.Failed("the MPS server cannot start"))
     assert told.take()[1:] == [("given up", "the MPS server cannot start")]
@@ -152,7 +152,7 @@ def test_a_daemon_that_does_not_come_up_is_given_up(daemon: Daemon, told: Told) 
 
 
 def test_a_keeper_that_cannot_be_started_is_no_more_than_that(
-    daemon: Daemon, told: Told, monkeypatch: pytest.MonkeyPatch
+    daemon: PackDaemon, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> FakeKeeper:
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -164,7 +164,9 @@ def test_a_keeper_that_cannot_be_started_is_no_more_than_that(
     ]
 
 
-def test_a_daemon_that_dies_is_started_again_until_it_is_enough(daemon: Daemon, told: Told) -> None:
+def test_a_daemon_that_dies_is_started_again_until_it_is_enough(
+    daemon: PackDaemon, told: Told
+) -> None:
     daemon.start()
     for restarts in range(DAEMONS_MAX):
         keeper = say(daemon, CONTROL, READY)
@@ -175,7 +177,7 @@ def test_a_daemon_that_dies_is_started_again_until_it_is_enough(daemon: Daemon, 
     assert daemon.filenos() == []
 
 
-def test_the_last_death_is_told_with_all_of_them(daemon: Daemon, told: Told) -> None:
+def test_the_last_death_is_told_with_all_of_them(daemon: PackDaemon, told: Told) -> None:
     daemon.start()
     for _ in range(DAEMONS_MAX):
         say(daemon, keepers.DaemonDied(-9))
@@ -186,7 +188,7 @@ def test_the_last_death_is_told_with_all_of_them(daemon: Daemon, told: Told) -> 
 
 
 def test_for_a_killed_keeper_its_daemon_is_ended_and_another_started(
-    daemon: Daemon, told: Told
+    daemon: PackDaemon, told: Told
 ) -> None:
     daemon.start()
     first = say(daemon, CONTROL, READY)
@@ -211,7 +213,7 @@ def test_for_a_killed_keeper_its_daemon_is_ended_and_another_started(
     [STOPPED, keepers.DaemonDied(-9), keepers.KeeperDied(-9)],
     ids=lambda e: type(e).__name__,
 )
-def test_what_was_let_go_is_not_started_again(daemon: Daemon, told: Told, last: Any) -> None:
+def test_what_was_let_go_is_not_started_again(daemon: PackDaemon, told: Told, last: Any) -> None:
     daemon.start()
     keeper = say(daemon, CONTROL, READY)
     told.take()
@@ -226,7 +228,9 @@ def test_what_was_let_go_is_not_started_again(daemon: Daemon, told: Told, last: 
     assert "stop" not in keeper.asked
 
 
-def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(daemon: Daemon, told: Told) -> None:
+def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(
+    daemon: PackDaemon, told: Told
+) -> None:
     daemon.start()
     keeper = say(daemon, CONTROL, READY)
     told.take()
@@ -236,11 +240,11 @@ def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(daemon: Daemon, 
     assert told.take() == [("stopped", RECOVERED.elapsed_ms)]
 
 
-def is_mending(daemon: Daemon) -> bool:
+def is_mending(daemon: PackDaemon) -> bool:
     return daemon.is_mending
 
 
-def test_after_a_fault_the_server_takes_nobody_until_it_is_mended(daemon: Daemon) -> None:
+def test_after_a_fault_the_server_takes_nobody_until_it_is_mended(daemon: PackDaemon) -> None:
     daemon.start()
     say(daemon, CONTROL, READY)
     assert not is_mending(daemon)
@@ -258,7 +262,7 @@ def test_after_a_fault_the_server_takes_nobody_until_it_is_mended(daemon: Daemon
     assert not is_mending(daemon)
 
 
-def test_catching_up_does_not_wait_for_a_daemon_that_says_nothing(daemon: Daemon) -> None:
+def test_catching_up_does_not_wait_for_a_daemon_that_says_nothing(daemon: PackDaemon) -> None:
     daemon.catch_up()
     daemon.start()
     keeper = say(daemon, CONTROL, READY)
@@ -270,7 +274,7 @@ def test_catching_up_does_not_wait_for_a_daemon_that_says_nothing(daemon: Daemon
 
 
 def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
-    daemon: Daemon, tmp_path: Path
+    daemon: PackDaemon, tmp_path: Path
 ) -> None:
     daemon.start()
     say(
@@ -293,17 +297,17 @@ PREPARED = keepers.ControlProved("/run/slurm_colloc/4711/0", PIPE, 7, 0.0)
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
     monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
-    waits = Waits(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
-    daemon = Daemon(
+    waits = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
+    daemon = PackDaemon(
         tmp_path,
         (UUID,),
         {"PATH": "/usr/bin"},
         "4711",
-        clients=Clients(journal, waits),
+        clients=MpsClients(journal, waits),
         journal=journal,
         listener=told,
         waits=waits,
@@ -313,7 +317,9 @@ def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Dae
     return daemon
 
 
-def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(prepared: Daemon, told: Told) -> None:
+def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(
+    prepared: PackDaemon, told: Told
+) -> None:
     assert FakeKeeper.made[-1].options.adopt == PIPE
     say(prepared, PREPARED, READY)
     assert told.take()[0] == ("control", PIPE, 18.5, 0, ())
@@ -325,7 +331,7 @@ def test_the_nodes_daemon_is_watched_and_left_to_the_epilog(prepared: Daemon, to
 
 
 def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
-    prepared: Daemon, told: Told
+    prepared: PackDaemon, told: Told
 ) -> None:
     say(prepared, keepers.Failed("the node's MPS daemon does not answer: no answer within 3 s"))
     [(word, reason)] = told.take()
@@ -341,7 +347,9 @@ def test_in_place_of_a_node_daemon_that_does_not_answer_the_pack_starts_its_own(
     assert told.take()[-1] == ("stopped", 105.0)
 
 
-def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(prepared: Daemon, told: Told) -> None:
+def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(
+    prepared: PackDaemon, told: Told
+) -> None:
     say(prepared, PREPARED, READY)
     told.take()
     keeper = say(prepared, keepers.DaemonDied(None))
@@ -350,7 +358,7 @@ def test_the_nodes_dead_daemon_is_replaced_by_the_packs_own(prepared: Daemon, to
     assert prepared.by == "runner"
 
 
-def test_a_killed_watcher_of_the_nodes_daemon_is_replaced(prepared: Daemon, told: Told) -> None:
+def test_a_killed_watcher_of_the_nodes_daemon_is_replaced(prepared: PackDaemon, told: Told) -> None:
     say(prepared, PREPARED, READY)
     told.take()
     for count in range(2, DAEMONS_MAX + 1):

@@ -10,7 +10,7 @@ from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.launch.member_environment import (
     STEP_SCRUB,
-    Place,
+    MemberContext,
     build_step_environment,
     compose_environment,
     compute_added_by_slurm,
@@ -20,7 +20,7 @@ from slurm_colloc.store.pack.pack_directory import build_environment_block, pars
 
 JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)
-PLACE = Place(
+PLACE = MemberContext(
     job_id="4711", member="4711/3", pack="/state/p", run="/state/p/members/0003/run.1.1",
     shims="/state/p/bin", cpus=(2, 3), starts=0, tmpdir="/tmp/csub-4711-3", port=12345, shared=True,
 )  # fmt: skip
@@ -47,7 +47,7 @@ ADDED = {
 
 def compose(
     job: Job = JOB,
-    place: Place = PLACE,
+    place: MemberContext = PLACE,
     captured: dict[str, str] = CAPTURED,
     added: dict[str, str] = ADDED,
     plan: MemberPlan = PLAN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, Finding, Sign, find_signs
+from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, OutputFinding, Sign, find_signs
 from slurm_colloc.simgpu.training import cuda_errors
 from slurm_colloc.simgpu.training.failure_output import render_failure
 
@@ -67,7 +67,9 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "sign"), LINES)
 def test_a_line_that_says_why(line: str, sign: Sign) -> None:
-    assert find_signs(f"epoch 1 loss 0.3\n  {line}  \nsrun: error\n") == (Finding(sign, line),)
+    assert find_signs(f"epoch 1 loss 0.3\n  {line}  \nsrun: error\n") == (
+        OutputFinding(sign, line),
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_each_of_cuda_s_errors_by_its_text_and_by_its_name(code: int, sign: Sign
     error = cuda_errors.CudaError(code)
     [finding] = find_signs(render_failure(error))
     # The line with the error, not PyTorch's hint below it.
-    assert finding == Finding(sign, f"torch.AcceleratorError: CUDA error: {error.text}")
+    assert finding == OutputFinding(sign, f"torch.AcceleratorError: CUDA error: {error.text}")
     [finding] = find_signs(f"myprogram: {error.name} at solver.cu:31")
     assert finding.sign is sign
 
@@ -116,8 +118,8 @@ def test_of_each_sign_the_last_line_counts() -> None:
         "CUDA out of memory. Tried to allocate 1 GiB\n"
     )
     assert find_signs(output) == (
-        Finding(Sign.OUT_OF_GPU_MEMORY, "CUDA out of memory. Tried to allocate 1 GiB"),
-        Finding(Sign.FAULT, "CUDA error: an illegal memory access was encountered"),
+        OutputFinding(Sign.OUT_OF_GPU_MEMORY, "CUDA out of memory. Tried to allocate 1 GiB"),
+        OutputFinding(Sign.FAULT, "CUDA error: an illegal memory access was encountered"),
     )
 
 

@@ -12,7 +12,12 @@ import pytest
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import MpsPrograms
 from slurm_colloc.host.nvml.nvml_answer import Gpu, GpuProcess, NvmlAnswer
-from slurm_colloc.runtime.gpu.discover_gpus import Errand, find_gpus, judge_finding, list_outside
+from slurm_colloc.runtime.gpu.discover_gpus import (
+    BackgroundCall,
+    find_gpus,
+    judge_finding,
+    list_outside,
+)
 
 UUIDS = tuple(f"GPU-{n}a41ce45-e82a-a159-ec6f-fe593e0e1c21" for n in range(2))
 PROGRAMS = MpsPrograms("/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server")
@@ -115,7 +120,7 @@ def test_who_uses_the_gpu_without_being_a_client(
 
 def test_an_errand_wakes_whoever_waits_for_it() -> None:
     go = threading.Event()
-    errand = Errand(lambda: "done" if go.wait(60) else "never", str)
+    errand = BackgroundCall(lambda: "done" if go.wait(60) else "never", str)
     assert errand.poll() is None
     assert select.select([errand], [], [], 0)[0] == []
     go.set()
@@ -129,7 +134,7 @@ def test_an_errand_that_fails_gives_the_answer_for_that(problem: Exception) -> N
     def fail() -> str:
         raise problem
 
-    errand = Errand(fail, lambda error: f"because {error}")
+    errand = BackgroundCall(fail, lambda error: f"because {error}")
     assert select.select([errand], [], [], 60)[0] == [errand]
     assert errand.poll() == f"because {problem}"
     errand.close()

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.model.degree.ramp_decision import RampState
 from slurm_colloc.model.degree.ramp_rules import Ramp
-from slurm_colloc.runtime.launch.step_command import Process
+from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
 
 from .ramp_stage import RATE, Stage
@@ -101,7 +101,7 @@ def spoil(path: Path, how: str | dict[str, Any]) -> None:
     ids=describe,
 )
 def test_nobody_waits_or_ends_for_it(
-    how: str | dict[str, Any], tmp_path: Path, process: Process
+    how: str | dict[str, Any], tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, solo=None, probes=True)
     assert [stage.start(), stage.start()] == [1, None]
@@ -120,7 +120,7 @@ def test_nobody_waits_or_ends_for_it(
 
 
 def test_an_error_that_nobody_thought_of_lets_all_start(
-    tmp_path: Path, process: Process, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, process)
     assert [stage.start(), stage.start()] == [1, None]
@@ -138,7 +138,7 @@ def test_an_error_that_nobody_thought_of_lets_all_start(
 
 
 def test_a_probe_window_that_fails_is_over(
-    tmp_path: Path, process: Process, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, process, solo=None, probes=True)
     assert [stage.start(), stage.start()] == [1, None]

@@ -16,7 +16,7 @@ import slurm_colloc.runtime.__main__
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.gpu.gpu_mode import Sharing
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.store.pack.pack_records import PackRecord
 import dataclasses
 mode, share, lone, folder = sys.argv[1:]
@@ -24,7 +24,7 @@ fields = {field.name: None for field in dataclasses.fields(PackRecord)}
 fields.update(mode=SharingMode(mode), share=share, degree=2, local=False)
 allocation = Allocation("1", "1", "n", 0, 1, (), ("0",), {"PATH": "/nonexistent"})
 pack = Path(folder)
-sharing = Sharing(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
+sharing = GpuMode(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
 sharing.open()
 print(sharing.mode)
 loaded = set(sys.modules) - before

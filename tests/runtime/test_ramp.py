@@ -15,10 +15,10 @@ from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.step_command import Process
-from slurm_colloc.runtime.outcome.verdict import Asked, judge_end
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.members import Member, Place
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.outcome.verdict import StopReason, judge_end
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch import latest_json
 from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp, write_ramp
@@ -34,7 +34,7 @@ def _time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_waits_until_those_before_it_are_measured(
-    tmp_path: Path, process: Process
+    tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process)
     assert [stage.start(), stage.start()] == [1, None]
@@ -67,7 +67,7 @@ def test_the_next_waits_until_those_before_it_are_measured(
     ],
 )
 def test_what_cannot_be_measured_holds_nobody_back(
-    options: dict[str, Any], reason: str, tmp_path: Path, process: Process
+    options: dict[str, Any], reason: str, tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, **options)
     assert [stage.start() for _ in range(4)] == [1, 2, 3, 4]
@@ -77,7 +77,9 @@ def test_what_cannot_be_measured_holds_nobody_back(
     assert not any(member.record.reason for member in stage.roster.members.values())
 
 
-def test_nobody_is_held_back_until_its_time_is_too_short(tmp_path: Path, process: Process) -> None:
+def test_nobody_is_held_back_until_its_time_is_too_short(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s.
     stage = Stage(tmp_path / "long", process, time_limit_s=200)
     assert [stage.start(), stage.start()] == [1, None]
@@ -89,7 +91,9 @@ def test_nobody_is_held_back_until_its_time_is_too_short(tmp_path: Path, process
     assert stage.events()[0]["running"] == 4
 
 
-def test_where_time_is_short_one_starts_after_the_other(tmp_path: Path, process: Process) -> None:
+def test_where_time_is_short_one_starts_after_the_other(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s alone, and 120 beside others; the pack has 60 s more.
     stage = Stage(tmp_path, process, time_limit_s=180)
     for member in stage.roster.members.values():
@@ -116,10 +120,10 @@ def test_where_time_is_short_one_starts_after_the_other(tmp_path: Path, process:
 
 
 def test_who_waits_for_a_larger_place_keeps_nobody_from_being_measured(
-    tmp_path: Path, process: Process
+    tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, start=2)
-    stage.roster.places = [Place(0, 8, ()), *(Place(index, 2, ()) for index in (1, 2, 3))]
+    stage.roster.places = [PackPlace(0, 8, ()), *(PackPlace(index, 2, ()) for index in (1, 2, 3))]
     for number in (3, 4):
         member = stage.roster.members[number]
         plan = dataclasses.replace(member.spec.plan, cpus=8)
@@ -133,7 +137,7 @@ def test_who_waits_for_a_larger_place_keeps_nobody_from_being_measured(
     assert (last["state"], last["target"]) == ("STEPPED_BACK", 1)
 
 
-def test_nobody_that_runs_counts_steps(tmp_path: Path, process: Process) -> None:
+def test_nobody_that_runs_counts_steps(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     for member in stage.roster.members.values():
         job = dataclasses.replace(member.spec.job, instrument=False)
@@ -142,7 +146,7 @@ def test_nobody_that_runs_counts_steps(tmp_path: Path, process: Process) -> None
     assert stage.events()[0]["reason"].endswith("nothing counts their steps")
 
 
-def test_a_planned_pack_starts_whole(tmp_path: Path, process: Process) -> None:
+def test_a_planned_pack_starts_whole(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process, start=None)
     assert [stage.start() for _ in range(4)] == [1, 2, 3, 4]
     assert not (stage.pack / "ramp.json").exists()
@@ -163,7 +167,7 @@ def test_a_planned_pack_starts_whole(tmp_path: Path, process: Process) -> None:
     ],
 )
 def test_after_the_first_as_many_start_as_there_is_room_for(
-    has_mps: bool, activity: dict[str, float], at_once: int, tmp_path: Path, process: Process
+    has_mps: bool, activity: dict[str, float], at_once: int, tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, has_mps=has_mps)
     assert [stage.start(), stage.start()] == [1, None]
@@ -171,7 +175,9 @@ def test_after_the_first_as_many_start_as_there_is_room_for(
     assert stage.events()[0]["target"] == at_once
 
 
-def test_who_differs_from_the_first_is_not_judged_by_it(tmp_path: Path, process: Process) -> None:
+def test_who_differs_from_the_first_is_not_judged_by_it(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process, has_mps=True)
     assert [stage.start(), stage.start()] == [1, None]
     other = stage.roster.members[4]
@@ -181,7 +187,9 @@ def test_who_differs_from_the_first_is_not_judged_by_it(tmp_path: Path, process:
     assert stage.events()[0]["target"] == 2
 
 
-def test_the_bound_of_the_policy_is_that_of_who_has_none(tmp_path: Path, process: Process) -> None:
+def test_the_bound_of_the_policy_is_that_of_who_has_none(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process)
     for _ in range(4):
         stage.start()
@@ -190,7 +198,9 @@ def test_the_bound_of_the_policy_is_that_of_who_has_none(tmp_path: Path, process
     assert len(stage.roster.running()) == 3
 
 
-def test_who_would_be_ended_half_way_is_not_started(tmp_path: Path, process: Process) -> None:
+def test_who_would_be_ended_half_way_is_not_started(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     # Each may take 60 s, and the pack 200.
     stage = Stage(tmp_path, process, start=None, time_limit_s=200)
     first, second, third, fourth = stage.roster.members.values()
@@ -230,7 +240,7 @@ def test_who_would_be_ended_half_way_is_not_started(tmp_path: Path, process: Pro
     ],
 )
 def test_who_is_started_however_little_time_is_left(
-    limit_s: int | None, changes: dict[str, Any], tmp_path: Path, process: Process
+    limit_s: int | None, changes: dict[str, Any], tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, start=None)
     stage.start()
@@ -239,7 +249,7 @@ def test_who_is_started_however_little_time_is_left(
     )
     now = 0.0
     left = TimeLeft(
-        stage.pack, record, stage.roster, Ledger(stage.pack, 1), Journal(stage.pack),
+        stage.pack, record, stage.roster, StateWriter(stage.pack, 1), Journal(stage.pack),
         site_requeues=True, clock=lambda: now,
     )  # fmt: skip
     now = 195.0
@@ -247,7 +257,7 @@ def test_who_is_started_however_little_time_is_left(
 
 
 def test_the_rate_of_a_probed_member_is_that_of_its_family(
-    tmp_path: Path, process: Process
+    tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, solo=None)
     assert stage.start() == 1
@@ -260,7 +270,7 @@ def test_the_rate_of_a_probed_member_is_that_of_its_family(
 
 
 def test_what_the_probe_window_shows_is_not_measured_again(
-    tmp_path: Path, process: Process
+    tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, solo=None, has_mps=True, probes=True)
     assert [stage.start(), stage.start()] == [1, None]
@@ -280,7 +290,9 @@ def allow_signal(member: Member, *, batch_shell: bool = True, **changes: Any) ->
     member.spec = dataclasses.replace(member.spec, job=job)
 
 
-def test_the_newest_that_can_go_on_later_is_stopped(tmp_path: Path, process: Process) -> None:
+def test_the_newest_that_can_go_on_later_is_stopped(
+    tmp_path: Path, process: StartedProcess
+) -> None:
     stage = Stage(tmp_path, process, start=None)
     for _ in range(4):
         stage.start()
@@ -297,7 +309,9 @@ def test_the_newest_that_can_go_on_later_is_stopped(tmp_path: Path, process: Pro
 def test_who_is_stopped_goes_back_to_waiting_however_it_ends() -> None:
     for status in (0, 7 << 8, 15):
         record = {"wait_status": status, "foreign_signals": []}
-        verdict = judge_end(record, started=True, srun_status=0, log="", asked=Asked.STEPPED_BACK)
+        verdict = judge_end(
+            record, started=True, srun_status=0, log="", asked=StopReason.STEPPED_BACK
+        )
         assert verdict.state is MemberState.PENDING
         assert verdict.exit_code == ExitCode.from_wait_status(status)
         assert verdict.reason == "stopped so that fewer run at once"

@@ -11,8 +11,8 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.pack.requeue_after_kill import (
-    Revival,
-    Standing,
+    JobStanding,
+    KilledRunner,
     find_killed_before,
     find_refusal,
     judge_standing,
@@ -36,22 +36,22 @@ NOW = "2026-11-21T10:59:59"
 @pytest.mark.parametrize(
     ("changes", "standing"),
     [
-        ({}, Standing.RUNS),
-        ({"EndTime": "Unknown"}, Standing.RUNS),
-        ({"JobState": "CANCELLED"}, Standing.ENDS),
-        ({"JobState": "COMPLETING"}, Standing.ENDS),
-        ({"JobState": "TIMEOUT"}, Standing.ENDS),
-        ({"JobState": "NODE_FAIL"}, Standing.ENDS),
-        ({"JobState": "PENDING", "Restarts": "1"}, Standing.ENDS),
-        ({"PreemptTime": "2026-11-21T10:58:00"}, Standing.ENDS),
+        ({}, JobStanding.RUNS),
+        ({"EndTime": "Unknown"}, JobStanding.RUNS),
+        ({"JobState": "CANCELLED"}, JobStanding.ENDS),
+        ({"JobState": "COMPLETING"}, JobStanding.ENDS),
+        ({"JobState": "TIMEOUT"}, JobStanding.ENDS),
+        ({"JobState": "NODE_FAIL"}, JobStanding.ENDS),
+        ({"JobState": "PENDING", "Restarts": "1"}, JobStanding.ENDS),
+        ({"PreemptTime": "2026-11-21T10:58:00"}, JobStanding.ENDS),
         # Slurm has not looked yet.
-        ({"EndTime": "2026-11-21T10:59:59"}, Standing.ENDS),
+        ({"EndTime": "2026-11-21T10:59:59"}, JobStanding.ENDS),
         # This node was taken for lost, and the pack runs elsewhere.
-        ({"Restarts": "1"}, Standing.ELSEWHERE),
+        ({"Restarts": "1"}, JobStanding.ELSEWHERE),
     ],
 )
 def test_only_what_slurm_shows_running_and_not_about_to_end_is_touched(
-    changes: dict[str, str], standing: Standing
+    changes: dict[str, str], standing: JobStanding
 ) -> None:
     assert judge_standing({**RUNNING, **changes}, 0, NOW) is standing
 
@@ -120,7 +120,7 @@ class Bed:
     def revive(self, restarts: int = 0) -> bool:
         allocation = Allocation("4711_2", "4711", "n", restarts, 1, (), (), {})
         slurm = SlurmCommands({"PATH": f"{self.programs}:/usr/bin:/bin"})
-        return Revival(self.pack, allocation, slurm, 9).try_it()
+        return KilledRunner(self.pack, allocation, slurm, 9).try_it()
 
     def list_requeues(self) -> list[str]:
         asked = (self.programs / "asked").read_text().splitlines()

@@ -10,15 +10,17 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.launch.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
-from slurm_colloc.runtime.queue.members import Member, Place, Roster
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.pack.member_states import StateRecord
 from slurm_colloc.store.pack.pack_records import MemberSpec
 
 SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, None), 0o022)
 
 
-def build_roster(*wanted: int) -> Roster:
-    return Roster([Place(index, want, tuple(range(want))) for index, want in enumerate(wanted)])
+def build_roster(*wanted: int) -> PackMembers:
+    return PackMembers(
+        [PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,10 @@ def test_places_never_have_two_occupants_and_nobody_starves(
 
 
 def test_a_member_gets_as_many_cpus_of_a_larger_place_as_it_wants() -> None:
-    place = Place(0, 3, (4, 5, 6, 7))
+    place = PackPlace(0, 3, (4, 5, 6, 7))
     assert place.choose_cpus(2) == (4, 5)
     assert place.choose_cpus(3) == place.choose_cpus(9) == (4, 5, 6, 7)
-    assert Place(0, 3, ()).choose_cpus(2) == ()
+    assert PackPlace(0, 3, ()).choose_cpus(2) == ()
 
 
 def test_only_steps_of_the_transition_table_are_taken() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.outcome.verdict import (
-    Asked,
-    PackFate,
+    PackVerdict,
+    StopReason,
     Verdict,
     judge_end,
     judge_pack,
@@ -39,14 +39,14 @@ def build_record(status: int, *foreign: int, **changes: Any) -> dict[str, Any]:
         # A child of the script was killed and the script went on.
         (build_record(0, oom_kills=1), None, Verdict(M.OUT_OF_MEMORY, ExitCode(), OOM)),
         (build_record(0, oom_kills=None), None, Verdict(M.COMPLETED, ExitCode())),
-        (build_record(15), Asked.CANCEL, Verdict(M.CANCELLED, ExitCode(0, 15), "cancelled")),
-        (build_record(0), Asked.CANCEL, Verdict(M.CANCELLED, ExitCode(), "cancelled")),
+        (build_record(15), StopReason.CANCEL, Verdict(M.CANCELLED, ExitCode(0, 15), "cancelled")),
+        (build_record(0), StopReason.CANCEL, Verdict(M.CANCELLED, ExitCode(), "cancelled")),
         (
             build_record(9),
-            Asked.TIMEOUT,
+            StopReason.TIMEOUT,
             Verdict(M.TIMEOUT, ExitCode(0, 9), "its time limit was reached"),
         ),
-        (build_record(0), Asked.REQUEUE, Verdict(M.PENDING, ExitCode(), "requeued")),
+        (build_record(0), StopReason.REQUEUE, Verdict(M.PENDING, ExitCode(), "requeued")),
         (
             build_record(15, SIGTERM),
             None,
@@ -56,7 +56,7 @@ def build_record(status: int, *foreign: int, **changes: Any) -> dict[str, Any]:
         (build_record(0, SIGUSR1), None, Verdict(M.COMPLETED, ExitCode())),
         (
             build_record(15, SIGTERM),
-            Asked.CANCEL,
+            StopReason.CANCEL,
             Verdict(M.CANCELLED, ExitCode(0, 15), "cancelled"),
         ),
         (
@@ -67,7 +67,7 @@ def build_record(status: int, *foreign: int, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_an_end_that_the_wrapper_wrote_down(
-    record: dict[str, Any], asked: Asked | None, expected: Verdict
+    record: dict[str, Any], asked: StopReason | None, expected: Verdict
 ) -> None:
     assert judge_end(record, started=True, srun_status=1, log="", asked=asked) == expected
 
@@ -107,9 +107,9 @@ KILLED = ExitCode(0, SIGKILL)
             None,
             Verdict(M.OUT_OF_MEMORY, KILLED, OOM),
         ),
-        (True, "", Asked.CANCEL, Verdict(M.CANCELLED, KILLED, "killed: cancelled")),
-        (True, "", Asked.TIMEOUT, Verdict(M.TIMEOUT, KILLED, "killed: time limit")),
-        (True, "", Asked.REQUEUE, Verdict(M.PENDING, None, "requeued")),
+        (True, "", StopReason.CANCEL, Verdict(M.CANCELLED, KILLED, "killed: cancelled")),
+        (True, "", StopReason.TIMEOUT, Verdict(M.TIMEOUT, KILLED, "killed: time limit")),
+        (True, "", StopReason.REQUEUE, Verdict(M.PENDING, None, "requeued")),
         (
             False,
             "srun: error: Unable to create step\n\nsrun: more\n",
@@ -130,7 +130,7 @@ KILLED = ExitCode(0, SIGKILL)
     ],
 )
 def test_an_end_that_nobody_wrote_down(
-    started: bool, log: str, asked: Asked | None, expected: Verdict
+    started: bool, log: str, asked: StopReason | None, expected: Verdict
 ) -> None:
     assert judge_end(None, started=started, srun_status=1, log=log, asked=asked) == expected
 
@@ -153,11 +153,11 @@ def test_what_slurmstepd_said(log: str, reason: str) -> None:
     assert read_kill_reason(log) == reason
 
 
-GOES_ON = PackFate(True, None, "")
-REQUEUED = PackFate(False, None, "the pack is preempted or requeued")
-TIMED_OUT = PackFate(False, M.TIMEOUT, "the pack's time limit was reached")
-CANCELLED = PackFate(False, M.CANCELLED, "the pack was cancelled")
-NODE_FAILED = PackFate(False, None, "the node failed")
+GOES_ON = PackVerdict(True, None, "")
+REQUEUED = PackVerdict(False, None, "the pack is preempted or requeued")
+TIMED_OUT = PackVerdict(False, M.TIMEOUT, "the pack's time limit was reached")
+CANCELLED = PackVerdict(False, M.CANCELLED, "the pack was cancelled")
+NODE_FAILED = PackVerdict(False, None, "the node failed")
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ NODE_FAILED = PackFate(False, None, "the node failed")
         ({"JobState": "NODE_FAIL"}, "", NODE_FAILED),
         ({"JobState": "CANCELLED"}, "", CANCELLED),
         ({"JobState": "COMPLETING"}, "cancelled", CANCELLED),
-        ({"JobState": "COMPLETING"}, "", PackFate(False, None, "the pack is ending")),
+        ({"JobState": "COMPLETING"}, "", PackVerdict(False, None, "the pack is ending")),
     ],
 )
 def test_what_becomes_of_the_pack(
-    fields: dict[str, str] | None, reason: str, expected: PackFate | None
+    fields: dict[str, str] | None, reason: str, expected: PackVerdict | None
 ) -> None:
     assert judge_pack(fields, 0, reason) == expected
 
@@ -190,8 +190,8 @@ def test_a_restart_before_this_attempt_says_nothing() -> None:
     assert judge_pack({"JobState": "COMPLETING", "Restarts": "2"}, 2, "cancelled") == CANCELLED
 
 
-@pytest.mark.parametrize("asked", [None, *Asked])
-def test_an_end_was_when_the_wrapper_says_whatever_was_asked(asked: Asked | None) -> None:
+@pytest.mark.parametrize("asked", [None, *StopReason])
+def test_an_end_was_when_the_wrapper_says_whatever_was_asked(asked: StopReason | None) -> None:
     record = {"wait_status": 0, "foreign_signals": [], "at": 1234.5}
     judged = judge_end(record, started=True, srun_status=0, log="", asked=asked)
     assert judged.ended_at == 1234.5

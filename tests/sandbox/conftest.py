@@ -67,7 +67,7 @@ def host_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_sandbox(slurm: None, host_cpus: int) -> Iterator[Sandbox]:  # noqa: ARG001 - it skips
     """One running sandbox of two nodes with real CPU counts, for tests that leave it whole."""
     directory = Path(tempfile.mkdtemp(prefix="sb", dir="/var/tmp"))

@@ -20,6 +20,7 @@ from slurm_colloc.store.pack.pack_directory import write_ended
 from slurm_colloc.store.pack_reading import build_index_path
 from slurm_colloc.store.remove_packs import measure_bytes, remove_pack, remove_remains
 
+from ..calls import run_csub
 from .builders import build_pack
 
 DAY_S = 86400
@@ -56,10 +57,7 @@ def state(tmp_path: Path) -> State:
 def csub(state: State, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = state.root.parent
     environment = {"HOME": str(root), "XDG_STATE_HOME": str(root), "PATH": "/nonexistent"}
-    return subprocess.run(
-        [sys.executable, "-m", "slurm_colloc", *arguments],
-        env=environment, cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return run_csub(*arguments, environment=environment, directory=root)
 
 
 def test_old_packs_go_with_their_index_and_young_ones_stay(state: State) -> None:

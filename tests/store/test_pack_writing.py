@@ -182,9 +182,9 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from builders import build_pack
-from slurm_colloc.store import files, packs
+from slurm_colloc.store import all_packs
 
-state = packs.State(Path(sys.argv[1]))
+state = all_packs.State(Path(sys.argv[1]))
 state.prepare()
 left = int(sys.argv[2])
 

@@ -13,9 +13,8 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.profile import RUN_MOST_S, Observation, ProfileRecord, RunningStatistics
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.learned.profile_index import ProfileNames
+from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles
 from slurm_colloc.store.learned.profiles import (
-    add_observations,
-    forget_profiles,
     list_profiles,
     profile_path,
     read_family,
@@ -182,7 +181,7 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
     monkeypatch.undo()
     with hold_lock(lock, 0) as held:
         assert held
-        monkeypatch.setattr("slurm_colloc.store.learned.profiles._LOCK_WAIT_S", 0.0)
+        monkeypatch.setattr("slurm_colloc.store.learned.profile_updates._LOCK_WAIT_S", 0.0)
         with pytest.raises(StateError) as told:
             forget_profiles(tmp_path, records)
     assert str(told.value) == f"{lock} is kept by another csub: try again"

@@ -16,14 +16,12 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned import profiles
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.learned.profile_updates import (
     add_completions,
     add_observations,
-    compute_family,
     forget_profiles,
-    list_profiles,
-    profile_path,
 )
+from slurm_colloc.store.learned.profiles import compute_family, list_profiles, profile_path
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 
@@ -222,13 +220,13 @@ def test_only_the_files_of_the_family_are_opened(
         learn(tmp_path, collect(tmp_path, *OPTIONS, "other.sh", word))
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "1"))
     opened: list[str] = []
-    read = profiles._read
+    read = profiles.read_profile_file
 
     def watch(path: Path) -> Any:
         opened.append(path.name)
         return read(path)
 
-    monkeypatch.setattr(profiles, "_read", watch)
+    monkeypatch.setattr(profiles, "read_profile_file", watch)
     call = collect(tmp_path, *OPTIONS, "a.sh", "2")
     assert ask(tmp_path, call).profiles[0].known_by is KnownBy.FAMILY
     assert len(opened) == 1

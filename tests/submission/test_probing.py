@@ -12,7 +12,8 @@ from slurm_colloc.model.profile import Observation
 from slurm_colloc.planning.join.join_fit import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profiles import add_observations, compute_family, is_known
+from slurm_colloc.store.learned.profile_updates import add_observations
+from slurm_colloc.store.learned.profiles import compute_family, is_known
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import platform
 import signal
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,15 +15,9 @@ import typer
 from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
-from slurm_colloc.diagnosis.login_findings import LoginFacts, Trouble, name_files
-from slurm_colloc.errors import CollocError, SlurmUnreachable, UsageProblem
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.settings import Settings, find_files, load_settings
-from slurm_colloc.slurm.choose_access import describe_access, open_slurm
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
-from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version
-from slurm_colloc.store.all_packs import open_own_state
-from slurm_colloc.store.atomic_files import make_directory
+from slurm_colloc.settings import Settings
 
 if TYPE_CHECKING:
     from slurm_colloc.diagnosis.findings import Finding
@@ -114,6 +103,7 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
         no_job: Submit none.
         as_json: Print one JSON object at the end, instead of lines as they come.
     """
+    from slurm_colloc.diagnosis.ask_login_node import ask_login
     from slurm_colloc.diagnosis.findings import compute_exit_status
     from slurm_colloc.diagnosis.login_findings import judge_login
     from slurm_colloc.diagnosis.node_findings import find_obstacle, judge_no_job
@@ -149,7 +139,6 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
 def _look_at_node(
     wanted: Wanted, settings: Settings, place: Partition | None
 ) -> tuple[JobOutcome, list[Finding]]:
-    from slurm_colloc import __version__
     from slurm_colloc.diagnosis.doctor_job import run_job
     from slurm_colloc.diagnosis.job_findings import Asked
     from slurm_colloc.diagnosis.node_findings import judge_outcome
@@ -237,72 +226,3 @@ def build_json(
             for finding in findings
         ],
     }
-
-
-def ask_login() -> tuple[LoginFacts, Settings]:
-    """Ask everything; what fails is among the facts.
-
-    Returns:
-        The facts, and the settings; the built-in ones where they cannot be read.
-    """
-    facts = LoginFacts(__version__, platform.python_version(), sys.executable)
-    settings = Settings()
-    try:
-        settings = load_settings()
-        files = find_files(os.environ)
-        there = [path for path in (files.site, files.user) if path and Path(path).exists()]
-        facts = dataclasses.replace(
-            facts,
-            settings_files=name_files(there, os.environ),
-            state_path=str(settings.state_path),
-            state_shared=settings.state_shared,
-            state_trouble=try_state(settings),
-        )
-    except CollocError as error:
-        facts = dataclasses.replace(facts, settings_trouble=_explain(error))
-    try:
-        facts = dataclasses.replace(facts, client_version=read_client_version())
-    except CollocError as error:
-        return dataclasses.replace(facts, client_trouble=_explain(error)), settings
-    return ask_controller(facts, settings), settings
-
-
-def try_state(settings: Settings) -> Trouble:
-    """Write a file into the state directory; why that fails, or nothing."""
-    path = settings.state_path
-    try:
-        open_own_state(path)
-        make_directory(path)
-        with tempfile.TemporaryFile(dir=path) as file:
-            file.write(b"csub doctor\n")
-            file.flush()
-    except CollocError as error:
-        return _explain(error)
-    except OSError as error:
-        return Trouble(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
-    return Trouble()
-
-
-def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
-    """Ask the controller how it is set up, and which nodes it has."""
-    started = time.monotonic()
-    try:
-        config = SlurmCommands().read_config()
-        answer_ms = (time.monotonic() - started) * 1000
-        facts = dataclasses.replace(facts, config=config, answer_ms=round(answer_ms, 1))
-        facts = dataclasses.replace(facts, nodes=tuple(list_node_states()))
-    except CollocError as error:
-        return dataclasses.replace(facts, config=None, controller_trouble=_explain(error))
-    try:
-        open_slurm(settings)
-        facts = dataclasses.replace(facts, access=describe_access(settings))
-    except SlurmUnreachable as error:
-        facts = dataclasses.replace(facts, access_trouble=_explain(error))
-    except CollocError as error:
-        hint = "unset that variable, or give it one of these values"
-        facts = dataclasses.replace(facts, access_trouble=Trouble(error.message, hint))
-    return facts
-
-
-def _explain(error: CollocError) -> Trouble:
-    return Trouble(error.message, error.hint)

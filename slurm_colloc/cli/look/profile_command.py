@@ -83,7 +83,7 @@ def forget(
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
 ) -> None:
     """Forget usage profiles, such as those of a job whose data have changed."""
-    from slurm_colloc.store.learned.profiles import forget_profiles
+    from slurm_colloc.store.learned.profile_updates import forget_profiles
 
     if bool(patterns) == everything:
         raise UsageProblem("name usage profiles, or give --all", hint="csub profile list")
@@ -110,7 +110,7 @@ def import_all(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="- for standard input.")],
 ) -> None:
     """Take over usage profiles, except where the one that is here is made of as many runs."""
-    from slurm_colloc.store.learned.profiles import import_profiles
+    from slurm_colloc.store.learned.profile_updates import import_profiles
 
     records = [record for file in files for record in _read_file(file)]
     written = import_profiles(Session.open_own().state.root, records)

@@ -98,7 +98,7 @@ def write_report(pack: Path) -> int:
     Returns:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
-    from slurm_colloc.report.summary.pack_summary import write_summary
+    from slurm_colloc.learning.learn_from_pack import learn_from_pack
 
     calibrations = None
     # Wrong settings are told wherever somebody reads; here they cost no summary.
@@ -108,7 +108,7 @@ def write_report(pack: Path) -> int:
         # A directory that was given as `.` has its state directory above it all the same.
         path = pack.absolute()
         open_own_state(path.parent.parent)
-        problems = write_summary(path, calibrations)
+        problems = learn_from_pack(path, calibrations)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
         return problem.exit_code

@@ -9,37 +9,26 @@ memory of what was tried keep it from going to and fro.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Sequence
 
+from slurm_colloc.model.degree.growth_limit import SERIAL, find_growth_limit
 from slurm_colloc.model.degree.ramp_decision import (
     Decision,
     Outlook,
     RampMemory,
     RampState,
-    format_ordinal,
     say_no_more,
 )
 from slurm_colloc.model.degree.ramp_look import Measured, Sight
 from slurm_colloc.model.degree.ramp_noise import (
-    GAIN_LEAST,
     LONG_WINDOW_S,
     NOISY_WINDOW_S,
-    SHORT_SHARE,
     choose_window_s,
     may_be_noise,
 )
-from slurm_colloc.model.degree.ramp_steps import (
-    DANGER,
-    choose_step,
-    find_degree_within_bounds,
-    is_confirmed,
-)
+from slurm_colloc.model.degree.ramp_steps import DANGER, choose_step
 from slurm_colloc.model.degree.ramp_window import MIN_WINDOW_S, SINGLY_WINDOW_S, Track
-
-SHARE_NOISE = 0.15
-"""Part of a member's share by which noise lengthens a sum: it stands for no further member."""
 
 LIKELY_ROOMS = 2
 """The sum of progress grows up to twice as many as there is room for by the additive rule, or a
@@ -48,9 +37,6 @@ few more: on an H200, of small trainings 12 to 16 where the rule has room for 8,
 
 BROKEN = 1.10
 """Part of a slowdown bound from which on the ramp steps back."""
-
-SERIAL = 0.97
-"""A sum of progress below this is slower than one after the other."""
 
 WATCH_WINDOW_S = SINGLY_WINDOW_S
 WATCH_WINDOWS = 2
@@ -173,9 +159,13 @@ class Ramp:
         self._unsettled_since = None
         if self._base is not None and self._base.running == running:
             self._learn(now, sights)
-        settled = self._judge(at, now, sights)
-        if settled is not None:
-            return settled
+        base = self._base
+        share = 0.0 if base is None else self._get_share(base)
+        limit = find_growth_limit(now, base, share, self.places)
+        if limit is not None:
+            if limit.refused is not None:
+                self._memory.note_refusal(limit.refused, sights)
+            return self._settle(at, now, limit.degree, sights, limit.reason)
         self._learn(now, sights)
         if running >= self.places:
             text = f"{running} run at once, as planned: the sum of progress is {now.stp:.2f}"
@@ -209,54 +199,6 @@ class Ramp:
         if longer is not None and may_be_noise(longer, base, share):
             return self._track.measure(NOISY_WINDOW_S)
         return longer
-
-    def _judge(self, at: float, now: Measured, sights: Sequence[Sight]) -> Decision | None:
-        """Stop adding where a bound is in danger, or where what was added last did not pay."""
-        running, base = now.running, self._base
-        used, number = now.worst
-        if used > DANGER and running > 1 and number is not None:
-            target = find_degree_within_bounds(now, self._base)
-            self._memory.note_refusal(running + (used <= 1.0), sights)
-            is_own = now.is_its_own(number)
-            who = f"member {number} is" if is_own else f"members like {number} are"
-            text = (
-                f"{say_no_more(target)}: with {running} {who} "
-                f"{now.slowdowns[number]:.2f} times slower than alone, and "
-                f"{now.bounds[number]:g} times is accepted"
-            )
-            return self._settle(at, now, target, sights, text)
-        if base is None and running > 1 and now.stp < SERIAL:
-            text = (
-                f"{say_no_more(running)}: {running} are slower than one after the other (sum of "
-                f"progress {now.stp:.2f})"
-            )
-            return self._settle(at, now, running, sights, text)
-        if base is None or base.running >= running:
-            return None
-        added = running - base.running
-        gain = now.stp - base.stp
-        share = self._get_share(base)
-        is_short = share > 0 and gain < SHORT_SHARE * added * share
-        if added > 1 and is_short and not is_confirmed(now, self.places):
-            # The sum stopped growing somewhere between: as few as could bring that much.
-            least = math.ceil(gain / share - SHARE_NOISE)
-            target = base.running + max(0, min(added, least))
-        elif gain < added * GAIN_LEAST * base.stp:
-            target = base.running
-        else:
-            return None
-        self._memory.note_refusal(running, sights)
-        which = f"the {format_ordinal(running)}" if added == 1 else f"{added} more"
-        text = (
-            f"{say_no_more(target)}: with {which} the sum of progress went from {base.stp:.2f} to "
-            f"{now.stp:.2f} ({100 * GAIN_LEAST * added:g} % more was asked for)"
-        )
-        if target > base.running:
-            text = (
-                f"{say_no_more(target)}: from {base.running} to {running} the sum of progress went "
-                f"from {base.stp:.2f} to {now.stp:.2f}, as much as {target} bring"
-            )
-        return self._settle(at, now, target, sights, text)
 
     def _get_share(self, base: Measured) -> float:
         """What each of several that come at once is to bring to the sum of progress; 0 for none."""

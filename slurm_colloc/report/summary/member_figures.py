@@ -26,16 +26,14 @@ from slurm_colloc.metrics.rates import (
 from slurm_colloc.metrics.series import Track, Window, measure_windows
 from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
 from slurm_colloc.metrics.stalls import Stall, split_stalls
-from slurm_colloc.model.profile import Observation
-from slurm_colloc.report.solo_rates import (
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.solo_rates import (
     ALONE_LEAST_S,
     Relatives,
     SoloRate,
-    build_observations,
     find_solo_rate,
     was_limited,
 )
-from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 
 INTERFERENCE_MOST = 20
 """More changes than these, the strongest, are not listed for a member."""
@@ -62,7 +60,6 @@ class Figures:
         interference: Changes of its rate.
         warm_up_s: What was left out as warm-up.
         paused_s: What was left out as pauses.
-        observations: What its usage profile learns.
         steps_at: Its steps up to each coming and going in the pack; empty where unknown.
         spans: From the first settled step to the last, a start each; none where it reports none.
     """
@@ -80,7 +77,6 @@ class Figures:
     interference: tuple[Interference, ...]
     warm_up_s: float
     paused_s: float
-    observations: tuple[Observation, ...]
     steps_at: Mapping[float, float]
     spans: tuple[Window, ...] = ()
 
@@ -114,14 +110,13 @@ class Figures:
         )
 
 
-def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Figures:
-    """Compute what the samples tell of a member.
+def compute_figures(run: PackRun) -> list[Figures]:
+    """Compute what the samples tell about each member of a pack."""
+    relatives = Relatives(run)
+    return [_compute_figures(run, member, relatives) for member in run.members]
 
-    Args:
-        run: The pack.
-        member: The member.
-        relatives: What its members can learn from their families.
-    """
+
+def _compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Figures:
     settled = member.settle()
     intervals = [interval for start in settled for interval in start.intervals]
     windows = find_shared(run.phases, member.number)
@@ -147,7 +142,6 @@ def compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> Fi
         tuple(_find_interference(run, member, intervals)),
         sum(start.warm_up_s for start in settled),
         sum(start.paused_s for start in settled),
-        tuple(build_observations(run, member, settled)),
         _count_steps(member, run.phases),
         tuple((s.intervals[0].begin, s.intervals[-1].end) for s in settled if s.intervals),
     )

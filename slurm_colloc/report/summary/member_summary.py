@@ -16,10 +16,10 @@ from slurm_colloc.metrics.rates import (
 from slurm_colloc.metrics.series import measure_windows
 from slurm_colloc.metrics.stalls import Stall
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.report.solo_rates import FAMILY, PROFILE, SoloRate
 from slurm_colloc.report.summary.member_figures import Figures, count_up
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
+from slurm_colloc.report.summary.solo_rates import FAMILY, PROFILE, SoloRate
 
 
 def build_member(

@@ -115,6 +115,11 @@ class PackRun:
         """What was measured of the GPU; false where nothing was."""
         return self.samples.gpus.get(self.gpu_uuid or "", NO_GPU)
 
+    def compute_mean(self, metric: str, windows: Sequence[Window]) -> float | None:
+        """The mean of one of the GPU's metrics over windows; None where it was not measured."""
+        track = self.gpu.get(metric)
+        return None if track is None else track.compute_mean(windows)
+
     @cached_property
     def phases(self) -> list[Phase]:
         """The run, cut wherever a member came or went."""

@@ -11,9 +11,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.report.member_survey import PackView
-from slurm_colloc.report.pack_feedback import build_feedback
 from slurm_colloc.report.show_view import read_fallbacks
-from slurm_colloc.report.solo_rates import Relatives, build_completion
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
 from slurm_colloc.report.summary.pack_run import PackRun, read_run
@@ -24,8 +22,6 @@ from slurm_colloc.report.summary.sharing_summary import (
     compute_energy,
 )
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
-from slurm_colloc.store.calibrations import find_calibration
-from slurm_colloc.store.learned.profiles import add_completions, add_feedback, add_observations
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
 from slurm_colloc.store.pack_reading import StateReader
@@ -56,12 +52,7 @@ def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> S
         StateError: It is damaged, or its samples cannot be read at all.
     """
     run = read_run(pack, profiles, view)
-    return _build(run, _compute_all(run))
-
-
-def _compute_all(run: PackRun) -> list[Figures]:
-    relatives = Relatives(run)
-    return [compute_figures(run, member, relatives) for member in run.members]
+    return _build(run, compute_figures(run))
 
 
 def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
@@ -211,39 +202,15 @@ def _list_notes(run: PackRun) -> list[str]:
     return notes
 
 
-def write_summary(pack: Path, calibrations: Path | None = None) -> list[str]:
-    """Write a pack's summary, and let its usage profiles learn from it.
-
-    The summary is written whole or not at all, and before the profiles, which are those of
-    earlier runs in it.
-
-    Args:
-        pack: The pack's directory.
-        calibrations: The site's folder of calibrations; None for none.
-
-    Returns:
-        What usage profiles could not take, a sentence each.
+def write_summary(run: PackRun, figures: Sequence[Figures]) -> None:
+    """Write a pack's summary.json, whole or not at all.
 
     Raises:
-        NotFound: There is no such pack.
-        StateError: Something cannot be read or written.
+        StateError: It cannot be written, or something that it tells cannot be read.
     """
-    state = pack.parent.parent
-    run = read_run(pack, state)
-    figures = _compute_all(run)
     summary = _build(run, figures)
-    make_directory(report_directory(pack))
-    write_json(summary_path(pack), summary)
-    observations = [observation for entry in figures for observation in entry.observations]
-    problems = add_observations(state, observations) if observations else []
-    found = (build_completion(run, entry.member, entry.steps) for entry in figures)
-    completions = [completion for completion in found if completion is not None]
-    # Only now has a run that was alone a usage profile.
-    problems += add_completions(state, completions) if completions else ()
-    feedback = build_feedback(
-        run, figures, lambda gpu: find_calibration(gpu, state, calibrations).calibration
-    )
-    return [*problems, *(add_feedback(state, feedback) if feedback is not None else ())]
+    make_directory(report_directory(run.path))
+    write_json(summary_path(run.path), summary)
 
 
 def read_summary(pack: Path) -> Summary | None:

@@ -23,9 +23,9 @@ from slurm_colloc.metrics.slowdown import (
     compute_fairness,
     compute_mean_stp,
 )
-from slurm_colloc.report.solo_rates import FAMILY, find_idle_power
 from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
 from slurm_colloc.report.summary.pack_run import PackRun
+from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
 
 _EDGE_S = 5.0
 

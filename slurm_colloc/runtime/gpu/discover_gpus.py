@@ -92,7 +92,7 @@ def look_outside(uuids: Sequence[str], nvml_timeout_s: float) -> tuple[int, ...]
     return list_outside(probe_gpus(nvml_timeout_s), uuids)
 
 
-class Errand(Generic[_T]):
+class BackgroundCall(Generic[_T]):
     """Runs something slow in a thread: the runner stays able to answer signals.
 
     Args:
@@ -129,14 +129,14 @@ class Errand(Generic[_T]):
         os.close(self._write_end)
 
 
-def search_gpus(environ: Mapping[str, str], nvml_timeout_s: float) -> Errand[GpuFinding]:
+def search_gpus(environ: Mapping[str, str], nvml_timeout_s: float) -> BackgroundCall[GpuFinding]:
     """Begin `find_gpus`."""
-    return Errand(
+    return BackgroundCall(
         lambda: find_gpus(environ, nvml_timeout_s),
         lambda problem: GpuFinding((), None, f"the GPU cannot be looked at: {problem}", None, ()),
     )
 
 
-def search_outside(uuids: Sequence[str], nvml_timeout_s: float) -> Errand[tuple[int, ...]]:
+def search_outside(uuids: Sequence[str], nvml_timeout_s: float) -> BackgroundCall[tuple[int, ...]]:
     """Begin `look_outside`."""
-    return Errand(lambda: look_outside(uuids, nvml_timeout_s), lambda _: ())
+    return BackgroundCall(lambda: look_outside(uuids, nvml_timeout_s), lambda _: ())

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
-from slurm_colloc.runtime.gpu.mps_clients import Clients
-from slurm_colloc.runtime.gpu.node_daemon import Preparation
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
@@ -26,13 +26,13 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
     from slurm_colloc.host.mps.mps_options import StopReport
-    from slurm_colloc.runtime.gpu.discover_gpus import Errand, GpuFinding
-    from slurm_colloc.runtime.gpu.pack_daemon import Daemon
+    from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
+    from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
 
 _ONE_PROCESS = "EXCLUSIVE_PROCESS"
 
 
-class Sharing:
+class GpuMode:
     """Prepares the GPU for an attempt of a pack, and watches over it.
 
     Args:
@@ -60,25 +60,25 @@ class Sharing:
         announce: Callable[[str], None] | None = None,
         identifies: bool = False,
         find_likely_degree: Callable[[], int | None] = lambda: None,
-        waits: Waits | None = None,
+        waits: GpuPatience | None = None,
     ) -> None:
         self._pack = pack
         self._record = record
         self._allocation = allocation
         self._journal = journal
-        self._waits = waits or Waits()
+        self._waits = waits or GpuPatience()
         self._announce = announce
         self._identifies = identifies
         self._find_likely_degree = find_likely_degree
         self._request = ShareRequest.parse(record.share)
         setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
-        self._preparation = Preparation(pack, setup, journal)
-        self._search: Errand[GpuFinding] | None = None
-        self._look: Errand[tuple[int, ...]] | None = None
-        self._daemon: Daemon | None = None
+        self._preparation = SetupRecord(pack, setup, journal)
+        self._search: BackgroundCall[GpuFinding] | None = None
+        self._look: BackgroundCall[tuple[int, ...]] | None = None
+        self._daemon: PackDaemon | None = None
         self._pipe_directory = ""
         self._takes_one_process = False
-        self.clients = Clients(journal, self._waits)
+        self.clients = MpsClients(journal, self._waits)
         self.mode: SharingMode | None = SharingMode.EXCLUSIVE if lone else None
         """The mode that holds; None while it is being prepared."""
         self.refusal = ""
@@ -170,10 +170,10 @@ class Sharing:
         if problem:
             self._fall_back(problem)
             return
-        from slurm_colloc.runtime.gpu.pack_daemon import Daemon
+        from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
 
         self._preparation.add_notes(*prepared.notes)
-        self._daemon = Daemon(
+        self._daemon = PackDaemon(
             self._pack,
             self.setup.gpus,
             self._allocation.environment,

@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Waits:
+class GpuPatience:
     """Times in seconds, all at once, so that a test can shorten them.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 
@@ -24,7 +24,7 @@ _LOOK_SHARE = 0.2
 
 
 @dataclass
-class Seen:
+class MpsMember:
     """A member as the MPS server sees it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Seen:
         since: When it started (monotonic clock).
         is_client: One of its processes is, or was, a client.
         is_outside: One of its processes uses the GPU without MPS.
-        looks: For how many of its `Waits.gpu_looks_s` NVML has been asked.
+        looks: For how many of its `GpuPatience.gpu_looks_s` NVML has been asked.
         suspects: Members that a fault hit together with it; empty for no fault.
         fault: What the server said of that fault.
         lost: Why the server went while it was a client; empty where it did not.
@@ -48,7 +48,7 @@ class Seen:
     lost: str = ""
 
 
-class Clients:
+class MpsClients:
     """Follows the members that run under MPS.
 
     Args:
@@ -56,10 +56,10 @@ class Clients:
         waits: When NVML is asked.
     """
 
-    def __init__(self, journal: Journal, waits: Waits | None = None) -> None:
+    def __init__(self, journal: Journal, waits: GpuPatience | None = None) -> None:
         self._journal = journal
-        self._waits = waits or Waits()
-        self._members: dict[int, Seen] = {}
+        self._waits = waits or GpuPatience()
+        self._members: dict[int, MpsMember] = {}
         self._owners: dict[int, int] = {}
         self._hit_pids: set[int] = set()
         self._asked_at = 0.0
@@ -73,14 +73,14 @@ class Clients:
     def watch(self, member: Member) -> None:
         """A member has started under MPS."""
         assert member.wrapper_pid is not None
-        self._members[member.number] = Seen(member.wrapper_pid, time.monotonic())
+        self._members[member.number] = MpsMember(member.wrapper_pid, time.monotonic())
 
     def forget(self, number: int) -> None:
         """A member has ended."""
         self._members.pop(number, None)
         self.news.pop(number, None)
 
-    def get(self, number: int) -> Seen | None:
+    def get(self, number: int) -> MpsMember | None:
         """What is known of a member that runs under MPS; None for any other."""
         return self._members.get(number)
 

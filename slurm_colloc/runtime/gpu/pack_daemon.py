@@ -21,8 +21,8 @@ from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.runtime.gpu.gpu_patience import Waits
-from slurm_colloc.runtime.gpu.mps_clients import Clients
+from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.store.atomic_files import make_directory
 
@@ -35,7 +35,7 @@ DAEMONS_MAX = 3
 _STDERR = 2
 
 
-class Listener(Protocol):
+class DaemonListener(Protocol):
     """Who is told what becomes of the daemon."""
 
     def note_control(
@@ -59,7 +59,7 @@ class Listener(Protocol):
         """It has been ended."""
 
 
-class Daemon:
+class PackDaemon:
     """Starts a daemon, and watches over it.
 
     Args:
@@ -81,10 +81,10 @@ class Daemon:
         environ: Mapping[str, str],
         label: str,
         *,
-        clients: Clients,
+        clients: MpsClients,
         journal: Journal,
-        listener: Listener,
-        waits: Waits,
+        listener: DaemonListener,
+        waits: GpuPatience,
         prepared: PreparedDaemon | None = None,
     ) -> None:
         self._options = MpsOptions(

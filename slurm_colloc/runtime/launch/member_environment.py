@@ -68,7 +68,7 @@ _OF_THE_REQUEST = frozenset(
 
 
 @dataclass(frozen=True)
-class Place:
+class MemberContext:
     """Where a member runs and how it is named there.
 
     Attributes:
@@ -113,7 +113,7 @@ def compose_environment(
     added: Mapping[str, str],
     job: Job,
     plan: MemberPlan,
-    place: Place,
+    place: MemberContext,
 ) -> dict[str, str]:
     """The complete environment of a member.
 
@@ -207,7 +207,7 @@ def _compute_request_variables(job: Job, plan: MemberPlan) -> dict[str, str]:
 
 
 def _compute_release_variables(
-    added: Mapping[str, str], job: Job, plan: MemberPlan, place: Place
+    added: Mapping[str, str], job: Job, plan: MemberPlan, place: MemberContext
 ) -> dict[str, str]:
     """What only newer releases set (seen on 24.11 and 26.05, not on 22.05), where this one does."""
     values = {}
@@ -222,7 +222,7 @@ def _compute_release_variables(
     return values
 
 
-def _compute_array_variables(job: Job, place: Place) -> dict[str, str]:
+def _compute_array_variables(job: Job, place: MemberContext) -> dict[str, str]:
     task = job.array_task
     if task is None:
         return {}
@@ -241,7 +241,7 @@ def _set_own_resources(
     known: AbstractSet[str],
     job: Job,
     plan: MemberPlan,
-    place: Place,
+    place: MemberContext,
 ) -> None:
     """What neighbours would otherwise fight for, unless the user or the site has set it."""
     own = {"OMP_NUM_THREADS": str(plan.cpus)}

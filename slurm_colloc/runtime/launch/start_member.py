@@ -24,7 +24,7 @@ from slurm_colloc.runtime.launch.step_command import (
     start_process,
 )
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, Place
+from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
@@ -39,7 +39,7 @@ PlaceOnGpu = Callable[[Member], tuple["GpuUse | None", dict[str, str]]]
 Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
 
-class Starter:
+class MemberStarter:
     """Starts the members of one attempt.
 
     Args:
@@ -92,7 +92,7 @@ class Starter:
             self._shims = str(write_shims(pack, sys.executable))
         self._ports: set[int] = set()
 
-    def start(self, member: Member, place: Place) -> bool:
+    def start(self, member: Member, place: PackPlace) -> bool:
         """Start a member in a place; False where it was held at the last moment.
 
         Raises:
@@ -107,7 +107,7 @@ class Starter:
         )
         name = str(MemberId(self._allocation.shown_job_id, member.number))
         shared = not self._lone and self._record.degree > 1
-        where = environments.Place(
+        where = environments.MemberContext(
             job_id=self._allocation.shown_job_id,
             member=name,
             pack=str(self._pack),

@@ -82,7 +82,7 @@ def build_launch(
     }
 
 
-class Process:
+class StartedProcess:
     """A started member: the srun that waits for its step, or its wrapper itself."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -108,7 +108,7 @@ def start_process(
     log: str | None,
     *,
     own_group: bool = True,
-) -> Process:
+) -> StartedProcess:
     """Start a command in the background.
 
     Args:
@@ -124,7 +124,7 @@ def start_process(
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        return Process(
+        return StartedProcess(
             subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,

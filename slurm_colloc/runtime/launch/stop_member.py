@@ -12,16 +12,16 @@ from pathlib import Path
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import InnerSteps, kill, terminate
-from slurm_colloc.runtime.outcome.verdict import Asked
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
 
 KILL_MARGIN_S = 5.0
 """Beyond KillWait, after which the runner ends a wrapper that did not do it."""
 
 
-class Control:
+class MemberControl:
     """What may happen to a member besides running to its end.
 
     Args:
@@ -37,9 +37,9 @@ class Control:
         self,
         *,
         pack: Path,
-        roster: Roster,
+        roster: PackMembers,
         inner_steps: InnerSteps,
-        ledger: Ledger,
+        ledger: StateWriter,
         journal: Journal,
         kill_wait_s: float,
     ) -> None:
@@ -63,7 +63,7 @@ class Control:
             self.signal(member, request.signal, steps_only=request.steps_only)
         elif member.process is not None:
             cancel = request.action is Action.CANCEL
-            self.end(member, Asked.CANCEL if cancel else Asked.REQUEUE)
+            self.end(member, StopReason.CANCEL if cancel else StopReason.REQUEUE)
         elif request.action is Action.CANCEL and member.number in self._roster.waiting:
             self._roster.waiting.remove(member.number)
             code = ExitCode(0, signal.SIGTERM)
@@ -77,10 +77,10 @@ class Control:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)  # noqa: TID251 - its own
 
-    def end(self, member: Member, why: Asked) -> None:
+    def end(self, member: Member, why: StopReason) -> None:
         """TERM to the member now, KILL after KillWait (the wrapper does both)."""
         # Who is stopped for a while may still be cancelled, or requeue itself.
-        if member.asked in (None, Asked.STEPPED_BACK):
+        if member.asked in (None, StopReason.STEPPED_BACK):
             member.asked = why
             if member.end_by is None:
                 self._terminate(member)
@@ -90,14 +90,14 @@ class Control:
         for number in numbers:
             member = self._roster.members[number]
             if member.process is not None and member.asked is None:
-                self.end(member, Asked.FAULT)
+                self.end(member, StopReason.FAULT)
 
     def step_back(self, member: Member) -> None:
         """Stop a member that goes on later: its `--signal` now, TERM as long after as it asks."""
         request = member.spec.job.signal
         if request is None or member.asked is not None:
             return
-        member.asked = Asked.STEPPED_BACK
+        member.asked = StopReason.STEPPED_BACK
         member.signal_at = None
         member.stop_at = time.monotonic() + request.seconds_before_end
         self.signal(member, request.number, steps_only=not request.batch_shell)
@@ -123,7 +123,7 @@ class Control:
                 if member.end_by is None:
                     self._terminate(member)
             if member.deadline is not None and now >= member.deadline and member.asked is None:
-                self.end(member, Asked.TIMEOUT)
+                self.end(member, StopReason.TIMEOUT)
             if member.end_by is not None and now >= member.end_by:
                 member.end_by = now + KILL_MARGIN_S
                 kill(member)

@@ -12,7 +12,7 @@ import dataclasses
 
 from slurm_colloc.model.end_causes import EndCause, choose_plain_cause
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.outcome.output_evidence import Finding, Sign
+from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.store.pack.member_states import Retries
 
@@ -39,20 +39,20 @@ class Circumstances:
     suspects: tuple[int, ...] = ()
     fault: str = ""
     mps_lost: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[OutputFinding, ...] = ()
     may_restart: bool = True
     retries: Retries = dataclasses.field(default_factory=Retries)
     places: int = 1
     shared: bool = False
     needs_mps: bool = False
 
-    def find(self, *signs: Sign) -> Finding | None:
+    def find(self, *signs: Sign) -> OutputFinding | None:
         """The first of these signs in its output."""
         return next((finding for finding in self.findings if finding.sign in signs), None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Aftermath:
+class Blame:
     """How a member's end is to be taken.
 
     Attributes:
@@ -70,7 +70,7 @@ class Aftermath:
     is_culprit: bool = False
 
 
-def judge_aftermath(verdict: Verdict, around: Circumstances) -> Aftermath:
+def judge_aftermath(verdict: Verdict, around: Circumstances) -> Blame:
     """Judge an end of a member that shares a GPU.
 
     Args:
@@ -81,7 +81,7 @@ def judge_aftermath(verdict: Verdict, around: Circumstances) -> Aftermath:
     if verdict.state is not MemberState.FAILED:
         assert verdict.state is not None
         cause = choose_plain_cause(verdict.state, verdict.exit_code)
-        return Aftermath(verdict, cause, (), around.retries)
+        return Blame(verdict, cause, (), around.retries)
     if around.mps_lost:
         evidence = (f"MPS: {around.mps_lost}", *evidence)
         return _restart_or_fail(verdict, around, EndCause.MPS_GONE, evidence, around.mps_lost)
@@ -99,10 +99,10 @@ def judge_aftermath(verdict: Verdict, around: Circumstances) -> Aftermath:
     cause = choose_plain_cause(
         MemberState.FAILED, verdict.exit_code, started=not verdict.never_started
     )
-    return Aftermath(verdict, cause, evidence, around.retries)
+    return Blame(verdict, cause, evidence, around.retries)
 
 
-def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Aftermath:
+def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
     if around.find(Sign.MPS_FULL):
         reason = "the MPS server had as many clients as it takes"
         return _restart_or_fail(verdict, around, EndCause.MPS_FULL, evidence, reason, apart=True)
@@ -110,7 +110,7 @@ def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str,
     return _restart_or_fail(verdict, around, EndCause.MPS_VICTIM, evidence, reason)
 
 
-def _judge_fault(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Aftermath:
+def _judge_fault(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
     cause = EndCause.MPS_SUSPECT
     if not around.fault:
         reason = "a fault on the GPU, of which the MPS server says nothing"
@@ -126,7 +126,7 @@ def _judge_fault(verdict: Verdict, around: Circumstances, evidence: tuple[str, .
 
 def _judge_out_of_memory(
     verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]
-) -> Aftermath:
+) -> Blame:
     places = min(around.places, around.retries.places * 2)
     cause = EndCause.CUDA_OUT_OF_MEMORY
     if not around.shared or around.retries.places >= around.places:
@@ -143,7 +143,7 @@ def _judge_out_of_memory(
     again = dataclasses.replace(
         verdict, state=MemberState.PENDING, reason=f"{reason}; it runs again {share}"
     )
-    return Aftermath(again, cause, evidence, retries)
+    return Blame(again, cause, evidence, retries)
 
 
 def _restart_or_fail(
@@ -154,7 +154,7 @@ def _restart_or_fail(
     reason: str,
     *,
     apart: bool = False,
-) -> Aftermath:
+) -> Blame:
     if not around.may_restart:
         return _end(verdict, around, cause, evidence, f"{reason}; it may not be requeued")
     if around.retries.faults >= FAULT_RESTARTS_MAX:
@@ -174,7 +174,7 @@ def _restart_or_fail(
             retries = dataclasses.replace(retries, places=around.places)
     text = f"{reason}; it runs again{how}"
     again = dataclasses.replace(verdict, state=MemberState.PENDING, reason=text)
-    return Aftermath(again, cause, evidence, retries)
+    return Blame(again, cause, evidence, retries)
 
 
 def _end(
@@ -185,8 +185,8 @@ def _end(
     reason: str,
     *,
     is_culprit: bool = False,
-) -> Aftermath:
+) -> Blame:
     told = f"{verdict.reason}: {reason}" if reason != verdict.reason and verdict.reason else reason
-    return Aftermath(
+    return Blame(
         dataclasses.replace(verdict, reason=told), cause, evidence, around.retries, is_culprit
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.mps_clients import Clients
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import (
     InnerSteps,
@@ -19,20 +19,20 @@ from slurm_colloc.runtime.launch.member_processes import (
     read_log,
     read_started,
 )
-from slurm_colloc.runtime.launch.start_member import Starter
-from slurm_colloc.runtime.outcome.judge_end import Assessor
-from slurm_colloc.runtime.outcome.verdict import Asked, Verdict, judge_end, read_kill_reason
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.pack.slurm_decision import ASK_INTERVAL_S, FateWatch
+from slurm_colloc.runtime.launch.start_member import MemberStarter
+from slurm_colloc.runtime.outcome.judge_end import BlameFinder
+from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict, judge_end, read_kill_reason
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.slurm_decision import ASK_INTERVAL_S, SlurmDecision
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 
 SRUN_GRACE_S = 10.0
 """How long an srun may still run once the wrapper has written how its member ended. On 26.05 it
 waits until slurmctld has noted the end of the step: minutes, where slurmctld is away."""
 
 
-class Tender:
+class EndCollector:
     """Follows the members' processes.
 
     Args:
@@ -52,15 +52,15 @@ class Tender:
         self,
         *,
         allocation: Allocation,
-        roster: Roster,
-        starter: Starter,
+        roster: PackMembers,
+        starter: MemberStarter,
         inner_steps: InnerSteps,
-        ledger: Ledger,
-        fate: FateWatch,
+        ledger: StateWriter,
+        fate: SlurmDecision,
         journal: Journal,
         keeps_time: bool,
-        assessor: Assessor,
-        clients: Clients,
+        assessor: BlameFinder,
+        clients: MpsClients,
     ) -> None:
         self._assessor = assessor
         self._clients = clients
@@ -187,7 +187,7 @@ class Tender:
         aftermath = self._assessor.assess(member, verdict)
         verdict = aftermath.verdict
         assert verdict.state is not None
-        was_stopped = member.asked is Asked.STEPPED_BACK
+        was_stopped = member.asked is StopReason.STEPPED_BACK
         self.release(member)
         told = {
             "cause": aftermath.cause.value if aftermath.cause else "",

@@ -12,15 +12,15 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.gpu_mode import Sharing
-from slurm_colloc.runtime.gpu.mps_clients import Seen
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.blame import Aftermath, Circumstances, judge_aftermath
+from slurm_colloc.runtime.outcome.blame import Blame, Circumstances, judge_aftermath
 from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, Sign, find_signs
 from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.outcome.write_states import Ledger
+from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.learned.faults import compute_signature, forget_culprit, note_culprit
 from slurm_colloc.store.pack.inbox import format_number
 
@@ -28,7 +28,7 @@ OUTPUT_LIMIT = 256 * 1024
 """How much of the end of a member's output is looked at."""
 
 
-class Assessor:
+class BlameFinder:
     """Finds out why a member ended, and what follows for it.
 
     Args:
@@ -46,9 +46,9 @@ class Assessor:
         *,
         pack: Path,
         allocation: Allocation,
-        roster: Roster,
-        ledger: Ledger,
-        sharing: Sharing,
+        roster: PackMembers,
+        ledger: StateWriter,
+        sharing: GpuMode,
         journal: Journal,
         site_requeues: bool,
     ) -> None:
@@ -61,7 +61,7 @@ class Assessor:
         self._site_requeues = site_requeues
         self._suspected_with: dict[int, set[int]] = {}
 
-    def assess(self, member: Member, verdict: Verdict) -> Aftermath:
+    def assess(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
         around = Circumstances(
             retries=member.record.retries, places=max(1, len(self._roster.places))
@@ -105,7 +105,7 @@ class Assessor:
         )
         return around if seen is None else add_seen(around, member.number, seen)
 
-    def _blame(self, member: Member, aftermath: Aftermath) -> None:
+    def _blame(self, member: Member, aftermath: Blame) -> None:
         """A culprit is proven: write it down for later packs, and for those whom it hit."""
         name = str(MemberId(self._allocation.shown_job_id, member.number))
         self._journal.write("mps_culprit", member=member.number, evidence=aftermath.evidence)
@@ -143,7 +143,7 @@ def _ran_alone(member: Member) -> bool:
     return member.gpu is not None and member.gpu.mode == SharingMode.EXCLUSIVE.value
 
 
-def add_seen(around: Circumstances, number: int, seen: Seen) -> Circumstances:
+def add_seen(around: Circumstances, number: int, seen: MpsMember) -> Circumstances:
     """What the MPS server has to do with the end of a member that ran under MPS."""
     tells = {found.sign for found in around.findings}
     if Sign.MPS_GONE in tells:

@@ -27,7 +27,7 @@ from slurm_colloc.model.sbatch.mail_types import (
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S, Mail, Outbox
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.pack_records import PackRecord
@@ -38,7 +38,7 @@ _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLU
                 "SLURM_JOB_QOS", "SLURM_JOB_UID", "SLURM_JOB_USER")  # fmt: skip
 
 
-class Postman:
+class MemberMails:
     """Sends the mails of one attempt's members.
 
     Args:
@@ -57,7 +57,7 @@ class Postman:
         record: PackRecord,
         allocation: Allocation,
         config: Mapping[str, str] | None,
-        roster: Roster,
+        roster: PackMembers,
         journal: Journal,
     ) -> None:
         self._roster = roster

@@ -28,7 +28,7 @@ MPS_SIGNS = frozenset({Sign.MPS_GONE, Sign.MPS_REFUSED, Sign.MPS_FULL})
 
 
 @dataclass(frozen=True)
-class Finding:
+class OutputFinding:
     """A line that says why a program ended."""
 
     sign: Sign
@@ -92,7 +92,7 @@ _LAST_LINES = 200
 further up it has outlived, such as the last try of a search for the largest batch."""
 
 
-def find_signs(output: str) -> tuple[Finding, ...]:
+def find_signs(output: str) -> tuple[OutputFinding, ...]:
     """The last line of each sign, in the order in which the signs first came up.
 
     Args:
@@ -105,4 +105,4 @@ def find_signs(output: str) -> tuple[Finding, ...]:
         for sign, pattern in _SIGNS:
             if pattern.search(line):
                 found[sign] = line.strip()[:_LONGEST_LINE]
-    return tuple(Finding(sign, line) for sign, line in found.items())
+    return tuple(OutputFinding(sign, line) for sign, line in found.items())

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.step_command import Process, start_process
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 
 AT_ONCE = 4
 DEADLINE_S = 120.0
@@ -52,7 +52,7 @@ class Outbox:
         self._program = program
         self._journal = journal
         self._waiting: deque[Mail] = deque()
-        self._sending: list[tuple[Process, Mail, float]] = []
+        self._sending: list[tuple[StartedProcess, Mail, float]] = []
 
     def put(self, mail: Mail) -> None:
         """Take a mail, to be sent by `work`."""
@@ -106,7 +106,7 @@ class Outbox:
         self._journal.write("mail_failed", to=mail.user, subject=mail.subject, reason=reason)
 
 
-def _kill(process: Process) -> None:
+def _kill(process: StartedProcess) -> None:
     """End a mail program and what it has started: it leads a process group of its own."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - its own

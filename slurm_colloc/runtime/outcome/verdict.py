@@ -12,7 +12,7 @@ from typing import Any
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 
 
-class Asked(enum.Enum):
+class StopReason(enum.Enum):
     """Why the runner itself is ending a member."""
 
     CANCEL = "cancelled"
@@ -54,7 +54,7 @@ def judge_end(
     started: bool,
     srun_status: int,
     log: str,
-    asked: Asked | None,
+    asked: StopReason | None,
 ) -> Verdict:
     """Judge one end of a member.
 
@@ -76,18 +76,18 @@ def _read_moment(record: Mapping[str, Any]) -> float | None:
     return float(at) if isinstance(at, int | float) else None
 
 
-def _judge_record(record: Mapping[str, Any], asked: Asked | None) -> Verdict:
+def _judge_record(record: Mapping[str, Any], asked: StopReason | None) -> Verdict:
     code = ExitCode.from_wait_status(record["wait_status"])
-    if asked is Asked.CANCEL:
+    if asked is StopReason.CANCEL:
         return Verdict(MemberState.CANCELLED, code, "cancelled")
-    if asked is Asked.PROBED:
+    if asked is StopReason.PROBED:
         return Verdict(MemberState.CANCELLED, code, asked.value)
-    if asked is Asked.TIMEOUT:
+    if asked is StopReason.TIMEOUT:
         return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
-    if asked in (Asked.REQUEUE, Asked.STEPPED_BACK):
+    if asked in (StopReason.REQUEUE, StopReason.STEPPED_BACK):
         # As after a preemption: how its script ended at the signal does not count.
         return Verdict(MemberState.PENDING, code, asked.value)
-    if asked is Asked.FAULT:
+    if asked is StopReason.FAULT:
         return Verdict(MemberState.FAILED, code, asked.value)
     if record.get("oom_kills"):
         return Verdict(MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit")
@@ -113,7 +113,7 @@ _TOO_LATE = ("completing or completed", "has expired")
 
 
 def _judge_without_record(
-    started: bool, srun_status: int, log: str, asked: Asked | None
+    started: bool, srun_status: int, log: str, asked: StopReason | None
 ) -> Verdict:
     folded = log.lower()
     if "out of memory" in folded or "oom-kill" in folded or "oom_kill" in folded:
@@ -123,12 +123,12 @@ def _judge_without_record(
             "it used more host memory than its limit",
             never_started=not started,
         )
-    if asked in (Asked.REQUEUE, Asked.STEPPED_BACK):
+    if asked in (StopReason.REQUEUE, StopReason.STEPPED_BACK):
         return Verdict(MemberState.PENDING, None, asked.value)
     if asked is not None:
-        if asked is Asked.FAULT:
+        if asked is StopReason.FAULT:
             return Verdict(MemberState.FAILED, ExitCode(0, 9), asked.value)
-        state = MemberState.TIMEOUT if asked is Asked.TIMEOUT else MemberState.CANCELLED
+        state = MemberState.TIMEOUT if asked is StopReason.TIMEOUT else MemberState.CANCELLED
         return Verdict(state, ExitCode(0, 9), f"killed: {asked.value}")
     is_too_late = any(words in folded for words in _TOO_LATE)
     cancelled_by_slurm = "cancelled at" in folded or is_too_late
@@ -165,7 +165,7 @@ def read_kill_reason(log: str) -> str:
 
 
 @dataclass(frozen=True)
-class PackFate:
+class PackVerdict:
     """What becomes of the pack after something foreign ended a member.
 
     Attributes:
@@ -182,7 +182,7 @@ class PackFate:
 
 def judge_pack(
     fields: Mapping[str, str] | None, restarts: int, kill_reason: str
-) -> PackFate | None:
+) -> PackVerdict | None:
     """Judge the pack from `scontrol show job`.
 
     Args:
@@ -198,14 +198,14 @@ def judge_pack(
     state = SlurmJobState.parse(fields.get("JobState", ""))
     preempted = fields.get("PreemptTime", "None") not in ("None", "(null)", "Unknown", "")
     if state is SlurmJobState.RUNNING and not preempted:
-        return PackFate(True, None, "")
+        return PackVerdict(True, None, "")
     requeued = state is SlurmJobState.PENDING or int(fields.get("Restarts", "0")) > restarts
     if preempted or requeued or "preempt" in kill_reason or "requeue" in kill_reason:
-        return PackFate(False, None, "the pack is preempted or requeued")
+        return PackVerdict(False, None, "the pack is preempted or requeued")
     if "time limit" in kill_reason or state is SlurmJobState.TIMEOUT:
-        return PackFate(False, MemberState.TIMEOUT, "the pack's time limit was reached")
+        return PackVerdict(False, MemberState.TIMEOUT, "the pack's time limit was reached")
     if "node failure" in kill_reason or state is SlurmJobState.NODE_FAIL:
-        return PackFate(False, None, "the node failed")
+        return PackVerdict(False, None, "the node failed")
     if kill_reason == "cancelled" or state is SlurmJobState.CANCELLED:
-        return PackFate(False, MemberState.CANCELLED, "the pack was cancelled")
-    return PackFate(False, None, "the pack is ending")
+        return PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
+    return PackVerdict(False, None, "the pack is ending")

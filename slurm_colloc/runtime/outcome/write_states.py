@@ -18,7 +18,7 @@ LAST_WRITE_S = 60.0
 """How long the end of a pack waits for room on a full disk."""
 
 
-class Ledger:
+class StateWriter:
     """Writes states; a full disk does not end the members, it is tried again.
 
     Args:

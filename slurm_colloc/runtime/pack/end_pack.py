@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.runtime.gpu.gpu_mode import Sharing
-from slurm_colloc.runtime.outcome.collect_ends import Tender
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.pack.slurm_decision import FateWatch
-from slurm_colloc.runtime.queue.members import Roster
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.outcome.collect_ends import EndCollector
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.pack_directory import write_ended
@@ -22,7 +22,7 @@ LET_GO_SHARE = 0.3
 """Of KillWait, after which members that have not ended at TERM are not counted on any more."""
 
 
-class Ending:
+class PackEnd:
     """Ends one attempt once its fate is that it ends.
 
     Args:
@@ -42,11 +42,11 @@ class Ending:
         *,
         pack: Path,
         is_carried: bool,
-        roster: Roster,
-        ledger: Ledger,
-        fate: FateWatch,
-        tender: Tender,
-        sharing: Sharing,
+        roster: PackMembers,
+        ledger: StateWriter,
+        fate: SlurmDecision,
+        tender: EndCollector,
+        sharing: GpuMode,
         adopt: Callable[[int], None],
         kill_wait_s: float,
     ) -> None:

@@ -13,12 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-from slurm_colloc.errors import CollocError
-from slurm_colloc.runtime.launch.member_processes import kill
-from slurm_colloc.runtime.queue.members import Roster
-from slurm_colloc.store.pack.member_states import read_attempt
 
 # A guard stands for as long as its pack runs: nothing is loaded for its types alone.
 TYPE_CHECKING = False
@@ -49,7 +43,7 @@ _FILES_POLL_S = 0.005
 _ORPHANS_POLL_S = 0.05
 
 
-class Guarded:
+class GuardPipe:
     """A runner's end of the line to its guard.
 
     Args:
@@ -65,7 +59,7 @@ class Guarded:
             os.write(self._descriptor, os.fsencode(directory) + b"\n")
 
 
-def stand_guard(revive: Revive | None = None) -> Guarded:
+def stand_guard(revive: Revive | None = None) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
@@ -95,7 +89,7 @@ def stand_guard(revive: Revive | None = None) -> Guarded:
         _watch(child, read_end, revive)
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return Guarded(write_end)
+    return GuardPipe(write_end)
 
 
 def _hand_on(child: int, number: int) -> None:
@@ -150,36 +144,3 @@ def _read_directories(read_end: int) -> list[str]:
         while chunk := os.read(read_end, 65536):
             data += chunk
     return [os.fsdecode(line) for line in data.splitlines()]
-
-
-class Fenced(CollocError):
-    """A newer attempt of this pack has started elsewhere."""
-
-    exit_code = 1
-
-
-class Fence:
-    """Between an attempt and the ones after it.
-
-    Args:
-        pack: The pack's directory.
-        attempt: The attempt's number.
-        roster: Its members.
-    """
-
-    def __init__(self, pack: Path, attempt: int, roster: Roster) -> None:
-        self._pack = pack
-        self._attempt = attempt
-        self._roster = roster
-
-    def check(self) -> None:
-        """End the members at once where a newer attempt has started.
-
-        Raises:
-            Fenced: It has.
-        """
-        newest = read_attempt(self._pack)
-        if newest > self._attempt:
-            for member in self._roster.running():
-                kill(member)
-            raise Fenced(f"attempt {newest} of this pack has started; attempt {self._attempt} ends")

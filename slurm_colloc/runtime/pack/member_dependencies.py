@@ -25,7 +25,7 @@ from slurm_colloc.model.sbatch.dependency import (
     remove_job,
 )
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.queue.members import Roster
+from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
@@ -54,7 +54,12 @@ class Dependents:
     """
 
     def __init__(
-        self, pack: Path, job_id: str, roster: Roster, slurm: SlurmAccess | None, journal: Journal
+        self,
+        pack: Path,
+        job_id: str,
+        roster: PackMembers,
+        slurm: SlurmAccess | None,
+        journal: Journal,
     ) -> None:
         self._pack = pack
         self._job_id = job_id

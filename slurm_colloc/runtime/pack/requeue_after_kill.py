@@ -35,7 +35,7 @@ RESTARTS_MAX = 2
 """How often a pack starts again because of killed runners: what kills them may be in the pack."""
 
 
-class Standing(enum.Enum):
+class JobStanding(enum.Enum):
     """How Slurm stands to a pack whose runner was killed."""
 
     RUNS = "its job runs"
@@ -43,7 +43,7 @@ class Standing(enum.Enum):
     ELSEWHERE = "a later attempt runs"
 
 
-def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> Standing:
+def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> JobStanding:
     """Judge the pack from `scontrol show job`; pure.
 
     Args:
@@ -54,9 +54,9 @@ def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> Standi
     fate = judge_pack(fields, restarts, "")
     # Slurm looks for jobs whose time is up every 30 s, and shows them as running until then.
     if fate is None or not fate.goes_on or fields.get("EndTime", "Unknown") <= now:
-        return Standing.ENDS
+        return JobStanding.ENDS
     is_this = int(fields.get("Restarts", "0")) == restarts
-    return Standing.RUNS if is_this else Standing.ELSEWHERE
+    return JobStanding.RUNS if is_this else JobStanding.ELSEWHERE
 
 
 def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: bool) -> str:
@@ -77,12 +77,12 @@ def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: boo
 
 
 def revive(path: str, number: int) -> bool:
-    """Ask Slurm to requeue the pack of this job; see `Revival.try_it`."""
+    """Ask Slurm to requeue the pack of this job; see `KilledRunner.try_it`."""
     allocation = read_allocation(read_given_environment())
-    return Revival(Path(path), allocation, SlurmCommands(), number).try_it()
+    return KilledRunner(Path(path), allocation, SlurmCommands(), number).try_it()
 
 
-class Revival:
+class KilledRunner:
     """One killed runner.
 
     Args:
@@ -115,8 +115,8 @@ class Revival:
         if fields is None:
             return self._refuse("Slurm does not know its job any more")
         standing = self._judge(fields)
-        if standing is not Standing.RUNS:
-            return standing is Standing.ENDS
+        if standing is not JobStanding.RUNS:
+            return standing is JobStanding.ENDS
         earlier = sum(not kill.refusal for kill in list_kills(self._pack))
         refusal = find_refusal(fields, earlier, has_unfinished=self._has_unfinished())
         if refusal:
@@ -137,7 +137,7 @@ class Revival:
         with contextlib.suppress(SlurmError):
             fields = self._slurm.read_job(self._job_id)
         if fields is not None and int(fields.get("Restarts", "0")) <= self._restarts:
-            if self._judge(fields) is Standing.RUNS:
+            if self._judge(fields) is JobStanding.RUNS:
                 return self._refuse(f"Slurm did not requeue it: {problem or 'it runs on'}")
             # It was cancelled, or the like, between the two questions.
             forget_kill(self._pack, self._restarts)
@@ -145,7 +145,7 @@ class Revival:
         self._tell("")
         return True
 
-    def _judge(self, fields: Mapping[str, str]) -> Standing:
+    def _judge(self, fields: Mapping[str, str]) -> JobStanding:
         return judge_standing(fields, self._restarts, time.strftime("%Y-%m-%dT%H:%M:%S"))
 
     def _has_unfinished(self) -> bool:

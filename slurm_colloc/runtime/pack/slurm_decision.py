@@ -15,7 +15,7 @@ from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import LOG_LIMIT
-from slurm_colloc.runtime.outcome.verdict import PackFate, judge_pack, read_kill_reason
+from slurm_colloc.runtime.outcome.verdict import PackVerdict, judge_pack, read_kill_reason
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 
@@ -27,7 +27,7 @@ TERM_SETTLES_S = 2.0
 so long after it: slurmctld changes the job's state before it signals."""
 
 
-class FateWatch:
+class SlurmDecision:
     """Follows what Slurm says of the pack's job.
 
     Args:
@@ -53,7 +53,7 @@ class FateWatch:
         self._ask_at = 0.0
         self._terminated_at: float | None = None
         self._is_open = False
-        self.ending: PackFate | None = None
+        self.ending: PackVerdict | None = None
 
     @property
     def is_undecided(self) -> bool:
@@ -98,7 +98,7 @@ class FateWatch:
             return False
         self._ask_at = now + ASK_INTERVAL_S
         if self._slurm is None:
-            self.ending = PackFate(False, MemberState.CANCELLED, "the pack was cancelled")
+            self.ending = PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
             return False
         fate = self._ask(self._slurm)
         if fate is None:
@@ -114,7 +114,7 @@ class FateWatch:
         self._kill_reason = ""
         return True
 
-    def settle(self) -> PackFate | None:
+    def settle(self) -> PackVerdict | None:
         """The last word that can be had here, once every member has ended."""
         if self.ending is not None and self.ending.state is None and self._slurm is not None:
             # While Slurm shows COMPLETING, only what slurmstepd wrote tells why.
@@ -122,7 +122,7 @@ class FateWatch:
             self.ending = self._ask(self._slurm) or self.ending
         return self.ending
 
-    def _ask(self, slurm: SlurmAccess) -> PackFate | None:
+    def _ask(self, slurm: SlurmAccess) -> PackVerdict | None:
         fields = None
         with contextlib.suppress(SlurmError):
             fields = slurm.read_job(self._allocation.job_id)

@@ -41,7 +41,7 @@ from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
 from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, PreparedFinding, find_prepared
 from slurm_colloc.runtime.launch.member_environment import build_step_environment
 from slurm_colloc.runtime.launch.step_command import build_srun_argv
-from slurm_colloc.runtime.pack.guard import Guarded, stand_guard
+from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
 from slurm_colloc.store.atomic_files import read_json, write_json
 
 STEP_TIMEOUT_S = 20.0
@@ -66,7 +66,9 @@ def _end(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def examine(asked: Mapping[str, Any], environ: Mapping[str, str], guarded: Guarded) -> Examination:
+def examine(
+    asked: Mapping[str, Any], environ: Mapping[str, str], guarded: GuardPipe
+) -> Examination:
     """Look at everything.
 
     Args:
@@ -163,7 +165,7 @@ def try_mps(
     answer: NvmlAnswer,
     environ: Mapping[str, str],
     prepared: PreparedFinding,
-    guarded: Guarded,
+    guarded: GuardPipe,
     timeout_s: float,
 ) -> MpsTrial:
     """Use the node's daemon, or start one as a pack does and end it again.
@@ -203,7 +205,7 @@ def try_mps(
 
 
 def _try_daemon(
-    options: MpsOptions, trial: MpsTrial, guarded: Guarded, timeout_s: float
+    options: MpsOptions, trial: MpsTrial, guarded: GuardPipe, timeout_s: float
 ) -> MpsTrial:
     try:
         keeper = KeeperClient.start(options, log=2)
@@ -219,7 +221,7 @@ def _try_daemon(
 
 
 def _hear(
-    keeper: KeeperClient, trial: MpsTrial, guarded: Guarded | None, timeout_s: float
+    keeper: KeeperClient, trial: MpsTrial, guarded: GuardPipe | None, timeout_s: float
 ) -> MpsTrial:
     """Wait until a server takes clients, or for the reason why none does."""
     deadline = time.monotonic() + timeout_s

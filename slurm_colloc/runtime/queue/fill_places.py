@@ -11,16 +11,16 @@ from slurm_colloc.model.degree.probe_window import ALONE_FIRST
 from slurm_colloc.model.degree.ramp_decision import is_ramp_reason, is_time_reason
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.gpu.gpu_mode import Sharing
-from slurm_colloc.runtime.launch.start_member import Starter
-from slurm_colloc.runtime.outcome.collect_ends import Tender
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.launch.start_member import MemberStarter
+from slurm_colloc.runtime.outcome.collect_ends import EndCollector
 from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.outcome.write_states import Ledger
+from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
-from slurm_colloc.runtime.queue.may_start import Gate
-from slurm_colloc.runtime.queue.measured_degree import Ramping
-from slurm_colloc.runtime.queue.members import Member, Place, Roster
-from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
@@ -28,7 +28,7 @@ from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill
 
 
-class Refill:
+class PlaceFiller:
     """Starts whoever may start.
 
     Args:
@@ -49,15 +49,15 @@ class Refill:
         self,
         *,
         pack: Path,
-        roster: Roster,
-        gate: Gate,
-        probing: Probing,
-        ramping: Ramping,
-        sharing: Sharing,
-        starter: Starter,
-        tender: Tender,
-        ledger: Ledger,
-        intake: Intake,
+        roster: PackMembers,
+        gate: StartQueue,
+        probing: ProbeWindow,
+        ramping: MeasuredDegree,
+        sharing: GpuMode,
+        starter: MemberStarter,
+        tender: EndCollector,
+        ledger: StateWriter,
+        intake: MemberIntake,
         check_fence: Callable[[], None],
     ) -> None:
         self._pack = pack
@@ -101,7 +101,7 @@ class Refill:
         self._intake.adopt_taken()
         return self._gate.leave_behind()
 
-    def _start(self, member: Member, place: Place) -> None:
+    def _start(self, member: Member, place: PackPlace) -> None:
         self._roster.waiting.remove(member.number)
         place.occupant = member.number
         try:
@@ -131,7 +131,7 @@ class Refill:
                 self._ledger.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 
 
-class Intake:
+class MemberIntake:
     """Takes in members, new ones and those of earlier attempts.
 
     Args:
@@ -149,8 +149,8 @@ class Intake:
         pack: Path,
         attempt: int,
         killed_before: RunnerKill | None,
-        roster: Roster,
-        ledger: Ledger,
+        roster: PackMembers,
+        ledger: StateWriter,
         note_requeue: Callable[[Member], None],
     ) -> None:
         self._pack = pack

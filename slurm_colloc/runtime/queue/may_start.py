@@ -12,9 +12,9 @@ from pathlib import Path
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import Outlook
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import Ledger
+from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.member_dependencies import Judge
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_held
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""
 
 
-class Gate:
+class StartQueue:
     """Looks at waiting members before they start.
 
     Args:
@@ -38,8 +38,8 @@ class Gate:
     def __init__(
         self,
         pack: Path,
-        roster: Roster,
-        ledger: Ledger,
+        roster: PackMembers,
+        ledger: StateWriter,
         journal: Journal,
         judge: Judge,
         *,

@@ -20,16 +20,16 @@ from slurm_colloc.model.degree.ramp_rules import Ramp
 from slurm_colloc.model.degree.ramp_window import FIRST_STEP_S
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.members import Member, Roster
-from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
-from slurm_colloc.runtime.watch.member_progress import Lookout
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.ramp_record import KEPT, RampRecord, write_ramp
 
 
-class Ramping:
+class MeasuredDegree:
     """Adds members one after the other as far as what is measured allows it.
 
     Args:
@@ -54,13 +54,13 @@ class Ramping:
         attempt: int,
         start_degree: int | None,
         time_left: TimeLeft,
-        roster: Roster,
-        ledger: Ledger,
+        roster: PackMembers,
+        ledger: StateWriter,
         journal: Journal,
-        probing: Probing,
+        probing: ProbeWindow,
         site_requeues: bool,
         why_unwatched: Callable[[], str],
-        lookout: Lookout,
+        lookout: ProgressReader,
         step_back: Callable[[Member], None],
     ) -> None:
         self._pack = pack

@@ -7,8 +7,8 @@ from collections import deque
 from pathlib import Path
 
 from slurm_colloc.model.member import FINAL_STATES, TRANSITIONS, MemberState
-from slurm_colloc.runtime.launch.step_command import Process
-from slurm_colloc.runtime.outcome.verdict import Asked
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
 from slurm_colloc.store.pack.pack_directory import list_members, read_spec
@@ -16,7 +16,7 @@ from slurm_colloc.store.pack.pack_records import MemberSpec
 
 
 @dataclasses.dataclass
-class Place:
+class PackPlace:
     """A place in the pack: as many as the degree, each with its own CPUs.
 
     Attributes:
@@ -65,7 +65,7 @@ class Member:
     number: int
     spec: MemberSpec
     record: StateRecord
-    process: Process | None = None
+    process: StartedProcess | None = None
     prefix: str = ""
     tmpdir: str = ""
     launcher: str = ""
@@ -74,7 +74,7 @@ class Member:
     deadline: float | None = None
     signal_at: float | None = None
     stop_at: float | None = None
-    asked: Asked | None = None
+    asked: StopReason | None = None
     end_by: float | None = None
     ended_at: float | None = None
     is_orphan: bool = False
@@ -109,10 +109,10 @@ class Member:
             raise ValueError(f"member {self.number}: {self.record.state} -> {state}")
 
 
-class Roster:
+class PackMembers:
     """All members of a pack and its places."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[PackPlace]) -> None:
         self.places = places
         self.members: dict[int, Member] = {}
         self.waiting: deque[int] = deque()
@@ -127,7 +127,7 @@ class Roster:
         """Members that have a process."""
         return [member for member in self.members.values() if member.process is not None]
 
-    def find_place(self, wanted: int) -> Place | None:
+    def find_place(self, wanted: int) -> PackPlace | None:
         """The smallest free place that is large enough, or the largest free one."""
         free = [place for place in self.places if place.occupant is None]
         enough = [place for place in free if place.wanted >= wanted]
@@ -155,14 +155,14 @@ class Roster:
             if place.occupant == number:
                 place.occupant = None
 
-    def place_of(self, number: int) -> Place | None:
+    def place_of(self, number: int) -> PackPlace | None:
         """The place of a member, None if it has none."""
         return next((place for place in self.places if place.occupant == number), None)
 
 
 def make_places(
     pack: Path, degree: int, allocation: Allocation, *, lone: bool
-) -> tuple[list[Place], str]:
+) -> tuple[list[PackPlace], str]:
     """A place for each of the members that run at the same time, the largest first.
 
     Args:
@@ -184,7 +184,7 @@ def make_places(
     if not lone:
         shares, why = choose_places(allocation, wanted)
     places = [
-        Place(index, want, cpus)
+        PackPlace(index, want, cpus)
         for index, (want, cpus) in enumerate(zip(wanted, shares, strict=True))
     ]
     return places, why

@@ -23,15 +23,15 @@ from slurm_colloc.model.degree.probe_window import (
 )
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.latest_json import read_latest
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 
 
-class Probing:
+class ProbeWindow:
     """Lets one member run alone for its probe window.
 
     Args:
@@ -52,8 +52,8 @@ class Probing:
         *,
         pack: Path,
         shown_id: str,
-        roster: Roster,
-        ledger: Ledger,
+        roster: PackMembers,
+        ledger: StateWriter,
         journal: Journal,
         is_wanted: bool,
         instruments: bool,

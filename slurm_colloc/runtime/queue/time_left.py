@@ -15,8 +15,8 @@ from slurm_colloc.model.end_causes import RESUBMISSIONS
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.write_states import Ledger
-from slurm_colloc.runtime.queue.members import Member, Roster
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.pack_records import PackRecord
 
@@ -41,8 +41,8 @@ class TimeLeft:
         self,
         pack: Path,
         record: PackRecord,
-        roster: Roster,
-        ledger: Ledger,
+        roster: PackMembers,
+        ledger: StateWriter,
         journal: Journal,
         *,
         site_requeues: bool,

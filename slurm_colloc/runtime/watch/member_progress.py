@@ -12,8 +12,8 @@ from typing import Any
 from slurm_colloc.model.degree.ramp_look import Sight
 from slurm_colloc.model.degree.ramp_steps import compute_room
 from slurm_colloc.model.plan import Policy, Rule
-from slurm_colloc.runtime.queue.members import Member, Roster
-from slurm_colloc.runtime.queue.probe_members import Probing
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.watch.latest_json import read_latest
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
@@ -35,7 +35,7 @@ def choose_common_bound(policy: Policy | None) -> float | None:
     return policy.slowdown_bound if policy is not None and policy.rule is Rule.CSUB else None
 
 
-class Lookout:
+class ProgressReader:
     """Looks at the members of a pack.
 
     Args:
@@ -51,8 +51,8 @@ class Lookout:
     def __init__(
         self,
         pack: Path,
-        roster: Roster,
-        probing: Probing,
+        roster: PackMembers,
+        probing: ProbeWindow,
         *,
         instruments: bool,
         has_mps: Callable[[], bool],

@@ -17,7 +17,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import VARIABLE
 from slurm_colloc.model.plan import WATCHED_FROM_MB
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.step_command import Process, start_process
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
@@ -73,7 +73,7 @@ def read_host_memory_mb(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-class Watching:
+class PackMonitor:
     """Starts and ends the monitor of an attempt.
 
     Args:
@@ -106,7 +106,7 @@ class Watching:
         self._root = ""
         self._lock: int | None = None
         self._begin_at: float | None = None
-        self._process: Process | None = None
+        self._process: StartedProcess | None = None
         self._starts = 0
 
     def open(self) -> None:
@@ -217,7 +217,7 @@ class Watching:
         if not os.path.exists(f"{self._pack}/report/monitor.json"):
             self._refuse(f"the monitor ended at each start{said and f': {said}'}")
 
-    def _start(self, log: str, module: str, *words: str) -> Process | None:
+    def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
         argv = [sys.executable, "-IB", "-m", module, *words]
         # An arena for each thread that a driver or library starts would be memory for nothing.
         environment = {**self._allocation.environment, "MALLOC_ARENA_MAX": "1"}
@@ -282,7 +282,7 @@ def _remove_unless_locked(directory: str) -> None:
         os.close(lock)
 
 
-def _wait_for(process: Process, patience_s: float) -> bool:
+def _wait_for(process: StartedProcess, patience_s: float) -> bool:
     deadline = time.monotonic() + patience_s
     while process.poll() is None:
         if time.monotonic() > deadline:

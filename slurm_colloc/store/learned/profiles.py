@@ -1,44 +1,25 @@
-"""`profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user.
+"""`profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user, read.
 
-Each file is written under one lock and moved into place, so that packs that end at the same
-moment lose nothing. A profile of another schema version is left alone and named.
+They are written by store.learned.profile_updates alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import Completion, Observation, ProfileRecord, rates_agree
-from slurm_colloc.store.atomic_files import (
-    explain_os_errors,
-    hold_lock,
-    make_directory,
-    read_bytes,
-    write_all,
-    write_atomic,
-)
+from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.foreign_json import parse_foreign
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
-from slurm_colloc.store.learned.profile_index import (
-    FOLDER,
-    ProfileNames,
-    add_to_index,
-    keep_in_index,
-)
+from slurm_colloc.store.learned.profile_format import parse_profile
+from slurm_colloc.store.learned.profile_index import FOLDER, ProfileNames
 
-if TYPE_CHECKING:
-    from slurm_colloc.model.prediction_feedback import Feedback
-
-_LOCK_WAIT_S = 10.0
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -65,11 +46,17 @@ def read_profile(root: Path, signature: str, gpu_model: str) -> ProfileRecord | 
         It; None where there is none that this csub can read.
     """
     with contextlib.suppress(StateError, UsageProblem):
-        return _read(profile_path(root, signature, gpu_model))
+        return read_profile_file(profile_path(root, signature, gpu_model))
     return None
 
 
-def _read(path: Path) -> ProfileRecord | None:
+def read_profile_file(path: Path) -> ProfileRecord | None:
+    """Read one file; None where there is none.
+
+    Raises:
+        StateError: It cannot be read.
+        UsageProblem: It is damaged, or of another version, job or GPU.
+    """
     try:
         data = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +132,7 @@ def read_named(root: Path, names: Iterable[str]) -> tuple[list[ProfileRecord], l
     found, problems = [], []
     for name in names:
         try:
-            record = _read(root / FOLDER / name)
+            record = read_profile_file(root / FOLDER / name)
         except (StateError, UsageProblem) as problem:
             problems.append(str(problem))
             continue
@@ -166,157 +153,3 @@ def list_profiles(
 
 def _tell_unread(names: ProfileNames) -> list[str]:
     return [] if names.problem is None else [names.problem.message]
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    path = root / FOLDER / "lock"
-    make_directory(root / FOLDER)
-    with hold_lock(path, _LOCK_WAIT_S) as lock:
-        if lock.problem is not None:
-            with explain_os_errors("lock", path):
-                raise lock.problem
-        if not lock:
-            raise StateError(f"{path} is kept by another csub", hint="try again")
-        yield
-
-
-def add_observations(root: Path, observations: Iterable[Observation]) -> list[str]:
-    """Merge runs into their usage profiles.
-
-    A file that cannot be read, or is of another version, is not overwritten.
-
-    Returns:
-        What could not be merged, a sentence each.
-
-    Raises:
-        StateError: The folder cannot be locked or written.
-    """
-    problems = []
-    with _locked(root):
-        for observation in observations:
-            path = profile_path(root, observation.signature, observation.gpu_model)
-            try:
-                record = _read(path)
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
-            merged = ProfileRecord.start(observation) if record is None else record.add(observation)
-            if merged is not record:
-                _write(path, merged)
-            if record is None:
-                add_to_index(root, {path.name: merged.family})
-    return problems
-
-
-def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
-    """Write down how many steps runs made that came to their end.
-
-    Only in usage profiles that there are: without a rate alone the steps say nothing.
-
-    Returns:
-        What could not be written down, a sentence each.
-
-    Raises:
-        StateError: The folder cannot be locked or written.
-    """
-    problems = []
-    with _locked(root):
-        for completion in completions:
-            path = profile_path(root, completion.signature, completion.gpu_model)
-            try:
-                record = _read(path)
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
-            if record is not None and (merged := record.complete(completion)) is not record:
-                _write(path, merged)
-    return problems
-
-
-def add_feedback(root: Path, feedback: Feedback) -> list[str]:
-    """Write down what a pack showed of its jobs beyond what was predicted.
-
-    Only in usage profiles that there are, and once for a pack.
-
-    Returns:
-        What could not be written down, a sentence each.
-
-    Raises:
-        StateError: The folder cannot be locked or written.
-    """
-    # Only the end of a pack needs it, not its planning.
-    from slurm_colloc.model.prediction_feedback import learn
-
-    problems = []
-    records: dict[str, ProfileRecord] = {}
-    with _locked(root):
-        for signature in {name: None for member in feedback.members for name in member.profiles}:
-            try:
-                record = _read(profile_path(root, signature, feedback.gpu_model))
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
-            if record is not None:
-                records[signature] = record
-        for signature, record in learn(feedback, records).items():
-            _write(profile_path(root, signature, feedback.gpu_model), record)
-    return problems
-
-
-def _write(path: Path, record: ProfileRecord) -> None:
-    write_atomic(path, _build_text(record))
-
-
-def _build_text(record: ProfileRecord) -> bytes:
-    return json.dumps(build_profile_mapping(record), separators=(",", ":")).encode() + b"\n"
-
-
-def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[ProfileRecord]:
-    """Take over usage profiles, all or none; those made of no more runs than those here are not.
-
-    Returns:
-        The profiles that were written.
-
-    Raises:
-        StateError: The folder cannot be locked or written.
-        UsageProblem: A file that would be replaced cannot be read, or is of another version.
-    """
-    chosen: dict[Path, ProfileRecord] = {}
-    fresh: dict[str, str] = {}
-    with _locked(root):
-        for record in records:
-            path = profile_path(root, record.signature, record.gpu_model)
-            known = chosen.get(path) or _read(path)
-            if known is None:
-                fresh[path.name] = record.family
-            if known is None or known.samples < record.samples:
-                chosen[path] = record
-        write_all({path: _build_text(record) for path, record in chosen.items()})
-        add_to_index(root, fresh)
-    return list(chosen.values())
-
-
-def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> int:
-    """Remove usage profiles.
-
-    Returns:
-        How many there were: somebody else may have removed some of them meanwhile.
-
-    Raises:
-        StateError: The folder cannot be locked or written.
-    """
-    removed = 0
-    with _locked(root):
-        for record in records:
-            path = profile_path(root, record.signature, record.gpu_model)
-            with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                removed += 1
-        names = ProfileNames(root)
-        kept = names.names
-        if names.problem is None:
-            # It may name some that have gone.
-            with contextlib.suppress(StateError):
-                keep_in_index(root, kept)
-    return removed

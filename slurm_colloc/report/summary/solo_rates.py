@@ -1,26 +1,19 @@
-"""A member alone: its solo rate, and what its usage profile learns from this run."""
+"""A member alone: its solo rate, and the starts of a pack that tell what it uses alone."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from slurm_colloc.metrics.energy import find_idle_power_w
 from slurm_colloc.metrics.presence import find_alone, find_shared
-from slurm_colloc.metrics.rates import Interval, Settled, compute_rate, select_within
+from slurm_colloc.metrics.rates import Interval, Rate, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
-from slurm_colloc.metrics.stalls import compute_data_share, find_covered
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.metrics.stalls import find_covered
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.profile import (
-    PCIE_MIB_S,
-    Completion,
-    Observation,
-    ProfileRecord,
-    rates_agree,
-)
+from slurm_colloc.model.profile import ProfileRecord, rates_agree
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
 
@@ -89,8 +82,8 @@ def find_solo_rate(
         THIS_RUN if shared else ALONE,
         1,
         # The rate has no pauses, so what it is modelled with has none.
-        _mean(run, "sm_active", find_covered(intervals)),
-        _mean(run, "power_w", used),
+        run.compute_mean("sm_active", find_covered(intervals)),
+        run.compute_mean("power_w", used),
     )
 
 
@@ -138,9 +131,13 @@ class Relatives:
         for member in self._run.members:
             if member.family == family:
                 known += [
-                    (seen.steps_per_s, seen.sm_active, seen.energy_w)
-                    for seen in build_observations(self._run, member, member.settle())
-                    if seen.steps_per_s is not None and seen.source not in counted
+                    (
+                        alone.rate.steps_per_s,
+                        self._run.compute_mean("sm_active", alone.stepping),
+                        self._run.compute_mean("power_w", alone.used),
+                    )
+                    for alone in find_alone_starts(self._run, member)
+                    if alone.rate.steps_per_s is not None and alone.source not in counted
                 ]
         if not known:
             return None
@@ -179,128 +176,53 @@ def find_idle_power(run: PackRun) -> tuple[float | None, str]:
     return None, ""
 
 
-def build_observations(
-    run: PackRun, member: MemberRun, settled: Sequence[Settled]
-) -> list[Observation]:
-    """What a run teaches of a member: each start that was alone for 20 s after its warm-up.
+@dataclass(frozen=True)
+class AloneStart:
+    """A start of a member that was alone, with all of the GPU, for 20 s after its warm-up.
+
+    Attributes:
+        samples: What was read of the start.
+        source: Names the start, so that the same one is not counted twice.
+        windows: When it was alone.
+        used: The same after its warm-up.
+        stepping: The same without pauses.
+        intervals: Its settled intervals then; none where it reports no steps.
+    """
+
+    samples: StartSamples
+    source: str
+    windows: list[Window]
+    used: list[Window]
+    stepping: list[Window]
+    intervals: Sequence[Interval]
+
+    @cached_property
+    def rate(self) -> Rate:
+        """Its rate alone."""
+        return compute_rate(self.intervals, ALONE_LEAST_S)
+
+
+def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
+    """The starts of a member that tell what it uses alone.
 
     With a thread limit it was alone without all of the GPU, which is no use alone.
-
-    Args:
-        run: The pack.
-        member: The member.
-        settled: Its progress, a start each.
     """
     windows = find_alone(run.phases, member.number)
     if run.gpu_model is None or member.signature is None or not windows or was_limited(member):
         return []
-    found = (
-        _observe(run, member, *pair, windows) for pair in zip(member.starts, settled, strict=True)
-    )
-    return [observation for observation in found if observation is not None]
-
-
-def _observe(
-    run: PackRun,
-    member: MemberRun,
-    start: StartSamples,
-    settled: Settled,
-    windows: list[Window],
-) -> Observation | None:
-    own = _clip(windows, (start.begin, start.end))
-    intervals = select_within(settled.intervals, own)
-    if settled.steps > 0:
-        used = _hull(intervals, own)
-    else:
-        # Nothing tells when it had settled; a GPU job without progress still has a peak.
-        used = _clip(own, (start.begin + _WARM_UP_S, start.end))
-    used_s = measure_windows(used)
-    if used_s < ALONE_LEAST_S:
-        return None
-    stepping = find_covered(intervals) if settled.steps > 0 else used
-    rate = compute_rate(intervals, ALONE_LEAST_S)
-    idle_power_w, origin = find_idle_power(run)
-    at = start.read("at")
-    memory = _select_rows(at, own)
-    return Observation(
-        signature=member.signature or "",
-        family=member.family or "",
-        name=member.view.name,
-        gpu_model=run.gpu_model or "",
-        gpu_uuid=run.gpu_uuid or "",
-        source=f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}",
-        at=used[-1][1],
-        window_s=used_s,
-        gpu_memory_peak_mb=_peak(start.read("gpu_memory_mb"), memory),
-        sm_active=_mean(run, "sm_active", stepping),
-        dram_active=_mean(run, "dram_active", used),
-        tensor_active=_mean(run, "tensor_active", used),
-        cpu_cores=_compute_cores(at, start.read("cpu_s"), _select_rows(at, used)),
-        host_memory_peak_mb=_peak(start.read("host_memory_mb"), memory),
-        steps_per_s=rate.steps_per_s,
-        samples_per_s=rate.samples_per_s,
-        wait_share=compute_data_share(intervals),
-        energy_w=_mean(run, "power_w", used),
-        # What a profile said is not measured again.
-        idle_power_w=idle_power_w if origin.startswith(MEASURED) else None,
-        engine_active=_mean(run, "engine_active", stepping),
-        pcie_share=_compute_pcie_share(run, used),
-        gpu_memory_total_mb=run.gpu_details[1],
-    )
-
-
-def _compute_pcie_share(run: PackRun, windows: list[Window]) -> float | None:
-    rates = [_mean(run, metric, windows) for metric in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
-    busier = max((rate for rate in rates if rate is not None), default=None)
-    return None if busier is None else min(1.0, busier / PCIE_MIB_S)
-
-
-def build_completion(run: PackRun, member: MemberRun, steps: float | None) -> Completion | None:
-    """The steps of a member that came to its own end; None where it did not, or none are known.
-
-    Of one that was started again it is not known whether it began anew.
-
-    Args:
-        run: The pack.
-        member: The member.
-        steps: All its steps.
-    """
-    view = member.view
-    if view.state is not MemberState.COMPLETED or len(member.starts) != 1 or not steps:
-        return None
-    if view.spec.job.only_probe or run.gpu_model is None or member.signature is None:
-        return None
-    return Completion(
-        member.signature, run.gpu_model, f"{run.view.record.pack_id}/{member.number}", steps
-    )
-
-
-def _select_rows(at: Sequence[float], windows: Sequence[Window]) -> list[range]:
-    """The rows of each window."""
-    return [range(bisect_left(at, begin), bisect_right(at, end)) for begin, end in windows]
-
-
-def _peak(values: Sequence[float | None], rows: Sequence[range]) -> float | None:
-    known = (values[row] for part in rows for row in part)
-    return max((value for value in known if value is not None), default=None)
-
-
-def _compute_cores(
-    at: Sequence[float], cpu: Sequence[float | None], rows: Sequence[range]
-) -> float | None:
-    """CPU seconds per second over windows; None where the counter was not read."""
-    cpu_s = length_s = 0.0
-    for part in rows:
-        known = [(at[row], value) for row in part if (value := cpu[row]) is not None]
-        if len(known) > 1:
-            cpu_s += known[-1][1] - known[0][1]
-            length_s += known[-1][0] - known[0][0]
-    return cpu_s / length_s if length_s > 0 else None
-
-
-def _mean(run: PackRun, metric: str, windows: list[Window]) -> float | None:
-    track = run.gpu.get(metric)
-    return track.compute_mean(windows) if track is not None else None
+    found = []
+    for start, settled in zip(member.starts, member.settle(), strict=True):
+        own = _clip(windows, (start.begin, start.end))
+        intervals = select_within(settled.intervals, own)
+        if settled.steps > 0:
+            used, stepping = _hull(intervals, own), find_covered(intervals)
+        else:
+            # Nothing tells when it had settled; a GPU job without progress still has a peak.
+            used = stepping = _clip(own, (start.begin + _WARM_UP_S, start.end))
+        if measure_windows(used) >= ALONE_LEAST_S:
+            source = f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}"
+            found.append(AloneStart(start, source, own, used, stepping, intervals))
+    return found
 
 
 def _clip(windows: list[Window], to: Window) -> list[Window]:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.profile import ProfileRecord
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.report.pack_feedback import build_feedback
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.report.solo_rates import Relatives
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import PackRun, read_run
-from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.report.summary.shared_slowdown import find_groups
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.profiles import list_profiles
@@ -26,7 +25,7 @@ from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 
-from .generated import T0, Truth, make_gpu_rows, make_pack
+from ..report.generated import T0, Truth, make_gpu_rows, make_pack
 
 RATES = {1: 20.0, 2: 40.0, 3: 30.0}
 CAPACITY = Capacity(cpus_per_gpu=48, host_memory_mb_per_gpu=400_000, gpu_memory_mb=143_771)
@@ -43,7 +42,7 @@ def run_alone(root: Path, numbers: Sequence[int]) -> None:
             job_id=f"471{number}",
             gpu=make_gpu_rows(100, sm=lambda _at: 0.3, power=lambda _at: 250),
         )
-        assert write_summary(pack) == []
+        assert learn_from_pack(pack) == []
 
 
 def plan_again(root: Path, pack: Path, numbers: Sequence[int]) -> PackPlan:
@@ -104,8 +103,7 @@ def predict(*slowdowns: float) -> dict[int, MemberPlan]:
 
 def load(pack: Path, root: Path) -> tuple[PackRun, object]:
     run = read_run(pack, root)
-    relatives = Relatives(run)
-    return run, build_feedback(run, [compute_figures(run, m, relatives) for m in run.members])
+    return run, build_feedback(run, compute_figures(run))
 
 
 def test_a_second_pack_of_the_same_jobs_is_predicted_better(tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_a_second_pack_of_the_same_jobs_is_predicted_better(tmp_path: Path) -> N
         rates = {n: RATES[n] / truth[n] for n in RATES}
         pack = make_planned(tmp_path, place, rates, plans)
         for _ in range(2):
-            assert write_summary(pack) == []
+            assert learn_from_pack(pack) == []
     assert all(later < earlier for earlier, later in itertools.pairwise(errors))
     assert errors[1] < 0.7 * errors[0]
     assert errors[3] < 0.35 * errors[0]
@@ -143,13 +141,13 @@ def test_a_second_pack_of_the_same_jobs_is_predicted_better(tmp_path: Path) -> N
 def test_both_numbers_are_shown_with_their_packs(tmp_path: Path) -> None:
     run_alone(tmp_path, (1, 2))
     assert "Sensitivity: unknown" in render_profile(read_profiles(tmp_path)[20], 100)
-    write_summary(make_planned(tmp_path, 1, {1: 12.5, 2: 32.0}, predict(1.3, 1.25)))
+    learn_from_pack(make_planned(tmp_path, 1, {1: 12.5, 2: 32.0}, predict(1.3, 1.25)))
     records = read_profiles(tmp_path)
     text = render_profile(records[20], 100)
     assert re.search(r"Sensitivity: \+0\.(100|099|101) on its slowdown, over 1 pack", text)
     assert re.search(r"Pressure:    [+-]0\.00\d on its partners' slowdown, over 1 pack", text)
     assert re.search(r"Pressure:    \+0\.06\d on", render_profile(records[40], 100))
-    write_summary(make_planned(tmp_path, 2, {1: 12.5, 2: 32.0}, predict(1.3, 1.25)))
+    learn_from_pack(make_planned(tmp_path, 2, {1: 12.5, 2: 32.0}, predict(1.3, 1.25)))
     assert "over 2 packs" in render_profile(read_profiles(tmp_path)[20], 100)
 
 
@@ -157,7 +155,7 @@ def test_what_was_corrected_is_compared_with_the_model_alone(tmp_path: Path) -> 
     run_alone(tmp_path, (1, 2))
     plans = predict(1.3, 1.25)
     plans[1] = dataclasses.replace(plans[1], predicted_slowdown=1.6, model_slowdown=1.3)
-    write_summary(make_planned(tmp_path, 1, {1: 12.5, 2: 32.0}, plans))
+    learn_from_pack(make_planned(tmp_path, 1, {1: 12.5, 2: 32.0}, plans))
     assert read_profiles(tmp_path)[20].for_planning().sensitivity == pytest.approx(0.1, abs=0.01)
 
 
@@ -222,7 +220,7 @@ def test_a_pack_whose_members_never_ran_all_together_teaches_by_those_that_did(
         mode=SharingMode.MPS,
         thread_limits={} if limit is None else dict.fromkeys(RATES, limit),
     )
-    assert write_summary(pack) == []
+    assert learn_from_pack(pack) == []
     records = read_profiles(tmp_path)
     assert records[20].for_planning().sensitivity == pytest.approx(0.4 / 3, abs=0.01)
     assert records[40].for_planning().sensitivity == pytest.approx(0.1 / 3, abs=0.01)
@@ -247,5 +245,5 @@ def test_what_cannot_be_compared_teaches_nothing(tmp_path: Path, case: str) -> N
     )
     _, feedback = load(pack, tmp_path)
     assert feedback is None
-    assert write_summary(pack) == []
+    assert learn_from_pack(pack) == []
     assert all(record.sensitivity is None for record in list_profiles(tmp_path)[0])

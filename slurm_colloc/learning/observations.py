@@ -1,0 +1,107 @@
+"""What a run teaches about one member: its use alone, and the steps that it takes to its end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from slurm_colloc.metrics.series import Window, measure_windows
+from slurm_colloc.metrics.stalls import compute_data_share
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.profile import PCIE_MIB_S, Completion, Observation
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.solo_rates import (
+    MEASURED,
+    AloneStart,
+    find_alone_starts,
+    find_idle_power,
+)
+
+
+def build_observations(run: PackRun, member: MemberRun) -> list[Observation]:
+    """What a member used alone: one observation for each start that was alone for long enough."""
+    idle_power_w, origin = find_idle_power(run)
+    # What a profile said is not measured again.
+    measured_w = idle_power_w if origin.startswith(MEASURED) else None
+    return [_observe(run, member, start, measured_w) for start in find_alone_starts(run, member)]
+
+
+def _observe(
+    run: PackRun, member: MemberRun, alone: AloneStart, idle_power_w: float | None
+) -> Observation:
+    samples, used, rate = alone.samples, alone.used, alone.rate
+    at = samples.read("at")
+    memory = _select_rows(at, alone.windows)
+    return Observation(
+        signature=member.signature or "",
+        family=member.family or "",
+        name=member.view.name,
+        gpu_model=run.gpu_model or "",
+        gpu_uuid=run.gpu_uuid or "",
+        source=alone.source,
+        at=used[-1][1],
+        window_s=measure_windows(used),
+        gpu_memory_peak_mb=_peak(samples.read("gpu_memory_mb"), memory),
+        sm_active=run.compute_mean("sm_active", alone.stepping),
+        dram_active=run.compute_mean("dram_active", used),
+        tensor_active=run.compute_mean("tensor_active", used),
+        cpu_cores=_compute_cores(at, samples.read("cpu_s"), _select_rows(at, used)),
+        host_memory_peak_mb=_peak(samples.read("host_memory_mb"), memory),
+        steps_per_s=rate.steps_per_s,
+        samples_per_s=rate.samples_per_s,
+        wait_share=compute_data_share(alone.intervals),
+        energy_w=run.compute_mean("power_w", used),
+        idle_power_w=idle_power_w,
+        engine_active=run.compute_mean("engine_active", alone.stepping),
+        pcie_share=_compute_pcie_share(run, used),
+        gpu_memory_total_mb=run.gpu_details[1],
+    )
+
+
+def _compute_pcie_share(run: PackRun, windows: list[Window]) -> float | None:
+    rates = [run.compute_mean(metric, windows) for metric in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
+    busier = max((rate for rate in rates if rate is not None), default=None)
+    return None if busier is None else min(1.0, busier / PCIE_MIB_S)
+
+
+def build_completion(run: PackRun, member: MemberRun, steps: float | None) -> Completion | None:
+    """The steps of a member that came to its own end; None where it did not, or none are known.
+
+    Where a member was started again, it is not known whether it began anew.
+
+    Args:
+        run: The pack.
+        member: The member.
+        steps: All its steps.
+    """
+    view = member.view
+    if view.state is not MemberState.COMPLETED or len(member.starts) != 1 or not steps:
+        return None
+    if view.spec.job.only_probe or run.gpu_model is None or member.signature is None:
+        return None
+    return Completion(
+        member.signature, run.gpu_model, f"{run.view.record.pack_id}/{member.number}", steps
+    )
+
+
+def _select_rows(at: Sequence[float], windows: Sequence[Window]) -> list[range]:
+    """The rows of each window."""
+    return [range(bisect_left(at, begin), bisect_right(at, end)) for begin, end in windows]
+
+
+def _peak(values: Sequence[float | None], rows: Sequence[range]) -> float | None:
+    known = (values[row] for part in rows for row in part)
+    return max((value for value in known if value is not None), default=None)
+
+
+def _compute_cores(
+    at: Sequence[float], cpu: Sequence[float | None], rows: Sequence[range]
+) -> float | None:
+    """CPU seconds per second over windows; None where the counter was not read."""
+    cpu_s = length_s = 0.0
+    for part in rows:
+        known = [(at[row], value) for row in part if (value := cpu[row]) is not None]
+        if len(known) > 1:
+            cpu_s += known[-1][1] - known[0][1]
+            length_s += known[-1][0] - known[0][0]
+    return cpu_s / length_s if length_s > 0 else None

@@ -1,0 +1,47 @@
+"""What a pack that has run leaves in the usage profiles, and that reading it leaves nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.report.summary.member_figures import compute_figures
+from slurm_colloc.report.summary.pack_run import read_run
+from slurm_colloc.report.summary.pack_summary import build_summary, read_summary, write_summary
+from slurm_colloc.store.learned.profiles import list_profiles
+
+from ..report.generated import Truth, make_pack
+
+
+def test_a_summary_teaches_nothing(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    build_summary(pack, tmp_path)
+    assert read_summary(pack) is None
+    run = read_run(pack, tmp_path)
+    write_summary(run, compute_figures(run))
+    assert read_summary(pack) is not None
+    assert not (tmp_path / "profiles").exists()
+    learn_from_pack(pack)
+    assert len(list_profiles(tmp_path)[0]) == 1
+
+
+def test_a_pack_that_is_summed_up_twice_teaches_once(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)])
+    learn_from_pack(pack)
+    learn_from_pack(pack)
+    (record,) = list_profiles(tmp_path)[0]
+    assert record.samples == 1
+
+
+def test_only_time_alone_teaches(tmp_path: Path) -> None:
+    pack = make_pack(
+        tmp_path,
+        [Truth(1, 0, 200, lambda at: 10 if at < 60 else 6), Truth(2, 60, 200, lambda _: 9)],
+    )
+    learn_from_pack(pack)
+    (record,) = list_profiles(tmp_path)[0]
+    assert record.name == "train1"
+    assert record.steps_per_s is not None
+    assert record.steps_per_s.mean == pytest.approx(10, rel=0.01)
