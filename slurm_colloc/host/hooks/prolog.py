@@ -19,11 +19,9 @@ from slurm_colloc.host.hooks.hook_report import (
     note_undone,
 )
 from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
-from slurm_colloc.host.hooks.prepare_mps import MpsPreparation
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
+from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token, parse_token
@@ -57,13 +55,27 @@ def run_prolog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
         run = RunDirectory(place.run, makes=True)
     except (CollocError, OSError) as error:
         return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
+    question = _start_question(place, policy, job, token)
     try:
         with run.locked_job(job.job_id, _LOCK_S):
-            return _Prolog(place, policy, job, token, run).run()
+            return _Prolog(place, policy, job, token, run, question).run()
     except TimeoutError:
         return _fail(HookReport(outcome="another hook is at work on this job"), policy)
     finally:
+        if question is not None:
+            question.close()
         run.close()
+
+
+def _start_question(
+    place: HookPlace, policy: NodePolicy, job: HookJob, token: Token
+) -> NvmlQuestion | None:
+    """Let NVML get ready; the driver is not touched for a job that may not have what it asks for."""
+    try:
+        check_permission(policy, job, token)
+    except Denied:
+        return None
+    return start_question(place.simulation, job.node, minors=job.gpus or ())
 
 
 def _fail(report: HookReport, policy: NodePolicy) -> HookReport:
@@ -82,8 +94,13 @@ class _Prolog:
         job: HookJob,
         token: Token,
         run: RunDirectory,
+        question: NvmlQuestion | None,
     ) -> None:
+        # What takes long to load is loaded here, while NVML gets ready.
+        from slurm_colloc.host.hooks.prepare_mps import MpsPreparation
+
         self._place = place
+        self._question = question
         self._policy = policy
         self._job = job
         self._run = run
@@ -117,15 +134,12 @@ class _Prolog:
         preparing, job, report = self._preparing, self._job, self._report
         started = time.monotonic()
         check_permission(self._policy, job, preparing.token)
-        # NVML gets ready meanwhile; the GPUs are read once what an earlier run changed is undone.
-        question = start_question(self._place.simulation, job.node, minors=job.gpus or ())
-        try:
-            self._undo_own()
-            preparing.find_owner()
-            _measure(preparing.figures, "before_nvml_ms", started)
-            answer = question.ask(NVML_S)
-        finally:
-            question.close()
+        assert self._question is not None
+        self._undo_own()
+        preparing.find_owner()
+        _measure(preparing.figures, "before_nvml_ms", started)
+        # The GPUs are read now: what an earlier run had changed is undone.
+        answer = self._question.ask(NVML_S)
         _measure(preparing.figures, "nvml_ms", started)
         preparing.choose_gpus(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
@@ -211,6 +225,8 @@ class _Prolog:
 
 def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
     """Whether all of this has been done already, by an earlier run of the same prolog."""
+    from slurm_colloc.host.mps.mps_control import read_peer
+
     return (
         checkpoint.phase == READY
         and checkpoint.boot == boot
