@@ -91,7 +91,7 @@ class _Hooks:
 
 
 def _collect_orphans() -> float:
-    """CPU seconds of what has ended and the hook has not waited for, such as its fork for NVML."""
+    """CPU seconds of what has ended and the hook has not waited for."""
     time.sleep(_ORPHANS_S)
     cpu_s = 0.0
     with contextlib.suppress(ChildProcessError):

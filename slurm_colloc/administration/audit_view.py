@@ -63,7 +63,7 @@ def describe_entry(entry: Mapping[str, Any]) -> str:
 
 
 def list_log_files(path: str) -> list[str]:
-    """The log and what was rotated of it, oldest first."""
+    """The log and its rotated parts, oldest first."""
     rotated = []
     for name in glob.glob(f"{glob.escape(path)}.*"):
         match = _ROTATED.search(name)

@@ -1,4 +1,4 @@
-"""A job that does not exist, as slurmd would tell a hook of it; pure."""
+"""A job that does not exist, as slurmd would describe it to a hook; pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def choose_gpu(answer: NvmlAnswer, wanted: int | None, held: Collection[str]) ->
         held: UUIDs of GPUs that jobs have prepared.
 
     Raises:
-        NodeError: There is none, or nobody can tell.
+        NodeError: There is none, or it cannot be told.
         UsageProblem: The one that is wanted is not there.
     """
     if answer.problem:

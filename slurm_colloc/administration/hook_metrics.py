@@ -28,44 +28,48 @@ class NodeFacts:
     version: str
 
 
-def build_families(totals: HookTotals, facts: NodeFacts) -> list[Family]:
+def build_families(totals: HookTotals, facts: NodeFacts) -> list[MetricFamily]:
     """All metrics of a node."""
-    runs = Family(
+    runs = MetricFamily(
         "slurm_colloc_hook_runs_total", "counter", "Runs of hooks that are in the audit log."
     )
     for (hook, outcome), count in sorted(totals.runs.items()):
         runs.add(count, hook=hook, outcome=outcome)
-    durations = Family(
+    durations = MetricFamily(
         "slurm_colloc_hook_duration_seconds", "histogram", "How long runs of hooks took."
     )
     for hook, found in sorted(totals.durations.items()):
         durations.add_histogram(BUCKETS_S, found.counts, found.sum_s, hook=hook)
-    last_run = Family(
+    last_run = MetricFamily(
         "slurm_colloc_hook_last_run_timestamp_seconds", "gauge", "When a hook ran last, Unix time."
     )
     for hook, at in sorted(totals.last_run_s.items()):
         last_run.add(at, hook=hook)
-    unsafe = Family(
+    unsafe = MetricFamily(
         "slurm_colloc_hook_unsafe_ends_total",
         "counter",
         "Runs of hooks that found the node not fit for the next job.",
     )
     unsafe.add(totals.unsafe_ends)
-    unreadable = Family(
+    unreadable = MetricFamily(
         "slurm_colloc_audit_unreadable_lines_total", "counter", "Damaged lines of the audit log."
     )
     unreadable.add(totals.unreadable_lines)
-    jobs = Family(
+    jobs = MetricFamily(
         "slurm_colloc_jobs_prepared", "gauge", "Jobs that have something prepared on this node."
     )
     jobs.add(facts.jobs_prepared)
-    valid = Family("slurm_colloc_policy_valid", "gauge", "1 where hooks can use the node's policy.")
+    valid = MetricFamily(
+        "slurm_colloc_policy_valid", "gauge", "1 where hooks can use the node's policy."
+    )
     valid.add(int(facts.is_policy_valid))
-    enabled = Family(
+    enabled = MetricFamily(
         "slurm_colloc_policy_enabled", "gauge", "1 where the node's policy lets prologs prepare."
     )
     enabled.add(int(facts.is_enabled))
-    info = Family("slurm_colloc_info", "gauge", "1, with the version of slurm_colloc on this node.")
+    info = MetricFamily(
+        "slurm_colloc_info", "gauge", "1, with the version of slurm_colloc on this node."
+    )
     info.add(1, version=facts.version)
     families = [runs, durations, last_run, unsafe, unreadable, jobs, valid, enabled, info]
     return [family for family in families if family.samples]
@@ -82,7 +86,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass
-class Family:
+class MetricFamily:
     """All samples of one metric.
 
     Args:
@@ -120,7 +124,7 @@ class Family:
         self.samples.append(("_count", labels, so_far))
 
 
-def render_families(families: Sequence[Family]) -> str:
+def render_families(families: Sequence[MetricFamily]) -> str:
     """The text of some metrics.
 
     Raises:

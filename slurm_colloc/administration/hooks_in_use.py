@@ -56,7 +56,7 @@ def find_callers(
 
 
 def find_others(pattern: str, places: Places, record: Mapping[str, Any]) -> list[str]:
-    """What a pattern matches on this machine beside what was installed."""
+    """What a pattern matches on this machine apart from what was installed."""
     ours = {places.here(path) for path in [*record["files"], *record["links"]]}
     return sorted(path for path in glob.glob(pattern) if path not in ours)
 

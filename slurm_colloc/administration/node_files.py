@@ -1,7 +1,7 @@
 """The files that a node needs, put in place and taken away by root.
 
 Every directory on the way is proven to be root's before anything is written, each file appears
-whole, and what was written is remembered in a record beside the policy.
+whole, and what was written is remembered in a record next to the policy.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _compare(file: NodeFile, here: str, status: os.stat_result | None) -> Step:
         return Step("keep", file.path, "the site's own")
     with open(here, "rb") as opened:
         same = opened.read() == file.content.encode()
-    # Only root installs, and anybody may ask what would be done.
+    # Only root installs, and any user may ask what would be done.
     if same and stat.S_IMODE(status.st_mode) == file.mode and status.st_uid == 0:
         return Step("same", file.path, f"mode {file.mode:o}")
     return Step("replace", file.path, "it differs")
@@ -103,7 +103,7 @@ def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[Hoo
     """Put the files in place, and remember them; what is as it should be is not written again.
 
     Raises:
-        NodeError: Somebody else could exchange what is written, or a file stands in the way.
+        NodeError: Another user could exchange what is written, or a file stands in the way.
         StateError: It cannot be written.
     """
     steps = compare_files(places, files)
@@ -244,14 +244,14 @@ _TEMPORARY = ".slurm_colloc."
 
 @contextlib.contextmanager
 def opened_directory(directory: str, *, may_be_a_groups: bool = False) -> Iterator[int]:
-    """A directory that nobody else can exchange; what leads to it may be a link.
+    """A directory that no other user can exchange; what leads to it may be a link.
 
     Args:
         directory: Its path.
         may_be_a_groups: Its group may write in it, as in Ubuntu's /var/log.
 
     Raises:
-        NodeError: Somebody else could.
+        NodeError: Someone else could.
         OSError: It cannot be opened.
     """
     descriptor = open_trusted(os.path.realpath(directory), last_may_be_a_groups=may_be_a_groups)
@@ -270,7 +270,7 @@ def write_whole(path: str, data: bytes, mode: int) -> None:
         mode: Its mode, whatever the umask is.
 
     Raises:
-        NodeError: Somebody else could exchange what is written.
+        NodeError: Another user could exchange what is written.
         OSError: It cannot be written; the one before is still there.
     """
     name = os.path.basename(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slurm_colloc.errors import UsageProblem
 
 BASE_VARIABLE = "SLURM_COLLOC_BASE"
-"""A directory that stands for `/` in all of these paths, to try an installation out beside the
+"""A directory that stands for `/` in all of these paths, to try an installation out next to the
 machine's own. The hooks and the policy then name paths below it too."""
 
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")

@@ -44,7 +44,7 @@ class HookPlan:
         path: The file, on every node.
         configured: What Slurm has now, a value for each line.
         wanted: What it should have.
-        site_link: A link to the site's own script that belongs beside the file; empty for none.
+        site_link: A link to the site's own script that belongs next to the file; empty for none.
         site_script: What it leads to; empty where that is not known here.
         problem: Why there is no way; empty where there is one.
     """
@@ -59,7 +59,7 @@ class HookPlan:
 
 
 @dataclass(frozen=True)
-class Change:
+class LineChange:
     """One setting of slurm.conf.
 
     Args:
@@ -93,7 +93,7 @@ class ControllerPlan:
     version: str
     is_configless: bool
     hooks: tuple[HookPlan, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[LineChange, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -128,7 +128,7 @@ def is_glob(path: str) -> bool:
 def plan_hook(
     kind: HookKind, configured: Sequence[str], release: tuple[int, int], places: Places
 ) -> HookPlan:
-    """Find a place for a hook beside what the site has."""
+    """Find a place for a hook among what the site has."""
     values = tuple(configured)
     own_file = f"{places.hooks_path}/{kind}.sh"
     own_directory = f"{places.hooks_path}/{kind}.d"
@@ -177,7 +177,7 @@ def plan_controller(
         plan_hook(kind, read_values(config, kind.capitalize()), release, places) for kind in KINDS
     )
     changes = [
-        Change(hook.kind.capitalize(), hook.configured, hook.wanted, _explain_hook(hook))
+        LineChange(hook.kind.capitalize(), hook.configured, hook.wanted, _explain_hook(hook))
         for hook in hooks
         if hook.wanted != hook.configured
     ]
@@ -189,7 +189,7 @@ def plan_controller(
         after = (",".join([*flags, "Alloc"]),)
         before = (",".join(flags),) if flags else ()
         reason = "the prolog has to be over when the batch script starts"
-        changes.append(Change("PrologFlags", before, after, reason))
+        changes.append(LineChange("PrologFlags", before, after, reason))
     user = config.get("SlurmdUser", "root(0)")
     if not user.endswith("(0)"):
         problems.append(
@@ -239,7 +239,7 @@ def plan_removal(
             elif value != f"{places.hooks_path}/{kind}.sh":
                 after.append(value)
         if tuple(after) != values:
-            changes.append(Change(kind.capitalize(), values, tuple(after), "as it was before"))
+            changes.append(LineChange(kind.capitalize(), values, tuple(after), "as it was before"))
     return ControllerPlan(
         slurm_conf=config.get("SLURM_CONF", ""),
         version=config.get("SLURM_VERSION", ""),
@@ -262,7 +262,7 @@ def _explain_hook(hook: HookPlan) -> str:
 
 def _plan_timeout(
     config: Mapping[str, str], hooks: Sequence[HookPlan], notes: list[str], deadline_s: float
-) -> list[Change]:
+) -> list[LineChange]:
     """A time limit where there is none and no other script could need longer."""
     common = config.get("PrologEpilogTimeout", _NO_TIMEOUT)
     limits = [config.get(f"{kind.capitalize()}Timeout", common) for kind in KINDS]
@@ -274,7 +274,7 @@ def _plan_timeout(
             )
             return []
         reason = f"ours end by themselves after {deadline_s:g} s"
-        return [Change("PrologEpilogTimeout", (), (str(_TIMEOUT_S),), reason)]
+        return [LineChange("PrologEpilogTimeout", (), (str(_TIMEOUT_S),), reason)]
     for kind, limit in zip(KINDS, limits, strict=True):
         if limit.isdigit() and limit != _NO_TIMEOUT and int(limit) <= deadline_s:
             notes.append(

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.administration.slurm_lines import Change
+from slurm_colloc.administration.slurm_lines import LineChange
 from slurm_colloc.errors import StateError, UsageProblem
 
 BEGIN = "# slurm_colloc begin:"
@@ -18,7 +18,7 @@ _SECOND_SETTING = re.compile(r"\s\w+\s*=")
 _CACHED = re.compile(r"^/run/slurm/conf/|/conf-cache/")
 
 
-def render_lines(changes: Sequence[Change]) -> list[str]:
+def render_lines(changes: Sequence[LineChange]) -> list[str]:
     """The lines that a slurm.conf needs, each with its reason above it."""
     lines = []
     for change in changes:
@@ -29,7 +29,7 @@ def render_lines(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def change_text(text: str, changes: Sequence[Change]) -> str:
+def change_text(text: str, changes: Sequence[LineChange]) -> str:
     """A slurm.conf with these changes; what they replace stays as comments.
 
     Raises:
@@ -53,7 +53,7 @@ def change_text(text: str, changes: Sequence[Change]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def find_missing(text: str, changes: Sequence[Change]) -> list[Change]:
+def find_missing(text: str, changes: Sequence[LineChange]) -> list[LineChange]:
     """The changes that a slurm.conf does not have yet, whether Slurm has read it since or not."""
     lines = text.splitlines()
     return [
@@ -96,7 +96,7 @@ def _list_values(lines: Sequence[str], name: str) -> list[tuple[int, str]]:
     return found
 
 
-def _find_lines(lines: Sequence[str], change: Change) -> list[int]:
+def _find_lines(lines: Sequence[str], change: LineChange) -> list[int]:
     """The lines that hold a setting now."""
     found = _list_values(lines, change.name)
     for number, value in found:

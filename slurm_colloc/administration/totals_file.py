@@ -31,7 +31,7 @@ class Position:
     Args:
         device: Of the file that was read last.
         inode: Its number. It keeps it when it is rotated, until it is compressed.
-        offset: The first byte of it that is not counted yet.
+        offset: The first of its bytes that is not counted yet.
         newest_s: The time of the newest line that is counted (seconds since 1970).
     """
 
@@ -79,7 +79,7 @@ def write_totals(path: str, counted: CountedLog) -> None:
     """Keep the totals for the next time.
 
     Raises:
-        NodeError: Somebody else could exchange what is written.
+        NodeError: Another user could exchange what is written.
         StateError: It cannot be written.
     """
     position = None if counted.position is None else vars(counted.position)

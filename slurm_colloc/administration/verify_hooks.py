@@ -20,9 +20,10 @@ from slurm_colloc.administration.fake_job import (
 )
 from slurm_colloc.administration.node_plan import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.hooks.node_policy import Policy, read_policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, probe_gpus
+from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
 from slurm_colloc.host.system.trusted_paths import open_trusted
@@ -137,7 +138,7 @@ def check_python(found: Verification, prefix: str) -> None:
 
 
 def find_exposed(directory: str) -> str:
-    """The first file or directory of a tree that somebody else than root could change; or empty."""
+    """The first file or directory of a tree that anyone but root could change; or empty."""
     for folder, folders, files in os.walk(directory):
         for name in (".", *folders, *files):
             path = os.path.normpath(os.path.join(folder, name))
@@ -148,7 +149,7 @@ def find_exposed(directory: str) -> str:
     return ""
 
 
-def check_policy(found: Verification, path: str) -> Policy | None:
+def check_policy(found: Verification, path: str) -> NodePolicy | None:
     """The policy can be trusted, and allows MPS."""
     try:
         policy = read_policy(path)
@@ -192,7 +193,7 @@ def read_held_gpus(run: str) -> set[str]:
     return held
 
 
-def try_hooks(found: Verification, job: FakeJob, policy: Policy, prefix: str) -> None:
+def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str) -> None:
     """Run prolog and epilog for a job that does not exist, and look at what each did."""
     with open(found.prolog, encoding="utf-8") as file:
         constants = read_constants(file.read())
@@ -260,7 +261,7 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
         found.add("prepared", ok=None, detail=note)
     answering = []
     for daemon in daemons:
-        # The kernel says who listens; what a pid file or a name says could be anybody's.
+        # The kernel says who listens; what a pid file or a name says proves nothing.
         peer = read_peer(daemon["pipe_directory"])
         process = None if peer is None else identify(peer.pid)
         if peer is None or process is None or peer.uid != job.uid:

@@ -12,8 +12,7 @@ from pathlib import Path
 from slurm_colloc.calibration.cells import MPS, TIMESLICE
 from slurm_colloc.calibration.workloads import WORKLOADS, Room, WorkloadNeed, choose_names
 from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_query import choose_job_gpus
+from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer, choose_job_gpus
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.atomic_files import tell_kind
 from slurm_colloc.store.calibrations import calibration_path

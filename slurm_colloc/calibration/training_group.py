@@ -10,7 +10,7 @@ from slurm_colloc.calibration.cells import MPS, Cell, Group
 from slurm_colloc.calibration.training_server import Pool, Worker
 from slurm_colloc.calibration.workloads import TINY
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import Failed, KeeperDied, Ready, Stopped
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc.host.mps.mps_support import build_member_environment
@@ -181,7 +181,7 @@ class PrivateMps:
             orphan_grace_s=2.0,
         )
         try:
-            self._keeper = Keeper.start(options)
+            self._keeper = KeeperClient.start(options)
         except OSError as error:
             raise NodeError(f"the MPS keeper cannot be started: {error}") from error
         try:

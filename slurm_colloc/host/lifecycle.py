@@ -11,42 +11,19 @@ installation drains nothing. Every other fault is told to the job in setup.json,
 log.
 """
 
-# ruff: noqa: E402 - the bindings of NVML and the rest of this file are loaded side by side
-
 from __future__ import annotations
 
+import json
 import os
 import sys
-
-from slurm_colloc.host.nvml.nvml_fork import fork_quietly
-
-
-def _read_minors(text: str) -> tuple[int, ...]:
-    """The job's GPUs before anything else is loaded; all are asked about where it is no list."""
-    words = text.split(",")
-    return tuple(map(int, words)) if all(w.isdecimal() and len(w) < 5 for w in words) else ()
-
-
-# It touches no driver before the policy has been read.
-_QUESTION = (
-    fork_quietly(
-        os.environ.get("SIMGPU_ROOT", ""),
-        os.environ.get("SLURMD_NODENAME", ""),
-        _read_minors(os.environ.get("SLURM_JOB_GPUS", "")),
-    )
-    if __name__ == "__main__" and sys.argv[1:2] == ["prolog"] and os.geteuid() == 0
-    else None
-)
-
-import json
 import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.hook_job import HookJob, read_hook_job
-from slurm_colloc.host.hooks.hook_report import HookReport, Place
-from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, Policy, is_permitted, read_policy
+from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
+from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, NodePolicy, read_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{USAGE}\n")
         return UsageProblem.exit_code
     # From a constant line of the hook's script, never from the job.
-    place = Place(run, policy, os.environ.get("SIMGPU_ROOT", ""))
+    place = HookPlace(run, policy, os.environ.get("SIMGPU_ROOT", ""))
     try:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")
@@ -88,12 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CollocError, OSError) as problem:
         sys.stderr.write(f"slurm_colloc: error: {problem}\n")
         return problem.exit_code if isinstance(problem, CollocError) else 1
-    try:
-        return _run_hook(command, place, job)
-    finally:
-        if _QUESTION is not None:
-            # Who had nothing to ask leaves nobody behind who waits for the driver.
-            _QUESTION.close()
+    return _run_hook(command, place, job)
 
 
 def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
@@ -106,7 +78,7 @@ def _read_arguments(words: Sequence[str]) -> tuple[str, str, str]:
     return words[0], values["--run-directory"], values["--policy"]
 
 
-def _recover_and_tell(place: Place) -> int:
+def _recover_and_tell(place: HookPlace) -> int:
     from slurm_colloc.host.hooks.whole_node import run_recover
     from slurm_colloc.host.system.signals import act_as_hook
 
@@ -121,16 +93,13 @@ def _recover_and_tell(place: Place) -> int:
     return report.exit_status
 
 
-def _run_hook(command: str, place: Place, job: HookJob) -> int:
+def _run_hook(command: str, place: HookPlace, job: HookJob) -> int:
     started = time.monotonic()
-    # slurmd waits until nobody has its pipes any more, be it a child that hangs in the kernel.
+    # slurmd waits until no process has its pipes any more, be it a child that hangs in the kernel.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     policy, problem = _read_policy(place)
-    if _QUESTION is not None and is_permitted(policy, job):
-        # NVML takes as long to get ready as the rest of the prolog takes to load.
-        _QUESTION.prepare()
     # Neither loads what only the other needs. A broken installation ends with a status of its own.
     if command == "epilog":
         from slurm_colloc.host.hooks.epilog import run_epilog
@@ -145,7 +114,7 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
         elif problem:
             report = HookReport(outcome=problem)
         else:
-            report = run_prolog(place, policy, job, _QUESTION)
+            report = run_prolog(place, policy, job)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not drain the node
         report = HookReport(outcome=f"unforeseen: {type(error).__name__}: {error}")
     if problem:
@@ -157,16 +126,16 @@ def _run_hook(command: str, place: Place, job: HookJob) -> int:
     return report.exit_status
 
 
-def _read_policy(place: Place) -> tuple[Policy, str]:
+def _read_policy(place: HookPlace) -> tuple[NodePolicy, str]:
     """The policy, or the built-in one and why: an epilog undoes whatever became of the policy."""
     try:
         return read_policy(place.policy), ""
     except StateError as error:
-        return Policy(enabled=False), str(error)
+        return NodePolicy(enabled=False), str(error)
 
 
 def _audit(
-    policy: Policy, command: str, job: HookJob | None, report: HookReport, started: float
+    policy: NodePolicy, command: str, job: HookJob | None, report: HookReport, started: float
 ) -> None:
     from slurm_colloc.host.system.signals import RECORD
 
@@ -188,8 +157,4 @@ def _audit(
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    finally:
-        if _QUESTION is not None:
-            _QUESTION.close()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Waits for the program to import torch; imports nothing of it itself.
+"""Waits for the program to import torch; imports none of it itself.
 
 This is read at every start of Python under a pack, so it stays small. What counts is loaded when
 torch's optimizers or loaders are.

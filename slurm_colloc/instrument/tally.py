@@ -132,7 +132,7 @@ class Tally:
             words[_SEQUENCE] = sequence - 1
             words[_BATCHES] = batches
             thread = self._stepping_thread
-            # A thread that fetches ahead waits, but nobody waits for it.
+            # A thread that fetches ahead waits, but no one waits for it.
             if not thread or thread == get_ident():
                 self._wait_ns = wait_ns = self._wait_ns + ended_ns - begun_ns
                 words[_WAIT_NS] = wait_ns

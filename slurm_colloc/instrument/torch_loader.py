@@ -20,7 +20,7 @@ DEEPEST = 4
 WIDEST = 16
 
 
-class _Nest:
+class _FetchState:
     """Whether a thread is fetching a batch: a loader may draw from another."""
 
     __slots__ = ("fetching",)
@@ -30,16 +30,16 @@ class _Nest:
 
 
 # By thread; a threading.local would take longer.
-_nests: dict[int, _Nest] = {}
+_nests: dict[int, _FetchState] = {}
 # Threads that fetched when the process forked are not in the child, but their numbers come back.
 os.register_at_fork(after_in_child=_nests.clear)
 
 # torch's Tensor itself; until that is known a type that no part of a batch has.
-_tensor: Any = _Nest
+_tensor: Any = _FetchState
 
 
-def _make_nest() -> _Nest:
-    nest = _nests[get_ident()] = _Nest()
+def _make_nest() -> _FetchState:
+    nest = _nests[get_ident()] = _FetchState()
     return nest
 
 

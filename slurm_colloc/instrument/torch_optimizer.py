@@ -1,6 +1,6 @@
 """Counts steps of torch's optimizers, and steps that AMP scalers skip.
 
-An optimizer's step is counted when the outermost call of it ends: a subclass whose step calls
+An optimizer's step is counted when its outermost call ends: a subclass whose step calls
 `super().step()` and a wrapper that steps another optimizer count once. What torch.compile makes
 of a step is left as it is; see `_is_compiled_into_a_graph`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Nest:
+class _StepState:
     """Where a thread is: how deep in steps, and whether a scaler asked for them."""
 
     __slots__ = ("depth", "scaled", "visited")
@@ -32,15 +32,15 @@ class _Nest:
 
 
 # By thread; a threading.local would take three times as long.
-_nests: dict[int, _Nest] = {}
+_nests: dict[int, _StepState] = {}
 _WRAPPED = "_slurm_colloc_counts"
 
 
-def _find_nest() -> _Nest:
+def _find_nest() -> _StepState:
     thread = get_ident()
     nest = _nests.get(thread)
     if nest is None:
-        nest = _nests[thread] = _Nest()
+        nest = _nests[thread] = _StepState()
     return nest
 
 

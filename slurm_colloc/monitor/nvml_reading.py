@@ -47,7 +47,7 @@ class NvmlReader:
     """Reads GPUs, and finds them again after they, or NVML, were away.
 
     Args:
-        choose: Names the pack's GPUs where the caller names none; see host.nvml.nvml_query.
+        choose: Names the pack's GPUs where the caller names none; see host.nvml.nvml_answer.
         capabilities: Where what works is written down.
     """
 
@@ -194,7 +194,7 @@ def choose_by_environment(
     """How a pack's GPUs are found where its setup names none by UUID."""
 
     def choose(answer: NvmlAnswer) -> tuple[tuple[str, ...], str]:
-        from slurm_colloc.host.nvml.nvml_query import choose_job_gpus
+        from slurm_colloc.host.nvml.nvml_answer import choose_job_gpus
 
         found = choose_job_gpus(answer, environ)
         return found.uuids, found.reason

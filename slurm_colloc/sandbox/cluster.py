@@ -1,4 +1,4 @@
-"""A sandbox as a whole: up, down, status, and losing parts of it on purpose."""
+"""A sandbox as a whole: up, down, status, and parts lost on purpose."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, UsageProblem
+from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.sandbox_files import locked, make_directory, remove_files
@@ -18,7 +19,7 @@ from slurm_colloc.sandbox.sandbox_gpus import (
     remove_simulated_gpus,
 )
 from slurm_colloc.sandbox.sandbox_hooks import build_hook_environment, undo_prepared
-from slurm_colloc.sandbox.sandbox_processes import find_socket_owners, list_processes
+from slurm_colloc.sandbox.sandbox_processes import find_socket_owners
 from slurm_colloc.sandbox.sandbox_record import SandboxRecord, read_record, write_record
 from slurm_colloc.sandbox.sandbox_spec import Layout, SandboxSpec, choose_directory
 from slurm_colloc.sandbox.sandbox_status import DaemonStatus, SandboxStatus, ask_nodes
@@ -56,7 +57,7 @@ class Sandbox:
     # What users see
 
     def up(self, spec: SandboxSpec | None = None) -> UpResult:
-        """Bring the cluster up, or bring back what is missing of it.
+        """Bring the cluster up, or bring back what is missing.
 
         A sandbox that runs, or that lost daemons, keeps its ports, its munge key and its jobs.
 
@@ -147,7 +148,7 @@ class Sandbox:
         record = read_record(self.layout.record)
         if record is None:
             raise self._not_found()
-        table = list_processes()
+        table = list_running_processes()
         munged = daemons.find_munged(self.layout, table)
         controller = daemons.find_slurmctld(self.layout, table)
         found = [
@@ -186,7 +187,7 @@ class Sandbox:
         """End slurmctld alone; jobs go on, commands are refused."""
         with locked(self.layout):
             self._need_record()
-            table = list_processes()
+            table = list_running_processes()
             controller = daemons.find_slurmctld(self.layout, table)
             stop_surely(self.layout, set(controller), term_s=10.0)
 
@@ -211,7 +212,7 @@ class Sandbox:
                     f"the sandbox has no node '{name}'",
                     hint=f"it has {', '.join(record.node_names)}",
                 )
-            table = list_processes()
+            table = list_running_processes()
             # slurmd first: it must not report the loss of its steps as their end.
             slurmd = set(daemons.find_slurmd(self.layout, table, name))
             lost = daemons.find_job_processes(self.layout, (name,), table) if jobs else set()
@@ -244,7 +245,7 @@ class Sandbox:
 
     def _find_lost_nodes(self, record: SandboxRecord, only: str) -> tuple[str, ...]:
         """Nodes that are down and should stay so."""
-        table = list_processes()
+        table = list_running_processes()
         return tuple(
             node
             for node in record.node_names
@@ -258,7 +259,7 @@ class Sandbox:
             return None
         if spec is None or spec == record.spec:
             return record
-        table = list_processes()
+        table = list_running_processes()
         if not (
             daemons.find_slurmctld(self.layout, table)
             or daemons.find_all_slurmd(self.layout, table)

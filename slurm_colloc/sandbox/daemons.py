@@ -10,21 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
-from slurm_colloc.sandbox.cgroups import find_node_groups, find_processes_in_groups
-from slurm_colloc.sandbox.installation import Installation
-from slurm_colloc.sandbox.sandbox_processes import (
+from slurm_colloc.host.system.child_programs import collect, start_program
+from slurm_colloc.host.system.node_processes import (
     Process,
     ProcessId,
+    find_ancestors,
     find_descendants,
-    find_own_line,
-    find_socket_owners,
-    list_processes,
+    list_running_processes,
+    read_command_line,
     read_environment,
-    run_program,
+    read_uid,
 )
+from slurm_colloc.host.system.signals import end_child
+from slurm_colloc.sandbox.cgroups import find_node_groups, find_processes_in_groups
+from slurm_colloc.sandbox.installation import Installation
+from slurm_colloc.sandbox.sandbox_processes import find_socket_owners
 from slurm_colloc.sandbox.sandbox_spec import Layout
 
 _START_S = 30.0
+_KILLED_S = 5.0
 _TIME_STAMP = re.compile(r"^\[[^\]]*\]\s*|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d+\s+")
 _ERROR_WORDS = re.compile(r"error|fatal|denied|failed|cannot", re.IGNORECASE)
 _KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ", "USER", "LOGNAME")
@@ -87,7 +91,7 @@ def find_all_slurmd(layout: Layout, table: Iterable[Process]) -> list[ProcessId]
 
 def is_running(layout: Layout, name: str) -> bool:
     """Whether `munged`, `slurmctld` or `slurmd.NODE` of this sandbox runs."""
-    table = list_processes()
+    table = list_running_processes()
     if name == "munged":
         return bool(find_munged(layout, table))
     if name == "slurmctld":
@@ -101,9 +105,10 @@ def _find_daemons(table: Iterable[Process], name: str, arguments: set[str]) -> l
     found = [
         process.id
         for process in table
-        if process.uid == owner
-        and Path(process.argv[0]).name in names
-        and arguments <= set(process.argv[1:])
+        if (argv := read_command_line(process.id.pid))
+        and Path(argv[0]).name in names
+        and arguments <= set(argv[1:])
+        and read_uid(process.id.pid) == owner
     ]
     # A child that a daemon has just forked looks like it until its exec; the oldest comes first.
     return sorted(found, key=lambda identity: identity.start_ticks)
@@ -137,7 +142,7 @@ def find_job_processes(
         ):
             found.add(process.id)
     found |= find_descendants(found | daemons, table)
-    own_line = find_own_line(table)
+    own_line = find_ancestors(os.getpid(), table)
     return {identity for identity in found - daemons if identity.pid not in own_line}
 
 
@@ -162,17 +167,24 @@ def start_daemon(name: str, argv: Sequence[str], layout: Layout) -> None:
     Raises:
         SlurmError: It refused to start.
     """
-    try:
-        ended = run_program(
-            argv,
-            environment=build_daemon_environment(os.environ, layout),
-            timeout_s=_START_S,
-            errors_to=layout.log / f"{name}.stderr",
-        )
-    except OSError as error:
-        raise SlurmError(f"{argv[0]} cannot be run ({error.strerror})", argv=argv) from error
-    if ended.returncode != 0:
-        raise build_daemon_error(name, argv, layout, ended.returncode)
+    # A daemon would keep a pipe open: its messages go into a file.
+    with (layout.log / f"{name}.stderr").open("wb") as stderr:
+        try:
+            child = start_program(
+                argv,
+                build_daemon_environment(os.environ, layout),
+                stderr=stderr.fileno(),
+                own_session=True,
+                umask=0o022,
+            )
+        except OSError as error:
+            raise SlurmError(f"{argv[0]} cannot be run ({error.strerror})", argv=argv) from error
+    returncode = collect(child, _START_S)
+    if returncode is None:
+        end_child(child.pid)
+        collect(child, _KILLED_S)
+    if returncode != 0:
+        raise build_daemon_error(name, argv, layout, returncode)
 
 
 def build_daemon_error(
@@ -230,7 +242,7 @@ def is_port_free(port: int) -> bool:
 
 
 def is_port_listening(port: int) -> bool:
-    """Whether somebody listens on this TCP port.
+    """Whether a process listens on this TCP port.
 
     The kernel's tables are read (proc(5), net/tcp) because a daemon writes an error into its log
     for each connection that says nothing.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.sandbox_processes import run_program
+from slurm_colloc.host.system.child_programs import run_program
 
 _DAEMON_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin", "/sbin")
 _OLDEST = (22, 5)
@@ -90,7 +90,7 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
 
 
 def find_plugin_directory(slurmd: Path) -> str | None:
-    """The plugins beside a slurmd that was unpacked outside the system's directories."""
+    """The plugins next to a slurmd that was unpacked outside the system's directories."""
     prefix = slurmd.resolve().parent.parent
     if prefix in (Path("/"), Path("/usr")):
         return None
@@ -103,7 +103,7 @@ def find_plugin_directory(slurmd: Path) -> str | None:
 
 def _ask_version(slurmd: str, environment: Mapping[str, str]) -> str:
     try:
-        answer = run_program([slurmd, "-V"], environment=environment, timeout_s=20)
+        answer = run_program([slurmd, "-V"], environment, timeout_s=20)
     except OSError as error:
         raise SlurmUnreachable(f"{slurmd} -V does not run: {error}") from error
     if answer.returncode != 0:

@@ -120,7 +120,7 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
     ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Start the cluster, or start again what is missing of it."""
+    """Start the cluster, or start again what is missing."""
     sandbox = _open(directory)
     given: dict[str, object] = {
         "nodes": nodes,

@@ -80,7 +80,7 @@ def make_directory(directory: Path, mode: int) -> None:
     """Make a directory of the sandbox, or take one that is already ours.
 
     Raises:
-        StateError: It cannot be made, or belongs to somebody else.
+        StateError: It cannot be made, or belongs to another user.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def choose_gpu_files(
 def make_fake_gpus(files: tuple[Path, ...], *, is_root: bool) -> None:
     """Make the device files that are missing.
 
-    slurmd wants a file per GPU and nothing more of it. Root makes device nodes that no driver
+    slurmd wants a file per GPU and no more than that. Root makes device nodes that no driver
     answers to, so that device limits have something to act on. An ordinary user cannot, and gets
     a link to some character device for each.
 

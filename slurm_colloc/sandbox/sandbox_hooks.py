@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 from slurm_colloc.resources import data_path
 from slurm_colloc.sandbox.sandbox_record import write_file
 from slurm_colloc.sandbox.sandbox_spec import Layout
@@ -98,7 +98,7 @@ def undo_prepared(layout: Layout) -> None:
             for job_id in {*run.list_jobs(), *run.list_directories()}:
                 checkpoint, _ = read_or_guess(run, job_id)
                 if checkpoint is not None:
-                    Undoing(run, checkpoint, simulation=simulation, node=entry.name).undo()
+                    JobUndo(run, checkpoint, simulation=simulation, node=entry.name).undo()
         finally:
             run.close()
 

@@ -182,7 +182,7 @@ class Layout:
 
     @property
     def lock(self) -> Path:
-        """Held by whoever starts or stops daemons."""
+        """Held while daemons are started or stopped."""
         return self.directory / "lock"
 
 

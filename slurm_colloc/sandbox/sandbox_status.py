@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.sandbox_processes import run_program
 from slurm_colloc.sandbox.sandbox_record import SandboxRecord
 from slurm_colloc.sandbox.sandbox_spec import Layout
 
@@ -117,7 +117,7 @@ def run_command(layout: Layout, argv: Sequence[str], timeout_s: float = _COMMAND
     program = str(find_command(argv[0]))
     environment = daemons.build_daemon_environment(os.environ, layout)
     try:
-        ended = run_program([program, *argv[1:]], environment=environment, timeout_s=timeout_s)
+        ended = run_program([program, *argv[1:]], environment, timeout_s=timeout_s)
     except OSError as error:
         raise SlurmError(f"{argv[0]} of the sandbox failed: {error}", argv=argv) from error
     if ended.returncode is None:

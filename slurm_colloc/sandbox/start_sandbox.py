@@ -1,4 +1,4 @@
-"""Planning a sandbox and starting what does not run of it."""
+"""Planning a sandbox and starting those of its daemons that do not run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc.sandbox import daemons, sandbox_gpus
 from slurm_colloc.sandbox.cgroups import CgroupSupport, detect_cgroups, find_node_groups
 from slurm_colloc.sandbox.daemons import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc.sandbox.installation import Installation
 from slurm_colloc.sandbox.sandbox_files import write_files
 from slurm_colloc.sandbox.sandbox_gpus import make_simulated_gpus
-from slurm_colloc.sandbox.sandbox_processes import list_processes, wait_until
+from slurm_colloc.sandbox.sandbox_processes import wait_until
 from slurm_colloc.sandbox.sandbox_record import SandboxRecord, write_record
 from slurm_colloc.sandbox.sandbox_spec import (
     Layout,
@@ -114,7 +115,7 @@ def start_missing(
     Raises:
         SlurmError: A daemon died, a port is taken or a node does not register.
     """
-    table = list_processes()
+    table = list_running_processes()
     nodes = [
         (node, port)
         for node, port in zip(record.node_names, record.node_ports, strict=True)

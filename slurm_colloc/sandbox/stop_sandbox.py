@@ -6,15 +6,11 @@ import shutil
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.host.system.node_processes import ProcessId, list_running_processes
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.cgroups import find_node_groups, remove_groups
 from slurm_colloc.sandbox.daemons import is_port_listening
-from slurm_colloc.sandbox.sandbox_processes import (
-    ProcessId,
-    list_processes,
-    stop_processes,
-    wait_until,
-)
+from slurm_colloc.sandbox.sandbox_processes import stop_processes, wait_until
 from slurm_colloc.sandbox.sandbox_record import SandboxRecord, read_record
 from slurm_colloc.sandbox.sandbox_spec import Layout
 from slurm_colloc.sandbox.sandbox_status import run_command
@@ -46,7 +42,7 @@ def cancel_all_jobs(layout: Layout, record: SandboxRecord) -> None:
 def stop_everything(layout: Layout, record: SandboxRecord | None) -> bool:
     """End all processes of this sandbox and remove its cgroups; whether there were any."""
     names = list_known_nodes(layout, record)
-    table = list_processes()
+    table = list_running_processes()
     slurmds = set(daemons.find_all_slurmd(layout, table))
     ended = bool(slurmds)
     jobs = daemons.find_job_processes(layout, names, table) if names else set()
@@ -54,7 +50,7 @@ def stop_everything(layout: Layout, record: SandboxRecord | None) -> bool:
     stop_surely(layout, slurmds, term_s=_TERM_S)
     stop_surely(layout, jobs, term_s=0)
     stop_job_processes(layout, names)
-    table = list_processes()
+    table = list_running_processes()
     for found in (daemons.find_slurmctld(layout, table), daemons.find_munged(layout, table)):
         ended |= bool(found)
         stop_surely(layout, set(found), term_s=10.0)
@@ -79,7 +75,7 @@ def list_known_nodes(layout: Layout, record: SandboxRecord | None) -> tuple[str,
 def stop_job_processes(layout: Layout, names: Sequence[str]) -> None:
     """KILL job processes until a look at the process table finds no new ones."""
     for _ in range(_ROUNDS):
-        left = daemons.find_job_processes(layout, names, list_processes())
+        left = daemons.find_job_processes(layout, names, list_running_processes())
         if not left:
             return
         stop_surely(layout, left, term_s=0)

@@ -22,7 +22,7 @@ class GpuModel:
     Args:
         key: Its short name here.
         name: The product's name as NVML gives it.
-        gpu_memory_mb: All of it, in MiB.
+        gpu_memory_mb: The total, in MiB.
         reserved_gpu_memory_mb: What the driver keeps for itself, in MiB.
         sm_count: Streaming multiprocessors.
         core_count: FP32 lanes of all of them.

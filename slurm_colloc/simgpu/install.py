@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.simgpu.gpu_models import GpuModel
 from slurm_colloc.simgpu.nvml.build_library import LIBRARY, install_library
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu, render_pairs
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu, render_pairs
 from slurm_colloc.simgpu.nvml.gpu_state import ROOT_VARIABLE, Node, write_file
 
 DRIVER_VERSION = "580.159.04"
@@ -27,7 +27,7 @@ _DRIVER = {
     "nvml_version": f"13.{DRIVER_VERSION}",
     "cuda_version": 13000,
 }
-# What lies in SIM/bin, and the module of it.
+# What lies in SIM/bin, and the module that each is.
 _PROGRAMS = {
     "simgpu": "simgpu_command",
     "nvidia-cuda-mps-control": "mps.control_program",
@@ -50,7 +50,7 @@ def make_simulation(
     """Make a simulation, or bring one up to date; what runs in it goes on.
 
     Args:
-        directory: SIM; its parents must be open to whoever is to use it.
+        directory: SIM; its parents must be open to all who are to use it.
         nodes: The GPUs of each node. Nodes that are not named go.
         devices: A device file for each GPU, which is then seen only where that may be opened.
         environment: For the compiler; this process's own where it is not given.
@@ -135,11 +135,11 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
     return seen
 
 
-def build_gpu(model: GpuModel, node: Path, nvml_index: int) -> Gpu:
+def build_gpu(model: GpuModel, node: Path, nvml_index: int) -> SimulatedGpu:
     """One GPU of a node. Its UUID follows from its place, so that repairs do not change it."""
     digest = hashlib.sha256(f"{node}/{nvml_index}".encode()).hexdigest()
     parts = (digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:32])
-    return Gpu(
+    return SimulatedGpu(
         nvml_index=nvml_index,
         uuid=f"GPU-{'-'.join(parts)}",
         name=model.name,

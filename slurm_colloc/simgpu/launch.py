@@ -1,7 +1,7 @@
 """Start one of the simulation's programs by path: launch.py MODULE [ARGUMENT...].
 
-SIM/bin calls it with `python -I`, so that nothing in the environment of whoever runs the program,
-its directory or its own packages, changes what is imported. MODULE has `main(argv) -> int`.
+SIM/bin calls it with `python -I`, so that the user's environment, directory and own packages do not
+change what is imported. MODULE has `main(argv) -> int`.
 """
 
 from __future__ import annotations

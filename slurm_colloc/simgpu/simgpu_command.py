@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     command, *rest = argv or ("--help",)
     try:
         if command == "run":
-            # Imported here: nothing else of it is needed where many programs start at once.
+            # Imported here: nothing else is needed where many programs start at once.
             from slurm_colloc.simgpu.training.training_program import main as run
 
             return run(rest)

@@ -18,7 +18,7 @@ from slurm_colloc.cli.admin.admin_node import (
 )
 from slurm_colloc.host.hooks import whole_node
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
-from slurm_colloc.host.hooks.hook_report import HookReport, Place
+from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -165,7 +165,7 @@ def test_a_node_that_is_not_fit_is_told_with_what_to_do(
         "notes": [],
     }
 
-    def find_stuck(_place: Place, _node: str) -> tuple[HookReport, list[dict[str, Any]]]:
+    def find_stuck(_place: HookPlace, _node: str) -> tuple[HookReport, list[dict[str, Any]]]:
         return HookReport("recovered", "stuck", exit_status=1, details={"jobs": [told]}), [told]
 
     monkeypatch.setattr(whole_node, "run_recover", find_stuck)

@@ -9,14 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+
+from .conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "admin.md"
@@ -114,13 +114,6 @@ class Follower:
             pairs = (item.partition("=") for item in kept.read_text().split("\0") if item)
             self.environments[place] = {name: value for name, _, value in pairs}
         return done.stdout
-
-
-def wait_for(look: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not look():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def list_tree(directory: Path) -> dict[str, int]:

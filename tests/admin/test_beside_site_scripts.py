@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,8 @@ import pytest
 from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+
+from .conftest import wait_for
 
 CSUB = Path(sys.executable).with_name("csub")
 USER = "nobody"
@@ -102,13 +102,6 @@ class Node:
 def read_hooks(lines: str) -> list[str]:
     """Which hooks have left a line."""
     return [json.loads(line)["hook"] for line in lines.splitlines()]
-
-
-def wait_for(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.sandbox_record import read_record
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
+from .conftest import PATIENCE_S, wait_for
+
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
 CSUB = Path(sys.executable).with_name("csub")
-PATIENCE_S = 60
 # A /run of its own, for slurmd leads everybody there to what it was sent. Before it has that, it
 # knows munge by its usual place only.
 START = """\
@@ -61,13 +61,6 @@ class Node:
 
     def csub(self, *words: str, status: int = 0) -> str:
         return self.run(CSUB, "admin", *words, status=status)
-
-
-def wait_for(look: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def read_node_state(sandbox: Sandbox) -> str:

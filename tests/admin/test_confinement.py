@@ -15,13 +15,13 @@ from slurm_colloc.administration.verify_hooks import Verification
 from slurm_colloc.cli.admin import admin_verify
 from slurm_colloc.cli.admin.admin_verify import check_limits, check_tracing
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.system.control_groups import read_hierarchies
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 
-def look(policy: Policy, slurm: dict[str, str]) -> tuple[str, str]:
+def look(policy: NodePolicy, slurm: dict[str, str]) -> tuple[str, str]:
     found = Verification("", "")
     check_limits(found, policy, slurm)
     [check] = found.checks
@@ -33,7 +33,7 @@ def look(policy: Policy, slurm: dict[str, str]) -> tuple[str, str]:
 def test_what_a_daemon_is_limited_to_is_said() -> None:
     if len(read_hierarchies()) == 0:
         pytest.skip("no cgroup tree here")
-    outcome, detail = look(Policy(daemon_memory_mb=333), {})
+    outcome, detail = look(NodePolicy(daemon_memory_mb=333), {})
     if outcome == "note":
         pytest.skip(f"this machine limits less: {detail}")
     assert outcome == "ok"
@@ -46,7 +46,7 @@ def test_what_cannot_be_limited_is_said_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, requires: bool, outcome: str
 ) -> None:
     monkeypatch.setattr(admin_verify, "read_hierarchies", lambda: ())
-    policy = Policy(require_limits=requires)
+    policy = NodePolicy(require_limits=requires)
     told, detail = look(policy, {"SLURM_VERSION": "24.11.5"})
     assert told == outcome
     assert "devices, host memory, processes cannot be limited" in detail
@@ -58,7 +58,7 @@ def test_what_cannot_be_limited_is_said_with_what_to_do(
 
 def test_hooks_inside_the_job_need_no_limits_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_verify, "read_hierarchies", lambda: ())
-    told = look(Policy(require_limits=True), {"PrologFlags": "Alloc,Contain,RunInJob"})
+    told = look(NodePolicy(require_limits=True), {"PrologFlags": "Alloc,Contain,RunInJob"})
     assert told[0] == "ok"
     assert "the job's own limits hold" in told[1]
 

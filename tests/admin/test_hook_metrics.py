@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from slurm_colloc import __version__
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.hook_metrics import Family, format_value, render_families
+from slurm_colloc.administration.hook_metrics import MetricFamily, format_value, render_families
 from slurm_colloc.administration.hook_totals import (
     HookTotals,
     build_value,
@@ -351,19 +351,22 @@ def test_times_have_their_zone() -> None:
 
 
 def test_label_values_are_escaped_as_the_format_demands() -> None:
-    family = Family("m", "gauge", 'a "line"\nand a \\ more')
+    family = MetricFamily("m", "gauge", 'a "line"\nand a \\ more')
     family.add(1.5, path='C:\\a "b"\nc')
     text = render_families([family])
     assert text.splitlines()[0] == '# HELP m a "line"\\nand a \\\\ more'
     assert read_samples(text) == {("m", (("path", 'C:\\a "b"\nc'),)): 1.5}
     (parsed,) = parser.text_string_to_metric_families(text)
     assert parsed.documentation == 'a "line"\nand a \\ more'
-    for bad in (Family("1m", "gauge", "x", [("", {}, 1)]), Family("m", "gauge", "", [])):
+    for bad in (
+        MetricFamily("1m", "gauge", "x", [("", {}, 1)]),
+        MetricFamily("m", "gauge", "", []),
+    ):
         if bad.name != "m":
             with pytest.raises(ValueError, match="no name of a metric"):
                 render_families([bad])
     with pytest.raises(ValueError, match="no name of a label"):
-        render_families([Family("m", "gauge", "x", [("", {"a-b": "c"}, 1)])])
+        render_families([MetricFamily("m", "gauge", "x", [("", {"a-b": "c"}, 1)])])
 
 
 def test_numbers_are_as_the_format_has_them() -> None:

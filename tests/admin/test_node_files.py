@@ -27,7 +27,7 @@ from slurm_colloc.administration.node_plan import (
 from slurm_colloc.administration.slurm_lines import HookPlan
 from slurm_colloc.cli.admin.admin_install import CHANGE_NEEDED
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.hooks.node_policy import Policy, read_policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.resources import data_path
 
 CONFIG = """\
@@ -132,7 +132,7 @@ def test_what_is_installed_is_roots_and_has_this_nodes_paths(site: Site) -> None
         }
         assert subprocess.run(["sh", "-n", hook], check=False).returncode == 0
     policy = read_policy(str(site.etc / "node.toml"))
-    assert policy == Policy(audit_log=f"{site.base}/var/log/slurm_colloc/hooks.log")
+    assert policy == NodePolicy(audit_log=f"{site.base}/var/log/slurm_colloc/hooks.log")
     unit = Path(site.places.unit_path)
     assert f"ExecStart={site.base}/opt/slurm_colloc/bin/python -I -B" in unit.read_text()
     assert Path(site.places.wants_path).resolve() == unit

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.administration.slurm_lines import plan_controller
-from slurm_colloc.host.hooks.node_policy import Policy, parse_policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy, parse_policy
 from slurm_colloc.resources import data_path
 
 
@@ -48,8 +48,8 @@ def test_the_example_policy_has_every_value_as_built_in() -> None:
     import tomllib
 
     values = tomllib.loads(data_path("site-config", "node.toml").read_text())
-    assert parse_policy(values, "node.toml") == Policy()
-    assert set(values) == set(vars(Policy()))
+    assert parse_policy(values, "node.toml") == NodePolicy()
+    assert set(values) == set(vars(NodePolicy()))
 
 
 @pytest.mark.parametrize("name", ["slurm.conf", "gres.conf", "cgroup.conf"])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from slurm_colloc.administration.hooks_in_use import find_obstacles, read_conf_values
 from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.administration.slurm_lines import (
-    Change,
     ControllerPlan,
+    LineChange,
     plan_controller,
     plan_removal,
     read_values,
@@ -163,7 +163,7 @@ def test_a_changed_file_has_the_new_lines_and_keeps_the_old_as_comments() -> Non
     ],
 )
 def test_a_file_that_slurm_does_not_run_with_is_not_changed(text: str, words: str) -> None:
-    change = Change("Prolog", ("/etc/slurm/prolog.sh",), ("/new",), "a reason")
+    change = LineChange("Prolog", ("/etc/slurm/prolog.sh",), ("/new",), "a reason")
     with pytest.raises(UsageProblem, match=words.replace("\\", "\\\\")):
         change_text(text, [change])
 
@@ -186,7 +186,7 @@ def test_every_change_can_be_taken_back(
     before: list[str], old: list[str], new: list[str], after: list[str]
 ) -> None:
     text = "\n".join([*before, *(f"Prolog={value}" for value in old), *after]) + "\n"
-    changed = change_text(text, [Change("Prolog", tuple(old), tuple(new), "a reason")])
+    changed = change_text(text, [LineChange("Prolog", tuple(old), tuple(new), "a reason")])
     assert read_conf_values(changed)["prolog"] == tuple(new)
     assert restore_text(changed, ["Prolog"]) == text
 

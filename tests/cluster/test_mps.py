@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 
 from .conftest import CsubUser, wait_until
 from .mps import (
@@ -39,7 +39,9 @@ def read_variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def check_members(user: CsubUser, job_id: str, rows: dict[int, dict[str, Any]], gpu: Gpu) -> None:
+def check_members(
+    user: CsubUser, job_id: str, rows: dict[int, dict[str, Any]], gpu: SimulatedGpu
+) -> None:
     """What three members were given is what they see and what is told; the second said its need."""
     limits_mb = {1: gpu.gpu_memory_mb // 3, 2: 10240, 3: gpu.gpu_memory_mb // 3}
     queued = {row["member"]: row for row in json.loads(user.csub("queue", "--json").stdout)}

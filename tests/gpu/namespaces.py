@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
@@ -122,7 +122,7 @@ def find_marked(mark: str) -> list[dict[str, Any]]:
     found = []
     for process in list_processes():
         pid = process.id.pid
-        if process.has_ended or read_environment_value(pid, MARK) != mark:
+        if process.has_ended or read_environment(pid).get(MARK) != mark:
             continue
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()

@@ -2,7 +2,7 @@
 
 As a program: traced_hook.py FILE -I -B -m slurm_colloc.host.lifecycle COMMAND ... A line of FILE is
 one run: moments on the monotonic clock, which all processes of a machine share, and for each step
-its name, begin and end. Forks of the hook write nothing.
+its name, begin and end. Children of the hook write nothing.
 """
 
 # ruff: noqa: E402, PTH123 - the first line is timed, and pathlib is felt
@@ -27,33 +27,32 @@ _BEGINNING = ["-I", "-B", "-m", "slurm_colloc.host.lifecycle"]
 _PACKAGE = "slurm_colloc.host."
 # By module: what it defines, and the step's name in the figures. What is not there has no figure.
 _STEPS = {
-    "audit": {"write_audit": "audit line"},
-    "epilog": {"run_epilog": "work"},
-    "mps": {
+    "hooks.audit_log": {"write_audit": "audit line"},
+    "hooks.epilog": {"run_epilog": "work"},
+    "hooks.node_policy": {"read_policy": "policy"},
+    "hooks.prepare_mps": {
+        "MpsPreparation.claim": "claim",
+        "find_owner": "groups of the user",
+        "MpsPreparation._make_groups": "control groups and limits",
+        "MpsPreparation._make_directory": "directory and its tmpfs",
+        "MpsPreparation.tell": "setup.json",
+    },
+    "hooks.prolog": {"run_prolog": "work"},
+    "hooks.recover_jobs": {"recover": "look for dead jobs"},
+    "hooks.run_directory": {"RunDirectory.remove_directory": "removal"},
+    "hooks.undo_checkpoint": {
+        "JobUndo._end_groups": "end of the daemon's group",
+        "JobUndo._check_gpus": "check of the GPUs",
+    },
+    "mps.start_daemon": {
         "start_daemon": "daemon",
         "_start_child": "daemon: process",
         "_prove": "daemon: proof",
         "start_server": "request for a server",
     },
-    "nvml": {"NvmlQuestion.__init__": "NVML's process", "NvmlQuestion.ask": "wait for NVML"},
-    "nvml_fork": {
-        "ForkedQuestion.__init__": "NVML's process",
-        "ForkedQuestion.ask": "wait for NVML",
-    },
-    "policy": {"read_policy": "policy"},
-    "preparing": {
-        "Preparing.claim": "claim",
-        "find_owner": "groups of the user",
-        "Preparing._make_groups": "control groups and limits",
-        "Preparing._make_directory": "directory and its tmpfs",
-        "Preparing.tell": "setup.json",
-    },
-    "prolog": {"run_prolog": "work"},
-    "recovering": {"recover": "look for dead jobs"},
-    "run_directory": {"RunDirectory.remove_directory": "removal"},
-    "undoing": {
-        "Undoing._end_groups": "end of the daemon's group",
-        "Undoing._check_gpus": "check of the GPUs",
+    "nvml.nvml_query": {
+        "NvmlQuestion.__init__": "NVML's process",
+        "NvmlQuestion.ask": "wait for NVML",
     },
 }
 STEPS: list[list[Any]] = []

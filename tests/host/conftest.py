@@ -19,7 +19,7 @@ from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import (
     ProcessId,
     list_processes,
-    read_environment_value,
+    read_environment,
 )
 from slurm_colloc.simgpu.gpu_models import H200
 from slurm_colloc.simgpu.install import make_simulation
@@ -183,7 +183,7 @@ def list_programs_below(base: Path) -> list[ProcessId]:
         for process in list_processes()
         if not process.has_ended
         and process.name.startswith("nvidia-cuda-mps")
-        and (read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY") or "").startswith(
+        and (read_environment(process.id.pid).get("CUDA_MPS_PIPE_DIRECTORY") or "").startswith(
             f"{base}/"
         )
     ]

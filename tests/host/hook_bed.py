@@ -19,7 +19,7 @@ import pytest
 
 from slurm_colloc.host.mps.mps_control import Peer, read_peer
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 from slurm_colloc.simgpu.install import snapshot
 from slurm_colloc.simgpu.nvml.gpu_state import Node
 
@@ -163,9 +163,9 @@ class Bed:
             for process in list_processes()
             if not process.has_ended
             and process.name.startswith(("nvidia-cuda-mps", "python"))
-            and (
-                read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY") or ""
-            ).startswith(f"{self.run}/")
+            and (read_environment(process.id.pid).get("CUDA_MPS_PIPE_DIRECTORY") or "").startswith(
+                f"{self.run}/"
+            )
         ]
 
     def list_left(self) -> list[str]:

@@ -26,7 +26,7 @@ from slurm_colloc.host.system.control_groups import (
 )
 from slurm_colloc.host.system.group_end import LOOK_S, end_members, kill_group
 from slurm_colloc.host.system.node_processes import identify, list_processes, list_session
-from slurm_colloc.host.system.process_groups import ControlGroup, Session
+from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession
 from slurm_colloc.host.system.signals import SignalRecord
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
@@ -75,12 +75,12 @@ def choose_hierarchies(kind: str) -> tuple[Hierarchy, ...]:
 
 
 @contextlib.contextmanager
-def group_with(kind: str, *pids: int) -> Iterator[ControlGroup | Session]:
+def group_with(kind: str, *pids: int) -> Iterator[ControlGroup | ProcessSession]:
     """A group of a kind that these processes are in, the first of which leads a session."""
     if kind == "session":
         leader = identify(pids[0])
         assert leader is not None
-        yield Session(leader)
+        yield ProcessSession(leader)
         return
     hierarchies = choose_hierarchies(kind)
     if not hierarchies:
@@ -96,7 +96,7 @@ def group_with(kind: str, *pids: int) -> Iterator[ControlGroup | Session]:
         assert remove_groups(made.paths) == ()
 
 
-def end(group: ControlGroup | Session, owner: int = NOBODY, budget_s: float = 10.0) -> str:
+def end(group: ControlGroup | ProcessSession, owner: int = NOBODY, budget_s: float = 10.0) -> str:
     """End a group; what is left of it, in words."""
     found = kill_group(group, owner, reason="test", deadline=time.monotonic() + budget_s)
     words = [f"unkillable {p.id.pid}" for p in found.unkillable]
@@ -261,11 +261,11 @@ def test_a_session_knows_what_left_and_what_came_later(start: Start) -> None:
     child.wait()
     try:
         # The leader has gone; its number is nobody else's while the session has a member.
-        members = Session(leader).list_members()
+        members = ProcessSession(leader).list_members()
         assert len(members) == 1
         assert members[0].pid in before
-        assert end(Session(leader)) == ""
-        assert Session(leader).list_members() == []
+        assert end(ProcessSession(leader)) == ""
+        assert ProcessSession(leader).list_members() == []
     finally:
         for pid in before:
             with contextlib.suppress(ProcessLookupError):
@@ -277,7 +277,7 @@ def test_polite_signals_first_where_that_is_wanted(start: Start) -> None:
     leader = identify(child.pid)
     assert leader is not None
     steps = ((signal.SIGINT, 0.1), (signal.SIGTERM, 0.1), (signal.SIGKILL, PATIENCE_S))
-    left = end_members(Session(leader), steps, owner=None, reason="test")
+    left = end_members(ProcessSession(leader), steps, owner=None, reason="test")
     assert left == ()
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
@@ -287,7 +287,7 @@ def test_a_stopped_process_gets_the_polite_signal(start: Start) -> None:
     leader = identify(child.pid)
     assert leader is not None
     os.kill(child.pid, signal.SIGSTOP)
-    end_members(Session(leader), ((signal.SIGTERM, PATIENCE_S),), owner=None, reason="test")
+    end_members(ProcessSession(leader), ((signal.SIGTERM, PATIENCE_S),), owner=None, reason="test")
     assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
@@ -301,7 +301,7 @@ def test_what_a_process_forks_meanwhile_is_ended_too(start: Start) -> None:
     leader = identify(child.pid)
     assert leader is not None
     steps = ((signal.SIGTERM, 0.2), (signal.SIGKILL, PATIENCE_S))
-    assert end_members(Session(leader), steps, owner=None, reason="test") == ()
+    assert end_members(ProcessSession(leader), steps, owner=None, reason="test") == ()
     assert list_session(child.pid) == ()
 
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import deadline
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
+from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, JobUndo
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups
 from slurm_colloc.host.system import signals
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
@@ -244,7 +244,7 @@ def test_nothing_outside_the_group_is_signalled_and_nothing_of_it_is_left(
         checkpoint = run.read("11")
         assert checkpoint is not None
         with listening(place, history.answer), deadline(BUDGET_S):
-            undone = Undoing(run, checkpoint).undo()
+            undone = JobUndo(run, checkpoint).undo()
         assert undone.unsafe == []
         # No word of a user's, and no number in one, has moved root to anything.
         assert [identify(one.pid) for one in strangers] == strangers

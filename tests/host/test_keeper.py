@@ -17,28 +17,27 @@ from typing import Any, TypeVar
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ClientLeft,
     ControlProved,
     DaemonDied,
+    DaemonTrouble,
     Event,
     Failed,
     Fault,
     KeeperDied,
     Ready,
-    Server,
+    ServerClients,
     ServerStatus,
     Status,
     Stopped,
     Sweeping,
-    Terminated,
-    Trouble,
     decode,
     encode,
 )
-from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps.start_daemon import start_daemon
 from slurm_colloc.host.system.node_processes import identify, list_processes
@@ -56,9 +55,9 @@ E = TypeVar("E")
 RUNNER = """
 import sys, time, select
 sys.path.append({root!r})
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import decode
-keeper = Keeper.start(decode(sys.stdin.readline()))
+keeper = KeeperClient.start(decode(sys.stdin.readline()))
 while keeper.ready is None and keeper.is_alive:
     select.select([keeper], [], [])
     for event in keeper.poll(): print(event, file=sys.stderr)
@@ -70,7 +69,7 @@ time.sleep(600)
 class Listener:
     """A keeper, and everything it has said."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: KeeperClient) -> None:
         self.keeper = keeper
         self.heard: list[Any] = []
 
@@ -109,7 +108,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[MpsOptions], Listener]]:
     with (tmp_path / "keeper.err").open("wb") as log:
 
         def start_one(options: MpsOptions) -> Listener:
-            listeners.append(Listener(Keeper.start(options, log=log.fileno())))
+            listeners.append(Listener(KeeperClient.start(options, log=log.fileno())))
             return listeners[-1]
 
         yield start_one
@@ -158,11 +157,8 @@ def test_a_daemon_is_started_asked_and_ended(start: Start, options: Options, bas
     server_pid = listener.hear(ServerStatus).server_pid
     listener.keeper.ask_status()
     status = listener.hear(Status)
-    assert status.servers == (Server(server_pid, os.geteuid(), "INITIALIZING", ()),)
+    assert status.servers == (ServerClients(server_pid, os.geteuid(), "INITIALIZING", ()),)
     assert status.problem == ""
-    listener.keeper.terminate(1)
-    terminated = listener.hear(Terminated)
-    assert (terminated.done, terminated.text) == (False, "it is no client")
     report = listener.stop()
     assert report.is_clean
     assert not listener.keeper.is_alive
@@ -237,17 +233,17 @@ def test_nothing_that_the_runner_does_waits_for_a_stopped_keeper(ready: Listener
     os.kill(ready.keeper.pid, signal.SIGSTOP)
     for _ in range(3000):
         # Far more than a pipe holds.
-        ready.keeper.terminate(1)
-    assert not any(isinstance(event, Terminated) for event in ready.keeper.poll())
+        ready.keeper.ask_status()
+    assert not any(isinstance(event, Status) for event in ready.keeper.poll())
     os.kill(ready.keeper.pid, signal.SIGCONT)
-    ready.hear(Terminated)
+    ready.hear(Status)
     ready.keeper.kill()
     ready.hear(KeeperDied)
     assert ready.keeper.recover().is_clean
 
 
 def test_an_old_node_has_a_keeper_too(options: Options, older_python: Path, base: Path) -> None:
-    listener = Listener(Keeper.start(options(), python=str(older_python)))
+    listener = Listener(KeeperClient.start(options(), python=str(older_python)))
     listener.hear(Ready)
     listener.keeper.ask_status()
     assert listener.hear(Status).problem == ""
@@ -275,9 +271,9 @@ def test_a_keeper_writes_no_bytecode_into_the_installation(tmp_path: Path, base:
     )
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "from slurm_colloc.host.keeper.keeper_client import Keeper\n"
+        "from slurm_colloc.host.keeper.keeper_client import KeeperClient\n"
         "from slurm_colloc.host.keeper.keeper_messages import decode\n"
-        "keeper = Keeper.start(decode(sys.stdin.readline()), log=2)\n"
+        "keeper = KeeperClient.start(decode(sys.stdin.readline()), log=2)\n"
         "print(keeper.wait(float('inf')))\n"
     )
     done = subprocess.run(
@@ -374,7 +370,7 @@ def test_clients_and_troubles_are_pushed(ready: Listener) -> None:
     ready.write_log(f"{stamp} Server   474] Client process {client.pid} disconnected\n")
     assert ready.hear(ClientLeft).pid == client.pid
     ready.write_log(f"{stamp} Control  1] Failed to start server using uid 0. No reason\n")
-    assert ready.hear(Trouble).text == "Failed to start server using uid 0. No reason"
+    assert ready.hear(DaemonTrouble).text == "Failed to start server using uid 0. No reason"
     client.kill()
     client.wait()
     assert ready.stop().is_clean
@@ -493,7 +489,9 @@ def test_a_killed_runner_leaves_nothing(options: Options, base: Path, user: str)
 def test_clients_of_a_killed_runner_may_go_on_for_a_while_without_the_files(
     options: Options, base: Path, tmp_path: Path
 ) -> None:
-    listener = Listener(Keeper.start(options(logs_to=str(tmp_path), orphan_grace_s=PATIENCE_S)))
+    listener = Listener(
+        KeeperClient.start(options(logs_to=str(tmp_path), orphan_grace_s=PATIENCE_S))
+    )
     listener.hear(Ready)
     server_pid = listener.hear(ServerStatus).server_pid
     client = start_client()
@@ -521,7 +519,7 @@ def test_clients_of_a_killed_runner_may_go_on_for_a_while_without_the_files(
 def test_clients_that_never_end_are_not_waited_for_longer_than_their_grace(
     options: Options, base: Path
 ) -> None:
-    listener = Listener(Keeper.start(options(orphan_grace_s=0.2)))
+    listener = Listener(KeeperClient.start(options(orphan_grace_s=0.2)))
     listener.hear(Ready)
     server_pid = listener.hear(ServerStatus).server_pid
     client = start_client()
@@ -567,7 +565,10 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
         MpsOptions(gpus=(GPU,), default_gpu_memory_limits_mb={GPU: 3000}, environment={"a": "b"}),
         Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, 2.5, ("/tmp: full",), ("note",), True),
         Fault(1, (2, 3), None, "line\nline"),
-        Status((Server(1, 0, None, (Client(2, 1, None, 4, "python3 -m x", (2, 7)),)),), "why"),
+        Status(
+            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x", (2, 7)),)),),
+            "why",
+        ),
         Stopped(StopReport(1.0, None, True, (3,), None, False, ("left",), (), ("note",))),
         Sweeping("/d", "4711", None, "it serves"),
         KeeperDied(None),
@@ -587,8 +588,8 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
 
 
 def test_a_client_is_found_by_any_of_its_pids() -> None:
-    client = Client(20, 1, namespace_pids=(20, 7))
-    status = Status((Server(1, 0, "ACTIVE", (client,)),))
+    client = ListedClient(20, 1, namespace_pids=(20, 7))
+    status = Status((ServerClients(1, 0, "ACTIVE", (client,)),))
     assert status.find_client(20) is client
     assert status.find_client(7) is client
     assert status.find_client(8) is None
@@ -596,7 +597,9 @@ def test_a_client_is_found_by_any_of_its_pids() -> None:
 
 def test_a_keeper_whose_channel_is_closed_at_once_does_nothing(tmp_path: Path, base: Path) -> None:
     write_program(tmp_path / "unused", "")
-    listener = Listener(Keeper.start(MpsOptions(gpus=(GPU,), bases=(str(base),), path="/nowhere")))
+    listener = Listener(
+        KeeperClient.start(MpsOptions(gpus=(GPU,), bases=(str(base),), path="/nowhere"))
+    )
     assert listener.keeper._child.stdin is not None
     listener.keeper._child.stdin.close()
     events = listener.keeper.wait(time.monotonic() + PATIENCE_S)

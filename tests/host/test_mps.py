@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.keeper.watch_daemon import wait_for_active
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     MpsPrograms,
@@ -27,7 +28,6 @@ from slurm_colloc.host.mps.mps_leftovers import recover, sweep
 from slurm_colloc.host.mps.mps_options import MpsOptions
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps.stop_daemon import stop_daemon
-from slurm_colloc.host.mps.wait_for_server import wait_for_active
 from slurm_colloc.host.system.node_processes import identify, list_session, read_uid
 from slurm_colloc.host.system.own_directory import DAEMON_LOG, Owner
 

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_answers import (
-    Client,
+    ListedClient,
     find_complaints,
     is_limit_shown,
     parse_limit_mb,
@@ -29,7 +29,7 @@ from slurm_colloc.host.mps.mps_control import (
     parse_server_status,
 )
 from slurm_colloc.host.system.child_programs import Outcome, run_program
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 
 from .conftest import write_program
 
@@ -65,12 +65,12 @@ def test_a_server_has_one_of_three_states() -> None:
 def test_the_table_of_clients_is_read_by_its_columns() -> None:
     first, second = parse_ps(PS)
     device = "GPU-5a41ce45-e82a-a159"
-    assert first == Client(537, 574, device, 4026531836, "/opt/torch/bin/python3")
+    assert first == ListedClient(537, 574, device, 4026531836, "/opt/torch/bin/python3")
     assert second.command == "python3 -m train"
     assert parse_ps("Server not found\n") == ()
     assert parse_ps("") == ()
     (moved,) = parse_ps("SERVER PID\n574 9\n")
-    assert moved == Client(9, 574)
+    assert moved == ListedClient(9, 574)
 
 
 def test_limits_are_read_as_the_daemon_rounds_them() -> None:
@@ -162,7 +162,7 @@ def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     left = [
         process
         for process in list_processes()
-        if read_environment_value(process.id.pid, "MARK") == str(tmp_path)
+        if read_environment(process.id.pid).get("MARK") == str(tmp_path)
     ]
     assert left == []
 

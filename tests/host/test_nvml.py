@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_colloc.host.nvml.nvml_answer import find_doubt, parse_answer
-from slurm_colloc.host.nvml.nvml_query import (
+from slurm_colloc.host.nvml.nvml_answer import (
     Gpu,
     GpuProcess,
     NvmlAnswer,
-    NvmlQuestion,
     choose_job_gpus,
-    probe_gpus,
+    find_doubt,
+    parse_answer,
 )
-from slurm_colloc.host.system.node_processes import list_processes, read_environment_value
+from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, probe_gpus, start_question
+from slurm_colloc.host.system.node_processes import list_processes, read_environment
 
 UUIDS = tuple(f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd")
 
@@ -42,6 +45,8 @@ def nvmlDeviceGetHandleByIndex(index):
 def read(handle, name):
     if name not in handle: raise NVMLError("Not Supported")
     return handle[name]
+def nvmlDeviceGetHandleByUUID(uuid): return next(g for g in FACTS["gpus"] if g["uuid"] == uuid)
+def nvmlDeviceSetComputeMode(handle, mode): handle["mode"] = mode
 def nvmlDeviceGetUUID(handle): return read(handle, "uuid")
 def nvmlDeviceGetName(handle): return read(handle, "name")
 def nvmlDeviceGetMinorNumber(handle): return read(handle, "minor")
@@ -149,7 +154,7 @@ def test_an_nvml_that_hangs_costs_no_more_than_its_limit(tmp_path: Path) -> None
     found = probe_gpus(0.5, module_path=path, environ=mark)
     assert time.monotonic() - started < 60
     assert found.problem == "NVML gave no answer within 0.5 s"
-    marks = [read_environment_value(process.id.pid, "MARK") for process in list_processes()]
+    marks = [read_environment(process.id.pid).get("MARK") for process in list_processes()]
     assert str(tmp_path) not in marks
 
 
@@ -158,8 +163,43 @@ def test_a_question_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     question = NvmlQuestion(module_path=path, environ={"MARK": str(tmp_path)})
     question.close()
     question.close()
-    marks = [read_environment_value(process.id.pid, "MARK") for process in list_processes()]
+    marks = [read_environment(process.id.pid).get("MARK") for process in list_processes()]
     assert str(tmp_path) not in marks
+
+
+@pytest.mark.parametrize("wanted", [{"uuids": (UUIDS[0],)}, {"minors": (3,)}])
+def test_of_gpus_that_are_not_asked_about_only_uuid_and_minor_number_are_read(
+    tmp_path: Path, wanted: dict[str, Any]
+) -> None:
+    other = {**WHOLE, "uuid": UUIDS[1], "minor": 33}
+    path = write_bindings(tmp_path, {"gpus": [WHOLE, other]})
+    found = NvmlQuestion(module_path=path, **wanted).ask(60)
+    assert found.gpus[0].compute_mode == "DEFAULT"
+    assert found.gpus[1] == Gpu(1, uuid=UUIDS[1], minor_number=33)
+
+
+def test_a_compute_mode_is_set_before_the_answer(tmp_path: Path) -> None:
+    path = write_bindings(tmp_path, {"gpus": [WHOLE]})
+    question = NvmlQuestion(module_path=path, compute_modes={UUIDS[0]: "EXCLUSIVE_PROCESS"})
+    assert question.ask(60).gpus[0].compute_mode == "EXCLUSIVE_PROCESS"
+
+
+@pytest.mark.parametrize("simulation", ["", "/simulated"])
+def test_a_hook_asks_in_a_clean_environment(
+    monkeypatch: pytest.MonkeyPatch, simulation: str
+) -> None:
+    started: list[Mapping[str, str]] = []
+
+    def refuse(_argv: list[str], environ: Mapping[str, str], **_: int) -> None:
+        started.append(environ)
+        raise OSError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setenv("LD_PRELOAD", "/tmp/mine.so")
+    monkeypatch.setattr("slurm_colloc.host.nvml.nvml_query.start_program", refuse)
+    found = start_question(simulation, "node").ask(60)
+    assert found.problem == f"{sys.executable} cannot be started: no process is left"
+    simulated = {"SIMGPU_ROOT", "SLURMD_NODENAME", "LD_LIBRARY_PATH"} if simulation else set()
+    assert set(started[0]) == {"PATH", "LANG"} | simulated
 
 
 GOOD = Gpu(0, uuid=UUIDS[0], gpu_memory_total_mb=100, gpu_memory_used_mb=100)

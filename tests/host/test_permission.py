@@ -1,4 +1,4 @@
-"""Which jobs may have what they ask for: only theirs is a driver touched for."""
+"""Which jobs may have what they ask for, and what a hook loads before it needs it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,18 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission, is_permitted
+from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
 from slurm_colloc.model.comment_token import parse_token
 
 ROOT = str(Path(__file__).resolve().parents[2])
 JOB = HookJob("11", 1000, 1000, comment="my run [csub/1 mps]", partition="gpu", gpus=(0,))
 
 
-def test_a_job_that_may_have_mps_is_permitted() -> None:
-    assert is_permitted(Policy(), JOB)
-    assert is_permitted(Policy(partitions=("gpu",), max_gpus=1), JOB)
-
-
-@pytest.mark.parametrize(
-    ("policy", "job"),
-    [
-        ({"enabled": False}, {}),
-        ({}, {"comment": ""}),
-        ({}, {"comment": "[csub/1 mps] "}),
-        ({}, {"comment": "[csub/1 off]"}),
-    ],
-)
-def test_where_nothing_is_asked_or_all_is_switched_off_nothing_is_permitted(
-    policy: dict[str, Any], job: dict[str, Any]
-) -> None:
-    assert not is_permitted(Policy(**policy), dataclasses.replace(JOB, **job))
+@pytest.mark.parametrize("policy", [NodePolicy(), NodePolicy(partitions=("gpu",), max_gpus=1)])
+def test_a_job_that_may_have_mps_is_permitted(policy: NodePolicy) -> None:
+    token = parse_token(JOB.comment)
+    assert token is not None
+    check_permission(policy, JOB, token)
 
 
 @pytest.mark.parametrize(
@@ -51,23 +38,20 @@ def test_where_nothing_is_asked_or_all_is_switched_off_nothing_is_permitted(
         ({}, {"gid": None}, "for ordinary users only"),
     ],
 )
-def test_what_is_denied_has_a_reason_and_is_not_permitted(
+def test_what_is_denied_has_a_reason(
     policy: dict[str, Any], job: dict[str, Any], words: str
 ) -> None:
-    allowed, asking = Policy(**policy), dataclasses.replace(JOB, **job)
+    allowed, asking = NodePolicy(**policy), dataclasses.replace(JOB, **job)
     token = parse_token(asking.comment)
     assert token is not None
     with pytest.raises(Denied, match=words):
         check_permission(allowed, asking, token)
-    assert not is_permitted(allowed, asking)
 
 
 @pytest.mark.parametrize(
     ("loaded", "late"),
     [
-        # Loaded before the fork that gets NVML ready; before NVML is told to; before the daemon
-        # is started.
-        ("host.nvml.nvml_fork", ("contextlib", "select", "signal", "dataclasses")),
+        # Loaded before the policy is read; before the daemon is started.
         ("host.lifecycle", ("subprocess", "socket", "ctypes", "slurm_colloc.host.mps.mps_control")),
         (
             "host.hooks.prolog",

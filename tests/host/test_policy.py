@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.hooks.node_policy import LIMIT_BYTES, Policy, parse_plain_lines, read_policy
+from slurm_colloc.host.hooks.node_policy import (
+    LIMIT_BYTES,
+    NodePolicy,
+    parse_plain_lines,
+    read_policy,
+)
 from slurm_colloc.resources import data_path
 
 
@@ -25,7 +30,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> str:
 
 
 def test_an_empty_policy_is_the_built_in_one(path: Path) -> None:
-    assert read_policy(write(path, "")) == Policy()
+    assert read_policy(write(path, "")) == NodePolicy()
 
 
 def test_every_key_is_read(path: Path) -> None:
@@ -41,7 +46,7 @@ def test_every_key_is_read(path: Path) -> None:
     stop_s = 3.5
     audit_log = ""
     """
-    assert read_policy(write(path, text)) == Policy(
+    assert read_policy(write(path, text)) == NodePolicy(
         enabled=False,
         modes=(),
         partitions=("gpu", "debug"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.prepared_daemon import (
+from slurm_colloc.host.keeper.prepared_daemon import (
     PreparedDaemon,
     PreparedSetup,
     adopt_daemon,
@@ -61,7 +61,7 @@ def read_as_user(run: Path) -> str:
     program = (
         "import sys\n"
         "from slurm_colloc.errors import NodeError\n"
-        "from slurm_colloc.host.hooks.prepared_daemon import read_prepared\n"
+        "from slurm_colloc.host.keeper.prepared_daemon import read_prepared\n"
         "try:\n"
         "    found = read_prepared(sys.argv[1], '11')\n"
         "    print('none' if found is None else found.mode)\n"

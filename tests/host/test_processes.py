@@ -17,7 +17,7 @@ from slurm_colloc.host.system.node_processes import (
     identify,
     is_alive,
     list_session,
-    read_environment_value,
+    read_environment,
     read_namespace_pids,
     read_process,
     read_uid,
@@ -89,8 +89,8 @@ def test_a_process_whose_first_thread_has_ended_is_alive(start: Start) -> None:
 def test_a_process_tells_its_user_its_environment_and_its_pids(start: Start) -> None:
     child = start(environment={"COLOUR": "red"})
     assert read_uid(child.pid) == os.geteuid()
-    assert read_environment_value(child.pid, "COLOUR") == "red"
-    assert read_environment_value(child.pid, "COL") is None
+    assert read_environment(child.pid).get("COLOUR") == "red"
+    assert read_environment(child.pid).get("COL") is None
     assert read_namespace_pids(child.pid) == (child.pid,)
     assert read_process(2**22 + 1) is None
     assert identify(2**22 + 1) is None

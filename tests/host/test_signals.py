@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.host.system import node_processes, signals
 from slurm_colloc.host.system.node_processes import Process, ProcessId, identify, is_alive
-from slurm_colloc.host.system.process_groups import ControlGroup, Session
+from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession
 from slurm_colloc.host.system.signals import GONE, SENT, SignalRecord, end_child, send_signal
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
@@ -67,7 +67,7 @@ def test_a_member_of_the_owners_is_signalled_and_that_is_kept(
     start: Start, record: SignalRecord
 ) -> None:
     child = start(uid=NOBODY)
-    group = Session(identify_child(child))
+    group = ProcessSession(identify_child(child))
     told = send_signal(child.pid, KILL, owner=NOBODY, group=group, reason="its job is over")
     assert told == SENT
     assert child.wait(PATIENCE_S) == -KILL
@@ -102,7 +102,11 @@ def test_a_process_whose_effective_user_is_another_is_not_signalled(start: Start
 def test_a_process_outside_the_group_is_never_signalled(start: Start) -> None:
     inside, outside = start(uid=NOBODY), start(uid=NOBODY)
     told = send_signal(
-        outside.pid, KILL, owner=NOBODY, group=Session(identify_child(inside)), reason="a lie"
+        outside.pid,
+        KILL,
+        owner=NOBODY,
+        group=ProcessSession(identify_child(inside)),
+        reason="a lie",
     )
     assert "is not in the group" in told
     assert outside.poll() is None
@@ -138,7 +142,7 @@ def test_a_process_that_has_the_pid_of_an_earlier_one_is_in_no_session_of_its(
     child = start(uid=NOBODY)
     right = identify_child(child)
     for earlier in (right.start_ticks - 1, right.start_ticks + 1):
-        group = Session(ProcessId(right.pid, earlier))
+        group = ProcessSession(ProcessId(right.pid, earlier))
         assert group.list_members() == []
         told = send_signal(child.pid, KILL, owner=NOBODY, group=group, reason="a lie")
         assert "is not in the group" in told

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import (
     ClientJoined,
     ControlProved,
@@ -30,12 +30,12 @@ from slurm_colloc.host.keeper.keeper_messages import (
     ServerStatus,
     Status,
     Stopped,
-    Terminated,
 )
 from slurm_colloc.host.mps.mps_control import find_programs
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc.host.mps.mps_support import build_member_environment, judge_support
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, choose_job_gpus
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.simgpu.gpu_models import H200
 from slurm_colloc.simgpu.install import make_simulation, simulation_environment
@@ -55,12 +55,12 @@ class Node:
     base: Path
     answer: NvmlAnswer
     uuid: str
-    keepers: list[Keeper] = field(default_factory=list)
+    keepers: list[KeeperClient] = field(default_factory=list)
     clients: list[subprocess.Popen[str]] = field(default_factory=list)
     heard: list[Event] = field(default_factory=list)
 
     def start(self, **changes: Any) -> Ready:
-        self.keepers.append(Keeper.start(self.make_options(**changes), log=2))
+        self.keepers.append(KeeperClient.start(self.make_options(**changes), log=2))
         return self.hear(Ready)
 
     def make_options(self, **changes: Any) -> MpsOptions:
@@ -73,7 +73,7 @@ class Node:
         )
 
     @property
-    def keeper(self) -> Keeper:
+    def keeper(self) -> KeeperClient:
         return self.keepers[-1]
 
     def hear(self, kind: type[E], **fields: object) -> E:
@@ -256,17 +256,6 @@ def test_a_fault_of_one_client_names_all_who_may_have_made_it(node: Node) -> Non
     assert node.stop().is_clean
 
 
-def test_a_client_is_terminated_and_its_neighbour_goes_on(node: Node) -> None:
-    node.start()
-    first, second = node.start_client(), node.start_client()
-    node.keeper.terminate(first.pid)
-    assert node.hear(Terminated).done
-    assert node.tell(first, "poll") != "0"
-    assert node.tell(second, "poll") == "0"
-    node.leave(first, second)
-    assert node.stop().is_clean
-
-
 def test_clients_that_do_not_leave_are_ended_with_the_daemon(node: Node) -> None:
     node.start()
     client = node.start_client()
@@ -349,7 +338,7 @@ def test_the_daemon_is_proven_before_its_server_and_takes_its_defaults(node: Nod
     options = node.make_options(
         default_thread_percentage=25, default_gpu_memory_limits_mb={node.uuid: 20480}
     )
-    node.keepers.append(Keeper.start(options, log=2))
+    node.keepers.append(KeeperClient.start(options, log=2))
     proved = node.hear(ControlProved)
     ready = node.hear(Ready)
     assert proved.at <= ready.at

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import ProcessId, identify
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
@@ -395,5 +395,5 @@ def name_gpu(mps: Mps) -> str:
     return match[1]
 
 
-def read_gpus(simulation: Path) -> tuple[Gpu, ...]:
+def read_gpus(simulation: Path) -> tuple[SimulatedGpu, ...]:
     return Node(simulation / "nodes" / "n1").read_gpus()

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.host.keeper.keeper_messages import Fault, Server, Status
-from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.keeper.keeper_messages import Fault, ServerClients, Status
+from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.host.system import process_owner
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu import mps_clients as module
@@ -63,7 +63,7 @@ def build_clients(tmp_path: Path, *numbers: int, patience: GpuPatience | None = 
 
 
 def build_status(*pids: int) -> Status:
-    return Status((Server(9, 1000, "ACTIVE", tuple(Client(pid, 9) for pid in pids)),))
+    return Status((ServerClients(9, 1000, "ACTIVE", tuple(ListedClient(pid, 9) for pid in pids)),))
 
 
 def suspects_of(clients: MpsClients, *numbers: int) -> list[tuple[int, ...]]:

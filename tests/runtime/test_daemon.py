@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.keeper import keeper_messages as keepers
+from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_options import StopReport
 from slurm_colloc.runtime.gpu import pack_daemon as module
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
@@ -106,7 +106,7 @@ def told() -> Told:
 @pytest.fixture
 def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
-    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
     patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     return PackDaemon(
@@ -279,9 +279,9 @@ def test_what_the_daemon_complains_of_stands_in_the_pack_s_log(
     daemon.start()
     say(
         daemon,
-        keepers.Trouble(7, "x" * 1000),
+        keepers.DaemonTrouble(7, "x" * 1000),
         keepers.Sweeping("/tmp/csubm-2", "4710", None, "its daemon still serves clients"),
-        keepers.Terminated(3, done=True),
+        keepers.ClientLeft(3, 2),
     )
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     trouble, swept = (json.loads(line) for line in lines)
@@ -299,7 +299,7 @@ PREPARED = keepers.ControlProved("/run/slurm_colloc/4711/0", PIPE, 7, 0.0)
 @pytest.fixture
 def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
-    monkeypatch.setattr(module, "Keeper", FakeKeeper)
+    monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
     journal = Journal(tmp_path)
     patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     daemon = PackDaemon(

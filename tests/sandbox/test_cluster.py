@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmError, StateError, UsageProblem
+from slurm_colloc.host.system.node_processes import (
+    list_running_processes,
+    read_command_line,
+    read_environment,
+)
 from slurm_colloc.sandbox.cgroups import find_node_groups
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_processes import (
-    list_processes,
-    read_environment,
-    send_signal,
-    wait_until,
-)
+from slurm_colloc.sandbox.sandbox_processes import send_signal, wait_until
 from slurm_colloc.sandbox.sandbox_record import read_record, write_record
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
@@ -80,11 +80,11 @@ def find_traces(directory: Path) -> list[str]:
     """Processes that name this directory in their command line or run under its SLURM_CONF."""
     mark = str(directory)
     return [
-        f"{process.id.pid} {process.argv}"
-        for process in list_processes()
+        f"{process.id.pid} {read_command_line(process.id.pid)}"
+        for process in list_running_processes()
         if process.id.pid != os.getpid()
         and (
-            any(mark in word for word in process.argv)
+            any(mark in word for word in read_command_line(process.id.pid))
             or mark in read_environment(process.id.pid).get("SLURM_CONF", "")
         )
     ]
@@ -96,7 +96,7 @@ def get_pids(sandbox: Sandbox) -> dict[str, int | None]:
 
 def kill(pid: int | None) -> None:
     assert pid is not None
-    (process,) = [process for process in list_processes() if process.id.pid == pid]
+    (process,) = [process for process in list_running_processes() if process.id.pid == pid]
     assert send_signal(process.id, signal.SIGKILL)
 
 

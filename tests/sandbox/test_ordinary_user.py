@@ -13,7 +13,13 @@ from typing import Protocol
 
 import pytest
 
-from slurm_colloc.sandbox.sandbox_processes import list_processes, read_environment, wait_until
+from slurm_colloc.host.system.node_processes import (
+    list_running_processes,
+    read_command_line,
+    read_environment,
+    read_uid,
+)
+from slurm_colloc.sandbox.sandbox_processes import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -43,11 +49,11 @@ def state(short_directory: Path, user_python: UserPython) -> Iterator[Path]:
 def find_processes_of(user: str, directory: Path) -> list[tuple[str, ...]]:
     uid = pwd.getpwnam(user).pw_uid
     return [
-        process.argv
-        for process in list_processes()
-        if process.uid == uid
+        read_command_line(process.id.pid)
+        for process in list_running_processes()
+        if read_uid(process.id.pid) == uid
         and (
-            any(str(directory) in word for word in process.argv)
+            any(str(directory) in word for word in read_command_line(process.id.pid))
             or str(directory) in read_environment(process.id.pid).get("SLURM_CONF", "")
         )
     ]

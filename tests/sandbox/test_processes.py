@@ -11,20 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.sandbox_processes import (
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.host.system.node_processes import (
     ProcessId,
+    find_ancestors,
     find_descendants,
-    find_own_line,
-    find_socket_owners,
     is_alive,
-    list_processes,
+    list_running_processes,
+    read_command_line,
     read_environment,
     read_process,
-    run_program,
+)
+from slurm_colloc.sandbox.daemons import start_daemon
+from slurm_colloc.sandbox.sandbox_processes import (
+    find_socket_owners,
     send_signal,
     stop_processes,
     wait_until,
 )
+from slurm_colloc.sandbox.sandbox_spec import Layout
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def identify(child: subprocess.Popen[bytes]) -> ProcessId:
 
     def ready() -> bool:
         process = read_process(child.pid)
-        if process is None or process.argv[0] == sys.executable:
+        if process is None or read_command_line(child.pid)[:1] == (sys.executable,):
             return False
         found.append(process.id)
         return True
@@ -93,7 +98,7 @@ def test_descendants_are_found_through_all_generations() -> None:
         assert top is not None
 
         def find() -> set[ProcessId]:
-            return find_descendants({top.id}, list_processes())
+            return find_descendants({top.id}, list_running_processes())
 
         assert wait_until(lambda: len(find()) == 2, 10)
         assert grandchild in {identity.pid for identity in find()}
@@ -101,14 +106,14 @@ def test_descendants_are_found_through_all_generations() -> None:
 
 
 def test_our_own_line_holds_this_process_and_its_parent() -> None:
-    assert {os.getpid(), os.getppid()} <= find_own_line(list_processes())
+    assert {os.getpid(), os.getppid()} <= find_ancestors(os.getpid(), list_running_processes())
 
 
 def test_the_owner_of_a_unix_socket_is_found_by_its_directory(short_directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_directory / "s"))
         listener.listen()
-        table = list_processes()
+        table = list_running_processes()
         owners = find_socket_owners(short_directory, table)
         assert {identity.pid: path for identity, path in owners.items()} == {
             os.getpid(): str(short_directory / "s")
@@ -125,19 +130,23 @@ def test_environments_are_read_where_allowed_and_empty_elsewhere(
 
 
 def test_a_daemon_that_keeps_its_output_open_does_not_hold_us_up(short_directory: Path) -> None:
-    errors = short_directory / "stderr"
-    result = run_program(
-        ["sh", "-c", "echo why >&2; sleep 600 & echo $! >" + str(short_directory / "pid")],
-        environment={"PATH": os.defpath},
-        timeout_s=20,
-        errors_to=errors,
-    )
+    layout = Layout(short_directory)
+    layout.log.mkdir(parents=True)
+    script = f"echo why >&2; sleep 600 & echo $! >{short_directory}/pid"
+    start_daemon("daemon", ["/bin/sh", "-c", script], layout)
     left = read_process(int((short_directory / "pid").read_text()))
     assert left is not None
     stop_processes({left.id}, term_s=0)
-    assert (result.returncode, result.stderr) == (0, "why\n")
+    assert (layout.log / "daemon.stderr").read_text() == "why\n"
 
 
-def test_a_program_that_does_not_end_is_reported_without_a_status() -> None:
-    result = run_program(["sleep", "600"], environment={"PATH": os.defpath}, timeout_s=0.1)
-    assert result.returncode is None
+def test_a_daemon_that_does_not_go_into_the_background_is_ended(
+    short_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(short_directory)
+    layout.log.mkdir(parents=True)
+    monkeypatch.setattr("slurm_colloc.sandbox.daemons._START_S", 0.5)
+    script = f"echo error: stuck >&2; echo $$ >{short_directory}/pid; exec sleep 600"
+    with pytest.raises(SlurmError, match="error: stuck"):
+        start_daemon("daemon", ["/bin/sh", "-c", script], layout)
+    assert read_process(int((short_directory / "pid").read_text())) is None

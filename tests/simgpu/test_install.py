@@ -19,6 +19,7 @@ from slurm_colloc.simgpu.install import (
     simulation_environment,
     snapshot,
 )
+from slurm_colloc.simgpu.nvml import build_library
 from slurm_colloc.simgpu.nvml.build_library import (
     _HEADERS,
     _SOURCES,
@@ -54,7 +55,7 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     sources = tmp_path / "sources"
     sources.mkdir()
     for name in (*_SOURCES, *_HEADERS):
-        text = (Path(install_library.__code__.co_filename).parent / name).read_text()
+        text = (Path(build_library.__file__).parent / name).read_text()
         (sources / name).write_text(text.replace('"Unknown Error"', '"Newer"'))
     monkeypatch.setattr("slurm_colloc.simgpu.nvml.build_library._HERE", sources)
     install_library(tmp_path / "second.so", environment)

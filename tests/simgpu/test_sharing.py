@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.simgpu.training.shared_speed import (
-    Load,
+    ProcessLoad,
     compute_rates,
     compute_use,
     divide_evenly,
@@ -43,12 +43,12 @@ MEASURED = [
 PAIRS = [("timeslice", (100, 100), 1.90), ("mps", (100, 100), 1.80), ("mps", (70, 30), 1.96)]
 
 
-def build_loads(work: str, mode: str, count: int) -> list[Load]:
+def build_loads(work: str, mode: str, count: int) -> list[ProcessLoad]:
     sm, dram = WORKS[work]
     if mode == "timeslice":
-        return [Load(sm, dram)] * count
+        return [ProcessLoad(sm, dram)] * count
     limit = {"mps": 100.0, "mps100": 100 / count, "mps200": min(100, 200 / count)}[mode]
-    return [Load(sm, dram, limit, mps_server=1)] * count
+    return [ProcessLoad(sm, dram, limit, mps_server=1)] * count
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: "-".join(map(str, row[:3])))
@@ -66,30 +66,30 @@ def test_a_measured_row_is_met(row: tuple[str, str, int, float, float, float, fl
 def test_unlike_partners_are_met(mode: str, limits: tuple[float, float], total: float) -> None:
     server = None if mode == "timeslice" else 1
     loads = [
-        Load(*WORKS["large"], limits[0], mps_server=server),
-        Load(*WORKS["small"], limits[1], mps_server=server),
+        ProcessLoad(*WORKS["large"], limits[0], mps_server=server),
+        ProcessLoad(*WORKS["small"], limits[1], mps_server=server),
     ]
     assert sum(compute_rates(loads)) == pytest.approx(total, rel=0.12)
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_alone_nothing_is_lost(work: str) -> None:
-    assert compute_rates([Load(*WORKS[work])]) == (1.0,)
-    assert compute_rates([Load(*WORKS[work], mps_server=1)]) == (1.0,)
+    assert compute_rates([ProcessLoad(*WORKS[work])]) == (1.0,)
+    assert compute_rates([ProcessLoad(*WORKS[work], mps_server=1)]) == (1.0,)
 
 
 def test_who_only_holds_memory_slows_nobody() -> None:
-    assert compute_rates([Load(90.0), Load(0.0), Load(0.0)])[0] == 1.0
+    assert compute_rates([ProcessLoad(90.0), ProcessLoad(0.0), ProcessLoad(0.0)])[0] == 1.0
 
 
 def test_a_thread_limit_is_a_ceiling_for_one_that_is_alone() -> None:
-    assert compute_rates([Load(80.0, 0.0, 40.0, mps_server=1)]) == (0.5,)
+    assert compute_rates([ProcessLoad(80.0, 0.0, 40.0, mps_server=1)]) == (0.5,)
     # Without MPS nobody enforces it.
-    assert compute_rates([Load(80.0, 0.0, 40.0)]) == (1.0,)
+    assert compute_rates([ProcessLoad(80.0, 0.0, 40.0)]) == (1.0,)
 
 
 loads_of_any_kind = st.builds(
-    Load,
+    ProcessLoad,
     sm_demand=st.floats(0, 100),
     dram_demand=st.floats(0, 100),
     thread_percentage=st.floats(1, 100),
@@ -99,16 +99,16 @@ loads_of_any_kind = st.builds(
 
 @given(st.lists(loads_of_any_kind, min_size=1, max_size=12), loads_of_any_kind)
 def test_a_newcomer_never_speeds_up_the_gpu_s_users_of_time_slices(
-    loads: list[Load], newcomer: Load
+    loads: list[ProcessLoad], newcomer: ProcessLoad
 ) -> None:
-    sliced = [Load(load.sm_demand) for load in loads]
+    sliced = [ProcessLoad(load.sm_demand) for load in loads]
     before = compute_rates(sliced)
-    after = compute_rates([*sliced, Load(newcomer.sm_demand)])
+    after = compute_rates([*sliced, ProcessLoad(newcomer.sm_demand)])
     assert all(new <= old + 1e-9 for old, new in zip(before, after, strict=False))
 
 
 @given(st.lists(loads_of_any_kind, min_size=1, max_size=12))
-def test_a_rate_is_a_part_of_the_speed_alone(loads: list[Load]) -> None:
+def test_a_rate_is_a_part_of_the_speed_alone(loads: list[ProcessLoad]) -> None:
     assert all(0 <= rate <= 1 for rate in compute_rates(loads))
     for number in range(len(loads)):
         use = compute_use(loads, number, idle_power_w=76, power_limit_w=700)

@@ -20,8 +20,8 @@ from slurm_colloc.simgpu.gpu_models import H200
 from slurm_colloc.simgpu.install import build_gpu
 from slurm_colloc.simgpu.nvml.gpu_records import (
     SUMS,
-    Gpu,
-    GpuProcess,
+    SimulatedGpu,
+    SimulatedProcess,
     parse_gpu,
     parse_process,
     parse_totals,
@@ -37,7 +37,7 @@ texts = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1,
 # The files have six decimals.
 numbers = st.integers(0, 10**9).map(lambda whole: whole / 1000)
 processes = st.builds(
-    GpuProcess,
+    SimulatedProcess,
     pid=st.integers(1, 2**22),
     starttime=st.integers(0, 2**62),
     uid=st.integers(0, 2**31),
@@ -50,7 +50,7 @@ processes = st.builds(
 
 
 @given(processes)
-def test_a_process_is_read_as_it_was_written(process: GpuProcess) -> None:
+def test_a_process_is_read_as_it_was_written(process: SimulatedProcess) -> None:
     assert parse_process(process.pid, render_process(process)) == process
 
 
@@ -70,14 +70,14 @@ def test_a_gpu_is_read_as_it_was_written() -> None:
 
 
 def test_every_gpu_of_many_nodes_has_its_own_uuid() -> None:
-    gpus: list[Gpu] = [
+    gpus: list[SimulatedGpu] = [
         build_gpu(H200, Path(f"/sim/n{node}"), number) for node in range(20) for number in range(8)
     ]
     assert len({gpu.uuid for gpu in gpus}) == len(gpus)
 
 
-def describe(simulation: Simulation, pid: int, **changes: object) -> GpuProcess:
-    process = GpuProcess(
+def describe(simulation: Simulation, pid: int, **changes: object) -> SimulatedProcess:
+    process = SimulatedProcess(
         pid=pid,
         starttime=read_starttime(pid) or 0,
         uid=os.geteuid(),
@@ -180,11 +180,11 @@ answer = sorted(answer)
 _WRITER = """
 import os, sys
 from pathlib import Path
-from slurm_colloc.simgpu.nvml.gpu_records import GpuProcess
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node, read_starttime
 node, pid, count = Node(Path(sys.argv[1])), os.getpid(), 0.0
 while True:
-    node.write_process(GpuProcess(pid, read_starttime(pid), 0, (sys.argv[2],), 100,
+    node.write_process(SimulatedProcess(pid, read_starttime(pid), 0, (sys.argv[2],), 100,
                                   energy_mj=count, work=count))
     if not count:
         print("ready", flush=True)

@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import parse_version
-from slurm_colloc.sandbox.sandbox_processes import list_processes
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 from slurm_colloc.slurm import run_command, slurm_commands
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
@@ -148,7 +148,7 @@ def record_silence(
 ) -> None:
     """A controller that does not answer, one that is away, and no configuration."""
     ask = recorder.record
-    controller = daemons.find_slurmctld(sandbox.layout, list_processes())[0].pid
+    controller = daemons.find_slurmctld(sandbox.layout, list_running_processes())[0].pid
     os.kill(controller, signal.SIGSTOP)
     try:
         ask("list_jobs_timeout", slurm.list_jobs)

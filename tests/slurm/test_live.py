@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
+from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc.sandbox import daemons
-from slurm_colloc.sandbox.sandbox_processes import list_processes
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
@@ -154,7 +154,7 @@ def test_a_refusal_has_slurms_words(access: SlurmAccess, live: Live) -> None:
 def test_a_controller_that_is_away_or_silent_is_told_apart(
     access: SlurmAccess, live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller = daemons.find_slurmctld(live.sandbox.layout, list_processes())[0].pid
+    controller = daemons.find_slurmctld(live.sandbox.layout, list_running_processes())[0].pid
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(SlurmNoAnswer):

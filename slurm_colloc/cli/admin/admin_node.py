@@ -16,7 +16,7 @@ from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.cli.admin.admin_hooks import need_root
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.audit_log import write_audit
-from slurm_colloc.host.hooks.hook_report import HookReport, Place
+from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.model.printable import escape_controls
 
@@ -83,7 +83,7 @@ def recover_node(options: argparse.Namespace) -> int:
     return NOT_FIT
 
 
-def find_place(places: Places) -> Place:
+def find_place(places: Places) -> HookPlace:
     """Where the installed hooks work; where they usually would if none are installed.
 
     Raises:
@@ -91,14 +91,14 @@ def find_place(places: Places) -> Place:
     """
     record = read_record(places) or {}
     run, policy = record.get("run"), record.get("policy")
-    return Place(
+    return HookPlace(
         run=run if isinstance(run, str) else places.run_path,
         policy=policy if isinstance(policy, str) else places.policy_path,
         simulation=places.simgpu,
     )
 
 
-def _leave_line(place: Place, report: HookReport, took_s: float) -> str:
+def _leave_line(place: HookPlace, report: HookReport, took_s: float) -> str:
     """Write the audit log's line; why it could not be written, empty where it was."""
     try:
         log = read_policy(place.policy).audit_log

@@ -26,8 +26,8 @@ from slurm_colloc.administration.totals_file import count_log, read_totals, writ
 from slurm_colloc.cli.admin.admin_hooks import need_root
 from slurm_colloc.cli.admin.admin_node import find_place
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
-from slurm_colloc.host.hooks.hook_report import Place
-from slurm_colloc.host.hooks.node_policy import Policy, read_policy
+from slurm_colloc.host.hooks.hook_report import HookPlace
+from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 
 
 def show_config(options: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ def find_log() -> str:
         return read_policy(places.policy_path).audit_log
     except CollocError:
         # The hooks have no other place then either.
-        return Policy().audit_log if not places.base else places.log_path
+        return NodePolicy().audit_log if not places.base else places.log_path
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def describe_policy(path: str) -> list[PolicyRow]:
     except OSError as error:
         raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
     rows = []
-    for field in dataclasses.fields(Policy):
+    for field in dataclasses.fields(NodePolicy):
         line = lines.get(field.name)
         value = getattr(policy, field.name)
         if isinstance(value, tuple):
@@ -146,7 +146,7 @@ def describe_policy(path: str) -> list[PolicyRow]:
 def find_lines(text: str) -> dict[str, int]:
     """The line on which each key of a TOML file without tables begins."""
     found: dict[str, int] = {}
-    known = {field.name for field in dataclasses.fields(Policy)}
+    known = {field.name for field in dataclasses.fields(NodePolicy)}
     for number, line in enumerate(text.splitlines(), start=1):
         match = re.match(r"""\s*["']?(\w+)["']?\s*=""", line)
         if match and match[1] in known:
@@ -195,7 +195,7 @@ def show_metrics(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_facts(place: Place) -> NodeFacts:
+def _read_facts(place: HookPlace) -> NodeFacts:
     try:
         is_valid, is_enabled = True, read_policy(place.policy).enabled
     except CollocError:

@@ -19,7 +19,7 @@ from slurm_colloc.administration.slurm_lines import HookKind, HookPlan
 from slurm_colloc.administration.verify_hooks import Verification
 from slurm_colloc.cli.admin.admin_hooks import need_root, read_config, restore_places
 from slurm_colloc.errors import CollocError, NodeError, NotFound, UsageProblem
-from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
 
@@ -118,7 +118,7 @@ FIRST_WITH_RUN_IN_JOB = (24, 5)
 _INSIDE_JOB = "PrologFlags=Alloc,Contain,RunInJob in slurm.conf"
 
 
-def check_limits(found: Verification, policy: Policy, slurm: Mapping[str, str]) -> None:
+def check_limits(found: Verification, policy: NodePolicy, slurm: Mapping[str, str]) -> None:
     """Try whether this node can limit a daemon, and say what it cannot.
 
     Args:

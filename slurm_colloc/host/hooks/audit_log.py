@@ -24,7 +24,7 @@ _NOTICE = 3 * 8 + 5
 def write_audit(path: str, entry: Mapping[str, Any], *, syslog: str = _SYSLOG) -> str:
     """Write one line to the audit log, and a short one to syslog.
 
-    Nothing of it may keep a job from starting, so what cannot be written is only returned.
+    None of this may keep a job from starting, so what cannot be written is only returned.
 
     Args:
         path: The audit log; empty for none.

@@ -35,10 +35,10 @@ _JOB_ID = re.compile(r"[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One job, for whoever has to undo what was done for it.
+    """One job, for the hook that has to undo what was done for it.
 
     Args:
-        job_id: Slurm's number of it.
+        job_id: Its number in Slurm.
         uid: Whose job it is.
         gid: That user's group.
         phase: `preparing`, `ready` or `undoing`.

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.hook_report import HookReport, OutOfTime, Place, deadline, note_undone
-from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.hook_report import (
+    HookPlace,
+    HookReport,
+    OutOfTime,
+    deadline,
+    note_undone,
+)
+from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 
 _LOCK_SHARE = 0.5
 
 
-def run_epilog(place: Place, policy: Policy, job: HookJob) -> HookReport:
+def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport:
     """Undo what the checkpoint says; the job's number is all that is used of the job."""
     try:
         run = RunDirectory(place.run, makes=False)
@@ -37,7 +43,7 @@ def run_epilog(place: Place, policy: Policy, job: HookJob) -> HookReport:
             report.action, report.mode = "undone", checkpoint.mode
             if problem:
                 report.details["problem"] = problem
-            undone = Undoing(run, checkpoint, simulation=place.simulation, node=job.node).undo()
+            undone = JobUndo(run, checkpoint, simulation=place.simulation, node=job.node).undo()
             note_undone(report, undone)
             if undone.left:
                 report.outcome = f"left for the next hook: {'; '.join(undone.left)}"

@@ -1,4 +1,4 @@
-"""The job as slurmd tells a hook of it; pure. Only the comment is the user's own text."""
+"""The job as slurmd describes it to a hook; pure. Only the comment is the user's own text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HookJob:
     """What a hook knows of its job.
 
     Args:
-        job_id: Slurm's number of it, digits only.
+        job_id: Its number in Slurm, digits only.
         uid: Whose it is; None where slurmd does not say, as in an epilog without a credential.
         gid: That user's group; None likewise.
         comment: The job's comment, the user's text; empty for none.

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_colloc.host.hooks.recover_jobs import Recovered
-    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 
 @dataclass(frozen=True)
-class Place:
+class HookPlace:
     """Where the hooks of a node work.
 
     Args:
@@ -73,7 +73,7 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def note_undone(report: HookReport, undone: Undone) -> None:
+def note_undone(report: HookReport, undone: UndoReport) -> None:
     """Take over how undoing went: the exit status is 1 where the node is not fit any more."""
     for name in ("unsafe", "left", "notes"):
         texts = getattr(undone, name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.system.trusted_paths import open_trusted
-from slurm_colloc.model.comment_token import Token, parse_token
+from slurm_colloc.model.comment_token import Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _PLAIN_LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Policy:
+class NodePolicy:
     """What the hooks may do on this node.
 
     Args:
@@ -50,8 +50,8 @@ class Policy:
         partitions: Partitions whose jobs may have them; empty for all.
         accounts: Accounts likewise; empty for all.
         max_gpus: A job with more GPUs on this node is left alone.
-        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that nobody can use
-            the GPU beside MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
+        exclusive_process: Set compute mode EXCLUSIVE_PROCESS for the job, so that no process uses
+            the GPU without MPS by mistake. Not for nodes that offer gres/shard or gres/mps.
         strict: A job for which nothing can be prepared does not start: the prolog fails, and Slurm
             drains the node.
         deadline_s: How long a hook may take in all; less than Slurm's PrologEpilogTimeout.
@@ -81,11 +81,11 @@ class Policy:
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
 
-def read_policy(path: str) -> Policy:
+def read_policy(path: str) -> NodePolicy:
     """Read the site's policy.
 
     Raises:
-        StateError: It is missing, somebody else than root could have written it, or it says
+        StateError: It is missing, someone other than root could have written it, or it says
             something that this version does not know.
     """
     data = _read_trusted(path)
@@ -147,7 +147,7 @@ def _read_trusted(path: str) -> bytes:
     return data
 
 
-def parse_policy(value: dict[str, Any], path: str) -> Policy:
+def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
     """Check every key and value; pure.
 
     Raises:
@@ -164,7 +164,7 @@ def parse_policy(value: dict[str, Any], path: str) -> Policy:
     for key in ("deadline_s", "stop_s"):
         if key in fields:
             fields[key] = float(fields[key])
-    policy = Policy(**fields)
+    policy = NodePolicy(**fields)
     if policy.stop_s >= policy.deadline_s:
         raise StateError(f"the policy {path} leaves no time: stop_s must be below deadline_s")
     return policy
@@ -202,14 +202,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "directory_mb": lambda item: _is_count(item, 1 << 16),
     "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
 }
-assert set(_CHECKS) == {field.name for field in dataclasses.fields(Policy)}
+assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
 
 
 class Denied(Exception):
     """The site's policy does not let this job have it: no fault of the node's."""
 
 
-def check_permission(policy: Policy, job: HookJob, token: Token) -> None:
+def check_permission(policy: NodePolicy, job: HookJob, token: Token) -> None:
     """See whether the site lets a job have what it asks for.
 
     Args:
@@ -231,15 +231,3 @@ def check_permission(policy: Policy, job: HookJob, token: Token) -> None:
         raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
     if not job.uid or job.gid is None:
         raise Denied("MPS is prepared for ordinary users only")
-
-
-def is_permitted(policy: Policy, job: HookJob) -> bool:
-    """Whether a job asks for something that it may have."""
-    token = parse_token(job.comment)
-    if token is None or token.mode == "off" or not policy.enabled:
-        return False
-    try:
-        check_permission(policy, job, token)
-    except Denied:
-        return False
-    return True

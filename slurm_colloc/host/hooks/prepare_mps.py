@@ -2,7 +2,7 @@
 
 Every step is written down before it is done, so that `host.hooks.undo_checkpoint` can take it back
 whenever this process is killed. What cannot be had is said to the job in setup.json, and the job
-starts without. What the daemon answers decides only whether the job is told of it.
+starts without. What the daemon answers decides only whether the job hears about it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import Policy
+from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.hooks.user_mount import has_own_mounts
 from slurm_colloc.host.mps.daemon_limits import (
@@ -32,7 +32,7 @@ from slurm_colloc.host.mps.mps_options import MpsOptions, build_node_environment
 from slurm_colloc.host.mps.mps_support import judge_support
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.host.system import control_groups
 from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.own_directory import Owner, make_named_directory
@@ -47,7 +47,7 @@ _GPU_LOCK_S = 2.0
 
 
 @dataclass
-class Preparing:
+class MpsPreparation:
     """Prepares one job; the caller holds the job's lock, and undoes what is left of a failure.
 
     Args:
@@ -60,7 +60,7 @@ class Preparing:
     """
 
     run: RunDirectory
-    policy: Policy
+    policy: NodePolicy
     job: HookJob
     token: Token
     simulation: str = ""
@@ -225,7 +225,7 @@ class Preparing:
         """The compute modes to go back to, of the GPUs that are to be changed.
 
         Raises:
-            NodeError: Somebody is on one of them.
+            NodeError: A process is on one of them.
         """
         if not self.policy.exclusive_process:
             return {}
@@ -249,7 +249,7 @@ class Preparing:
         changes = dict.fromkeys(checkpoint.compute_modes, EXCLUSIVE_PROCESS)
         if not changes:
             return
-        question = ask_nvml(
+        question = start_question(
             self.simulation, self.job.node, uuids=tuple(changes), compute_modes=changes
         )
         after = question.ask(NVML_S)

@@ -11,26 +11,24 @@ from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
+    HookPlace,
     HookReport,
     OutOfTime,
-    Place,
     deadline,
     describe_recovered,
     note_undone,
 )
-from slurm_colloc.host.hooks.node_policy import Denied, Policy, check_permission
-from slurm_colloc.host.hooks.prepare_mps import Preparing
+from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token, parse_token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
@@ -40,17 +38,13 @@ _LEFTOVERS_S = 0.5
 """How long all other dead jobs together may take, once the job has what it asked for."""
 
 
-def run_prolog(
-    place: Place, policy: Policy, job: HookJob, question: ForkedQuestion | None = None
-) -> HookReport:
+def run_prolog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport:
     """Prepare what a job asks for; what cannot be had is told to it.
 
     Args:
         place: Where.
         policy: What the site allows.
         job: Whom.
-        question: A question to NVML that waits to be prepared, or is already being prepared; it is
-            the caller's to close.
     """
     token = parse_token(job.comment)
     if token is None or token.mode == "off":
@@ -61,16 +55,30 @@ def run_prolog(
         run = RunDirectory(place.run, makes=True)
     except (CollocError, OSError) as error:
         return _fail(HookReport(outcome=f"{place.run} cannot be used: {error}"), policy)
+    question = _start_question(place, policy, job, token)
     try:
         with run.locked_job(job.job_id, _LOCK_S):
             return _Prolog(place, policy, job, token, run, question=question).run()
     except TimeoutError:
         return _fail(HookReport(outcome="another hook is at work on this job"), policy)
     finally:
+        if question is not None:
+            question.close()
         run.close()
 
 
-def _fail(report: HookReport, policy: Policy) -> HookReport:
+def _start_question(
+    place: HookPlace, policy: NodePolicy, job: HookJob, token: Token
+) -> NvmlQuestion | None:
+    """Let NVML get ready, but not for a job that may not have what it asks for."""
+    try:
+        check_permission(policy, job, token)
+    except Denied:
+        return None
+    return start_question(place.simulation, job.node, minors=job.gpus or ())
+
+
+def _fail(report: HookReport, policy: NodePolicy) -> HookReport:
     if policy.strict:
         report.exit_status = 1
     return report
@@ -81,21 +89,24 @@ class _Prolog:
 
     def __init__(
         self,
-        place: Place,
-        policy: Policy,
+        place: HookPlace,
+        policy: NodePolicy,
         job: HookJob,
         token: Token,
         run: RunDirectory,
         *,
-        question: ForkedQuestion | None,
+        question: NvmlQuestion | None,
     ) -> None:
+        # What takes long to load is loaded here, while NVML gets ready.
+        from slurm_colloc.host.hooks.prepare_mps import MpsPreparation
+
         self._place = place
         self._question = question
         self._policy = policy
         self._job = job
         self._run = run
         self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
-        self._preparing = Preparing(
+        self._preparing = MpsPreparation(
             run, policy, job, token, place.simulation, daemon_name=find_slurm_daemon(os.getppid())
         )
         self._report = HookReport()
@@ -124,20 +135,12 @@ class _Prolog:
         preparing, job, report = self._preparing, self._job, self._report
         started = time.monotonic()
         check_permission(self._policy, job, preparing.token)
-        # NVML gets ready while the others are looked after.
-        question = self._question or ask_nvml(
-            self._place.simulation, job.node, minors=job.gpus or ()
-        )
-        question.prepare()
-        try:
-            self._undo_own()
-            # What an earlier run had changed is undone: the GPUs can be read.
-            question.request()
-            preparing.find_owner()
-            _measure(preparing.figures, "before_nvml_ms", started)
-            answer = question.ask(NVML_S)
-        finally:
-            question.close()
+        assert self._question is not None
+        self._undo_own()
+        preparing.find_owner()
+        _measure(preparing.figures, "before_nvml_ms", started)
+        # The GPUs are read now: what an earlier run had changed is undone.
+        answer = self._question.ask(NVML_S)
         _measure(preparing.figures, "nvml_ms", started)
         preparing.choose_gpus(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
@@ -162,11 +165,11 @@ class _Prolog:
                 f"{'; '.join(undone.unsafe + undone.left)}"
             )
 
-    def _undo(self, checkpoint: Checkpoint) -> Undone:
+    def _undo(self, checkpoint: Checkpoint) -> UndoReport:
         # Most prologs have nothing to undo.
-        from slurm_colloc.host.hooks.undo_checkpoint import Undoing
+        from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 
-        undone = Undoing(
+        undone = JobUndo(
             self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
         ).undo()
         note_undone(self._report, undone)
@@ -223,6 +226,8 @@ class _Prolog:
 
 def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
     """Whether all of this has been done already, by an earlier run of the same prolog."""
+    from slurm_colloc.host.mps.mps_control import read_peer
+
     return (
         checkpoint.phase == READY
         and checkpoint.boot == boot

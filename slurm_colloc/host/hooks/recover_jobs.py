@@ -20,7 +20,7 @@ from slurm_colloc.host.system.node_processes import read_boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.undo_checkpoint import Undone
+    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 STARTING_S = 60.0
 """How long a job whose prolog has ended may take to show a process, where its GPU is another's."""
@@ -43,7 +43,7 @@ class Recovered:
     """
 
     job_id: str
-    report: Undone | None
+    report: UndoReport | None
     reason: str
 
 
@@ -58,7 +58,7 @@ def find_death(
     """Say why a job is dead; empty where it may live. Pure.
 
     Args:
-        checkpoint: The job's checkpoint, whose lock nobody holds.
+        checkpoint: The job's checkpoint, whose lock is free.
         boot: This boot.
         running: Jobs, by id or SLUID, of which Slurm runs something here; None where that cannot
             be told.
@@ -105,7 +105,7 @@ def recover(
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.
         holders_only: Look only at jobs that hold one of those GPUs.
-        budget_s: How long all of it may take; what is left is for the next hook.
+        budget_s: How long it may take in all; what is left is for the next hook.
     """
     found = []
     known = {*run.list_jobs(), *run.list_drafts(), *run.list_directories()}
@@ -134,10 +134,10 @@ def recover(
                 undone = None
                 if reason:
                     # Most prologs find nothing dead.
-                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, Undoing
-                    from slurm_colloc.host.nvml.nvml_fork import NVML_S
+                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, JobUndo
+                    from slurm_colloc.host.nvml.nvml_query import NVML_S
 
-                    undone = Undoing(
+                    undone = JobUndo(
                         run,
                         checkpoint,
                         simulation=simulation,

@@ -58,8 +58,8 @@ class RunDirectory:
     """Root's directory on this node.
 
     Args:
-        path: Its absolute path, below directories that nobody else can exchange.
-        makes: Make what is missing of it.
+        path: Its absolute path, below directories that only root can exchange.
+        makes: Make what is missing.
 
     Raises:
         FileNotFoundError: It is not there and is not to be made.
@@ -141,7 +141,7 @@ class RunDirectory:
         return tuple(sorted(filter(is_job_id, names), key=int))
 
     def list_drafts(self) -> tuple[str, ...]:
-        """Ids of the jobs whose checkpoint somebody writes, or was killed over."""
+        """Ids of the jobs whose checkpoint a hook is writing, or was killed over."""
         names = os.listdir(self._jobs)
         drafts = [name[1:-5] for name in names if name[0] == "." and name.endswith(".json")]
         return tuple(sorted(filter(is_job_id, drafts), key=int))
@@ -190,7 +190,7 @@ class RunDirectory:
     def remove(self, job_id: str) -> None:
         """Forget a job; the last step of all."""
         leaders = [name for name in os.listdir(self._jobs) if _is_leader_of(name, job_id)]
-        # The checkpoint last: while it is there somebody comes back for the rest.
+        # The checkpoint last: while it is there another hook comes back for the rest.
         for name in (*leaders, f".{job_id}.json", f"{job_id}.json"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._jobs)
@@ -264,7 +264,7 @@ class RunDirectory:
         return os.path.isfile(f"{self.path}/{job_id}/{SETUP}")
 
     def remove_directory(self, job_id: str, deadline: float | None = None) -> tuple[str, ...]:
-        """Take the job's directory away; what is left of it, with reasons.
+        """Take the job's directory away; return what is left, with reasons.
 
         A file system of its own goes as a whole. Another directory is first put aside, so that the
         job's place is free whatever is in it; what no time was left for is removed by later hooks.

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_fork import NVML_S, ForkedQuestion, ask_nvml
+from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import remove_groups
 from slurm_colloc.host.system.group_end import LOOK_S, GroupEnd, kill_group
 from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uid
-from slurm_colloc.host.system.process_groups import ControlGroup, Session, UnitedGroups
+from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession, UnitedGroups
 
 UNDOING_S = 2 * LOOK_S + 0.5
 """How long ending a job's processes may take: two looks, and what comes between them."""
@@ -29,7 +29,7 @@ _MOST_NOTED = 16
 
 
 @dataclass
-class Undone:
+class UndoReport:
     """How undoing went.
 
     Args:
@@ -52,7 +52,7 @@ class Undone:
         return not (self.unsafe or self.left)
 
 
-class Undoing:
+class JobUndo:
     """Undoes one job; the caller holds the job's lock.
 
     Args:
@@ -80,9 +80,9 @@ class Undoing:
         self._is_of_this_boot = checkpoint.boot == read_boot_id()
         self._budget_s = budget_s
         self._nvml_s = nvml_s
-        self.report = Undone()
+        self.report = UndoReport()
 
-    def undo(self) -> Undone:
+    def undo(self) -> UndoReport:
         """Do all that can be done; what is left is told, and kept in the checkpoint."""
         checkpoint, report = self._checkpoint, self.report
         if checkpoint.phase != UNDOING:
@@ -106,8 +106,8 @@ class Undoing:
             self._run.remove(checkpoint.job_id)
         return report
 
-    def _ask(self) -> ForkedQuestion:
-        return ask_nvml(*self._place, uuids=self._checkpoint.gpus)
+    def _ask(self) -> NvmlQuestion:
+        return start_question(*self._place, uuids=self._checkpoint.gpus)
 
     # -- processes ------------------------------------------------------------------------------
 
@@ -117,9 +117,9 @@ class Undoing:
         paths = tuple(
             dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
         )
-        groups: list[ControlGroup | Session] = [ControlGroup(paths)] if paths else []
+        groups: list[ControlGroup | ProcessSession] = [ControlGroup(paths)] if paths else []
         # A prolog may have been killed before it had moved the daemon into its control group.
-        groups += [Session(leader.id) for leader in leaders]
+        groups += [ProcessSession(leader.id) for leader in leaders]
         # A damaged checkpoint does not say whose job it was.
         owner = next((leader.uid for leader in leaders), checkpoint.uid)
         if self._is_of_this_boot and owner > 0:
@@ -141,7 +141,7 @@ class Undoing:
 
     # -- GPUs -----------------------------------------------------------------------------------
 
-    def _check_gpus(self, question: ForkedQuestion) -> None:
+    def _check_gpus(self, question: NvmlQuestion) -> None:
         """Set compute modes back, then write down who is on the job's GPUs."""
         answer = question.ask(self._nvml_s)
         self._restore_modes(answer)
@@ -185,9 +185,8 @@ class Undoing:
                 )
         if not changes:
             return
-        after = ask_nvml(*self._place, uuids=tuple(changes), compute_modes=changes).ask(
-            self._nvml_s
-        )
+        question = start_question(*self._place, uuids=tuple(changes), compute_modes=changes)
+        after = question.ask(self._nvml_s)
         for uuid, mode in changes.items():
             gpu = after.find(uuid)
             if gpu is not None and gpu.compute_mode == mode:

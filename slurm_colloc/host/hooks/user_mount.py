@@ -1,7 +1,7 @@
 """A file system of its own for what a job's user may write below /run; who: root.
 
 Pipes and logs of a daemon are the user's to fill. In a tmpfs with limits of its own that costs
-neither the node nor another user anything, and all of it goes away in one step.
+neither the node nor another user anything, and all goes away in one step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mount_limited(path: str, size_mb: int) -> None:
 def unmount_all(path: str) -> None:
     """Take away whatever is mounted on a directory, at once, be it in use.
 
-    What still has a file of it open keeps that file alone.
+    What still has one of its files open keeps only that file.
 
     Raises:
         OSError: Something stays mounted there.

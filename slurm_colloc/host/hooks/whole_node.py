@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.hooks.hook_report import HookReport, Place, describe_recovered
+from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport, describe_recovered
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.host.hooks.recover_jobs import RECOVERY_S, read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def run_recover(place: Place, node: str) -> tuple[HookReport, list[dict[str, Any]]]:
+def run_recover(place: HookPlace, node: str) -> tuple[HookReport, list[dict[str, Any]]]:
     """Undo what dead jobs have left."""
     try:
         run = RunDirectory(place.run, makes=False)
@@ -35,7 +35,7 @@ def run_recover(place: Place, node: str) -> tuple[HookReport, list[dict[str, Any
     return report, told
 
 
-def build_status(place: Place) -> dict[str, Any]:
+def build_status(place: HookPlace) -> dict[str, Any]:
     """What root has prepared on this node now."""
     status: dict[str, Any] = {"schema": 1, "run_directory": place.run, "jobs": []}
     try:

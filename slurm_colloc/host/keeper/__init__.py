@@ -1,1 +1,1 @@
-"""The process that is the parent of a pack's own MPS daemon, and talking to it."""
+"""The process that starts or watches an MPS daemon for a pack, and talking to it; who: the user."""

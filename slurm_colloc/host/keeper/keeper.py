@@ -1,10 +1,8 @@
-"""The keeper: a process that is the MPS daemon's parent; who: the user; where: beside the runner.
-
-A daemon that root has prepared it only watches, and leaves alone at the end
-(host.hooks.prepared_daemon).
+"""The keeper: a process that is the MPS daemon's parent; who: the user; where: with the runner.
 
 It starts the daemon, tells the runner what happens to it, and outlives the runner for as long as it
-takes to end everything: the end of its standard input means that nobody else is left to do so.
+takes to end everything: the end of its standard input means that it alone is left to do so. A
+daemon that root has prepared is only watched, and left alone at the end (prepared_daemon).
 Messages are those of host.keeper.keeper_messages, the options first; nothing else is written to
 standard output. Signals that Slurm sends to the processes of a step are ignored, except SIGKILL.
 """
@@ -20,46 +18,23 @@ from typing import Any
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.keeper.keeper_messages import (
-    ClientJoined,
-    ClientLeft,
     ControlProved,
-    DaemonDied,
-    Event,
     Failed,
-    Fault,
     Ready,
-    ServerStatus,
-    Status,
     Stopped,
     Sweeping,
-    Terminated,
-    Trouble,
 )
 from slurm_colloc.host.keeper.keeper_process import Channel, collect_orphans, take_over
-from slurm_colloc.host.mps.mps_control import parse_pids
-from slurm_colloc.host.mps.mps_events import (
-    ClientConnected,
-    ClientDisconnected,
-    FaultSeen,
-    LogEvent,
-    StatusChanged,
-)
+from slurm_colloc.host.keeper.watch_daemon import DaemonWatch, wait_for_active
 from slurm_colloc.host.mps.mps_leftovers import sweep
 from slurm_colloc.host.mps.mps_log_files import write_logs
-from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps.stop_daemon import stop_daemon
-from slurm_colloc.host.mps.wait_for_server import (
-    describe_servers,
-    terminate_client,
-    wait_for_active,
-)
-from slurm_colloc.host.system.node_processes import is_alive, list_session
 from slurm_colloc.host.system.own_directory import BASES
 from slurm_colloc.host.system.remove_directory import remove_at_once, remove_directory
 
 _TICK_S = 0.1
-_SETTLE_S = 0.02
 
 
 class Keeper:
@@ -75,9 +50,7 @@ class Keeper:
         self._say = channel.say
         self._started = started
         self._generation = 0
-        self._running: RunningMps | None = None
-        self._has_died = False
-        self._joined: set[int] = set()
+        self._watch: DaemonWatch | None = None
 
     def run(self) -> int:
         """Keep one daemon until the runner has had enough, or has gone."""
@@ -87,7 +60,7 @@ class Keeper:
         try:
             return self._keep(options)
         finally:
-            if self._running is not None:
+            if self._watch is not None:
                 # Something unforeseen: it is told on standard error, and nothing is left.
                 self._stop(0.0, asks_nvml=False)
 
@@ -99,7 +72,7 @@ class Keeper:
             self._channel.listen(_TICK_S)
             if self._channel.is_abandoned:
                 return self._end_abandoned()
-            self._look()
+            self._watched.look()
             while self._channel.requests:
                 if not self._handle(self._channel.requests.pop(0)):
                     return 0
@@ -112,19 +85,22 @@ class Keeper:
         options = self._channel.requests.pop(0).get("options")
         return options if isinstance(options, MpsOptions) else None
 
+    @property
+    def _watched(self) -> DaemonWatch:
+        assert self._watch is not None
+        return self._watch
+
     # -- starting -----------------------------------------------------------------------------
 
     def _start(self, options: MpsOptions) -> bool:
         """Start a daemon and say how that went; False where there is none or no runner."""
         self._generation += 1
-        self._has_died = False
-        self._joined.clear()
         try:
             running = self._adopt(options) if options.adopt else start_daemon(options)
         except CollocError as error:
             self._say(Failed(str(error)))
             return False
-        self._running = running
+        self._watch = DaemonWatch(running, self._say)
         self._say(
             ControlProved(
                 directory=running.directory.path,
@@ -144,7 +120,7 @@ class Keeper:
                 if server_pid is None:
                     return self._break_off()
         except CollocError as error:
-            self._tell(running.events)
+            self._watched.tell(running.events)
             report = self._stop(0.0, asks_nvml=False)
             self._say(Failed(str(error), report.notes))
             return False
@@ -164,12 +140,12 @@ class Keeper:
                 restarted=self._generation > 1,
             )
         )
-        self._tell(running.events)
+        self._watched.tell(running.events)
         return True
 
     @staticmethod
     def _adopt(options: MpsOptions) -> RunningMps:
-        from slurm_colloc.host.hooks.prepared_daemon import adopt_daemon
+        from slurm_colloc.host.keeper.prepared_daemon import adopt_daemon
 
         return adopt_daemon(options)
 
@@ -189,13 +165,12 @@ class Keeper:
 
     def _sweep(self, options: MpsOptions) -> None:
         """Clear up after earlier packs, in a process of its own: their daemons may hang."""
-        assert self._running is not None
         if os.fork() != 0:
             return
         status = 1
         try:
             # The lock says that the keeper lives, not that this process does.
-            self._running.directory.close()
+            self._watched.running.directory.close()
             self._channel.close_requests()
             for found in sweep(options.bases or BASES):
                 self._say(Sweeping(found.path, found.label, found.report, found.reason))
@@ -203,106 +178,32 @@ class Keeper:
         finally:
             os._exit(status)
 
-    # -- watching -----------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """See what has happened since the last time."""
-        running = self._running
-        assert running is not None
-        self._follow(flushes=False)
-        child = running.child
-        collect_orphans(child)
-        # One that root has started is nobody's child here.
-        has_ended = not is_alive(running.daemon) if child is None else child.poll() is not None
-        if not self._has_died and has_ended:
-            self._has_died = True
-            self._follow(flushes=True)
-            left = tuple(process.id.pid for process in list_session(running.daemon.pid))
-            self._say(DaemonDied(None if child is None else child.returncode, left))
-
-    def _follow(self, *, flushes: bool) -> None:
-        running = self._running
-        assert running is not None
-        mark = running.logs.lines_read
-        events = running.logs.read()
-        if running.logs.has_open_fault and (flushes or running.logs.lines_read == mark):
-            # It is written in one go; with nothing more to read it is complete.
-            if flushes:
-                time.sleep(_SETTLE_S)
-                events += running.logs.read()
-            events += running.logs.flush()
-        self._tell(events)
-
-    def _tell(self, events: list[LogEvent]) -> None:
-        for event in events:
-            self._say(self._translate(event))
-
-    def _translate(self, event: LogEvent) -> Event:
-        running = self._running
-        assert running is not None
-        if isinstance(event, StatusChanged):
-            running.note_server(event.server_pid)
-            return ServerStatus(event.server_pid, event.status, event.text)
-        if isinstance(event, ClientConnected):
-            running.note_client(event.client_pid)
-            self._joined.add(event.client_pid)
-            return ClientJoined(event.client_pid, event.server_pid)
-        if isinstance(event, ClientDisconnected):
-            self._joined.discard(event.client_pid)
-            return ClientLeft(event.client_pid, event.server_pid)
-        if isinstance(event, FaultSeen):
-            return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
-        return Trouble(event.pid, event.text)
-
     # -- requests -----------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> bool:
         """Do what the runner asks for; False where that was the end."""
         kind = request.get("request")
         if kind == "status":
-            self._say(self._read_status())
-        elif kind == "terminate":
-            self._say(self._terminate(int(request["pid"])))
+            self._say(self._watched.read_status())
         elif kind == "restart":
-            assert self._running is not None
             # In the place of one that root had prepared the pack gets one of its own.
-            options = replace(self._running.options, adopt="")
+            options = replace(self._watched.running.options, adopt="")
             self._stop(0.0, asks_nvml=False)
             return self._start(options)
         elif kind == "stop":
-            self._follow(flushes=True)
+            self._watched.follow(flushes=True)
             self._say(Stopped(self._stop(float(request.get("grace_s", 0.5)), asks_nvml=True)))
             return False
         return True
 
-    def _read_status(self) -> Status:
-        running = self._running
-        assert running is not None
-        self._look()
-        if self._has_died:
-            return Status((), "the MPS daemon has ended")
-        answer = running.control.ask("get_server_list")
-        pids = parse_pids(answer)
-        if pids is None:
-            words = answer.problem or answer.stdout.strip()
-            return Status((), f"the MPS daemon does not answer: {words}")
-        status = describe_servers(running, pids)
-        self._follow(flushes=True)
-        return status
-
-    def _terminate(self, pid: int) -> Terminated:
-        if self._running is None or self._has_died:
-            return Terminated(pid, done=False, text="the MPS daemon has ended")
-        return terminate_client(self._running.control, pid)
-
     # -- the end ------------------------------------------------------------------------------
 
-    def _stop(self, grace_s: float, *, asks_nvml: bool) -> Any:
-        running, self._running = self._running, None
-        assert running is not None
+    def _stop(self, grace_s: float, *, asks_nvml: bool) -> StopReport:
+        watch, self._watch = self._watched, None
+        running = watch.running
         prefix = f"mps.{self._generation}."
-        if running.options.adopt and not self._has_died:
-            from slurm_colloc.host.hooks.prepared_daemon import release_daemon
+        if running.options.adopt and not watch.has_died:
+            from slurm_colloc.host.keeper.prepared_daemon import release_daemon
 
             return release_daemon(running, prefix)
         return stop_daemon(
@@ -313,19 +214,14 @@ class Keeper:
             has_directory=not running.options.adopt,
         )
 
-    def _has_clients(self) -> bool:
-        """Whether somebody who has connected still lives and has not left."""
-        clients = {} if self._running is None else self._running.clients
-        return any(pid in self._joined and is_alive(who) for pid, who in clients.items())
-
     def _end_abandoned(self) -> int:
         """The runner is gone or lets go, and Slurm may kill this process soon: files first.
 
         Clients that are connected need no files. They may go on for a while, because members get
         time to end well after a TERM.
         """
-        running = self._running
-        assert running is not None
+        watch = self._watched
+        running = watch.running
         if running.options.adopt:
             self._say(Stopped(self._stop(0.0, asks_nvml=False)))
             return 0
@@ -338,14 +234,14 @@ class Keeper:
             with contextlib.suppress(OSError):
                 write_logs(target, f"mps.{self._generation}.", running.logs.read_whole())
         deadline = time.monotonic() + running.options.orphan_grace_s
-        self._look()
-        while self._has_clients() and not self._has_died and time.monotonic() < deadline:
+        watch.look()
+        while watch.has_clients() and not watch.has_died and time.monotonic() < deadline:
             time.sleep(_TICK_S)
-            self._look()
+            watch.look()
         report = stop_daemon(running, grace_s=0.0, asks_nvml=False, has_directory=False)
-        self._running = None
+        self._watch = None
         collect_orphans(None)
-        # To a runner that has only let go, see Keeper.abandon.
+        # To a runner that has only let go, see KeeperClient.abandon.
         self._say(Stopped(replace(report, directory_removed=True)))
         return 0
 

@@ -28,7 +28,7 @@ from slurm_colloc.host.system.signals import end_child
 
 _ROOT = os.path.dirname(os.path.dirname(slurm_colloc.__file__))
 # Without site packages, so that it is up in a few milliseconds; the package's own place comes last
-# on the path, so that nothing beside it can stand in for the standard library. For -B see
+# on the path, so that nothing next to it can stand in for the standard library. For -B see
 # runtime.launch.step_command.
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop()); "
@@ -38,8 +38,8 @@ _READ_BYTES = 65536
 _LOCK_S = 5.0
 
 
-class Keeper:
-    """A keeper that has been started; use `Keeper.start`."""
+class KeeperClient:
+    """A keeper that has been started; use `KeeperClient.start`."""
 
     def __init__(self, child: Child, options: MpsOptions) -> None:
         assert child.stdin is not None
@@ -62,8 +62,8 @@ class Keeper:
     @classmethod
     def start(
         cls, options: MpsOptions, *, python: str = sys.executable, log: int = DEVNULL
-    ) -> Keeper:
-        """Start a keeper; what comes of it is told by `poll`.
+    ) -> KeeperClient:
+        """Start a keeper; `poll` says what becomes of it.
 
         Args:
             options: The daemon that is wanted.
@@ -146,10 +146,6 @@ class Keeper:
     def ask_status(self) -> None:
         """Ask for a Status."""
         self._send({"request": "status"})
-
-    def terminate(self, pid: int) -> None:
-        """End the GPU work of one client; the answer is Terminated."""
-        self._send({"request": "terminate", "pid": pid})
 
     def restart(self) -> None:
         """End what is left and start a fresh daemon; the answer is Ready or Failed."""

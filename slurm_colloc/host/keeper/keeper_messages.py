@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.mps.mps_answers import Client
+from slurm_colloc.host.mps.mps_answers import ListedClient
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
 
 
@@ -125,7 +125,7 @@ class ClientLeft:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class DaemonTrouble:
     """The daemon or a server says that something failed, in its own words."""
 
     pid: int
@@ -149,13 +149,13 @@ class DaemonDied:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerClients:
     """A server and its clients; `status` is None where the daemon does not say."""
 
     pid: int
     uid: int | None
     status: str | None
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ListedClient, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,27 +170,17 @@ class Status:
         at: When.
     """
 
-    servers: tuple[Server, ...]
+    servers: tuple[ServerClients, ...]
     problem: str = ""
     at: float = field(default_factory=time.time)
 
-    def find_client(self, pid: int) -> Client | None:
+    def find_client(self, pid: int) -> ListedClient | None:
         """The client with this pid, as seen from here or from inside its own namespace."""
         for server in self.servers:
             for client in server.clients:
                 if pid == client.pid or pid in client.namespace_pids:
                     return client
         return None
-
-
-@dataclass(frozen=True)
-class Terminated:
-    """The answer to `terminate`: the client's work is ended, or why not."""
-
-    pid: int
-    done: bool
-    text: str = ""
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -237,10 +227,9 @@ Event = Union[  # noqa: UP007
     ServerStatus,
     ClientJoined,
     ClientLeft,
-    Trouble,
+    DaemonTrouble,
     DaemonDied,
     Status,
-    Terminated,
     Stopped,
     Sweeping,
     KeeperDied,
@@ -250,9 +239,9 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         *(Event.__args__),  # type: ignore[attr-defined]
-        Client,
+        ListedClient,
         MpsOptions,
-        Server,
+        ServerClients,
         StopReport,
     )
 }

@@ -40,7 +40,7 @@ def take_over() -> tuple[int, int]:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # The two channels keep their numbers from being anybody's standard streams.
+    # The channels get other numbers than standard streams have: children must not inherit them.
     stdin, stdout = (os.dup(number) for number in (0, 1))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
@@ -82,7 +82,7 @@ class Channel:
         self._out = events
         self._partial = b""
         self.requests: list[dict[str, Any]] = []
-        """What the runner has asked for and nobody has done yet."""
+        """What the runner has asked for and was not done yet."""
         self.is_abandoned = False
         """The runner has gone."""
 

@@ -16,17 +16,15 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.system.control_groups import Hierarchy, make_group, write_setting
+from slurm_colloc.host.system.device_program import (
+    LAST_GPU_MINOR,
+    NVIDIA_MAJOR,
+    attach_device_program,
+)
 from slurm_colloc.host.system.own_directory import Owner
 from slurm_colloc.host.system.run_as_user import run_as
 
 DEVICES, HOST_MEMORY, PROCESSES, CPUS = "devices", "host memory", "processes", "CPUs"
-NVIDIA_MAJOR = 195
-"""Major number of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
-
-LAST_GPU_MINOR = 199
-"""GPUs are numbered from 0; 254 is nvidia-modeset, 255 nvidiactl. A sandbox's stand-ins have
-numbers from 200 on, which no driver gives out, and no node has so many GPUs."""
-
 NEEDED = (DEVICES, HOST_MEMORY, PROCESSES)
 """What keeps a daemon within its job; a limit on CPUs only keeps it from slowing others."""
 
@@ -101,7 +99,7 @@ def make_limited_groups(
             else:
                 reached.add(name)
                 refused.pop(name, None)
-    # Version 2 beside version 1 has no controller that version 1 has.
+    # Version 2 alongside version 1 has no controller that version 1 has.
     told = tuple(text for name, text in refused.items() if name not in reached)
     return LimitedGroups(tuple(paths), frozenset(reached), told)
 
@@ -114,9 +112,6 @@ def _set_limit(path: str, version: int, name: str, limits: DaemonLimits) -> None
     """Set one limit; OSError where this hierarchy has none."""
     if name == DEVICES:
         if version == 2:
-            # Nodes with version 1 do without.
-            from slurm_colloc.host.system.device_program import attach_device_program
-
             attach_device_program(path, limits.gpu_minors)
         else:
             _deny_devices(path, limits.gpu_minors)
@@ -148,8 +143,8 @@ def _deny_devices(path: str, minors: Collection[int]) -> None:
 
 
 DAEMON_GID = 0x7FFFFF00
-"""Group of every daemon that root starts: nobody's. The kernel lets a process be traced, and its
-memory and descriptors be reached through /proc, only where group ids match as well (Linux,
+"""Group of every daemon that root starts, and of no user. The kernel lets a process be traced, and
+its memory and descriptors be reached through /proc, only where group ids match as well (Linux,
 __ptrace_may_access), so the user's other processes cannot, with or without Yama. It is beyond the
 ranges that distributions and systemd give out (systemd's UIDS-GIDS)."""
 
@@ -157,7 +152,7 @@ _GROUPS_S = 2.0
 
 
 def find_owner(uid: int, gid: int) -> Owner:
-    """Whom the daemon runs as: the user, in a group of its own beside all that the user is in.
+    """Whom the daemon runs as: the user, in a group of its own and in all that the user is in.
 
     A user's groups can be told only if the directory service answers in time.
     """

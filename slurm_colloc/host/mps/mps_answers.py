@@ -11,7 +11,7 @@ from slurm_colloc.host.system.child_programs import Outcome
 
 
 @dataclass(frozen=True)
-class Client:
+class ListedClient:
     """A process that uses the GPU through a server.
 
     Args:
@@ -31,14 +31,14 @@ class Client:
     namespace_pids: tuple[int, ...] = ()
 
 
-def parse_ps(text: str) -> tuple[Client, ...]:
+def parse_ps(text: str) -> tuple[ListedClient, ...]:
     """Read the table of `ps` by the names of its columns.
 
     Args:
         text: `PID ID SERVER DEVICE NAMESPACE COMMAND`, one line a context (550, 580).
     """
     columns: list[str] = []
-    clients: dict[tuple[int, int], Client] = {}
+    clients: dict[tuple[int, int], ListedClient] = {}
     for line in text.splitlines():
         words = line.split()
         if "PID" in words and "SERVER" in words:
@@ -51,7 +51,7 @@ def parse_ps(text: str) -> tuple[Client, ...]:
         row = {column: words[index] for index, column in enumerate(columns)}
         with contextlib.suppress(ValueError):
             namespace = row.get("NAMESPACE", "")
-            client = Client(
+            client = ListedClient(
                 pid=int(row["PID"]),
                 server_pid=int(row["SERVER"]),
                 device=row.get("DEVICE"),

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps.mps_answers import Client, parse_ps
+from slurm_colloc.host.mps.mps_answers import ListedClient, parse_ps
 from slurm_colloc.host.system.child_programs import Outcome, run_program
 from slurm_colloc.host.system.own_directory import Owner
 
@@ -146,7 +146,7 @@ class Peer:
 
 
 def read_peer(pipe_directory: str) -> Peer | None:
-    """Ask the kernel who listens on the daemon's socket; None where nobody does yet."""
+    """Ask the kernel who listens on the daemon's socket; None where no process does yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.setblocking(False)
         try:
@@ -187,7 +187,7 @@ class ControlProgram:
 
         Args:
             command: One line.
-            timeout_s: How long all of it may take.
+            timeout_s: How long it may take in all.
 
         Returns:
             The command's own answer; with a `problem` where there is none, which is BUSY where the
@@ -246,7 +246,7 @@ class ControlProgram:
         """Pids of a server's clients; None where the daemon does not say."""
         return parse_pids(self.ask(f"get_client_list {server_pid}", timeout_s))
 
-    def read_snapshot(self) -> tuple[Client, ...]:
+    def read_snapshot(self) -> tuple[ListedClient, ...]:
         """What `ps` tells of all clients; older daemons have no such command."""
         return parse_ps(self.ask("ps").stdout)
 

@@ -140,7 +140,7 @@ class LogReader:
 
     @property
     def has_open_fault(self) -> bool:
-        """A fault is being written; `flush` gives what is known of it."""
+        """A fault is being written; `flush` gives what is known so far."""
         return self._fault is not None
 
     def read(self, lines: Iterable[str]) -> list[LogEvent]:
@@ -159,7 +159,7 @@ class LogReader:
         return [] if fault is None else [fault.close()]
 
     def _continue_fault(self, line: LogLine, raw: str) -> bool:
-        """True where a line belongs to the fault, or comes from somebody else meanwhile."""
+        """True where a line belongs to the fault, or comes from another process meanwhile."""
         fault = self._fault
         assert fault is not None
         if line.who == "Control":

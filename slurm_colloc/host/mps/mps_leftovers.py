@@ -1,4 +1,4 @@
-"""What dead keepers have left on this node: ended and removed by whoever comes next."""
+"""What dead keepers have left on this node: ended and removed by the next keeper."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def recover(
         grace_s: How long clients may take to leave.
         logs_to: Directory for copies of the logs.
         patience_s: How long the lock may still be held: a child that the keeper had just forked
-            has it, too, until it is another program. And how long somebody else's sweep may take
+            has it, too, until it is another program. And how long another pack's sweep may take
             that has begun to remove the directory.
 
     Raises:
@@ -74,7 +74,7 @@ def recover(
     while True:
         is_late = time.monotonic() > deadline
         try:
-            # Without a lock, somebody was removing it and has ended half-way.
+            # Without a lock, a process was removing it and has ended half-way.
             directory = open_private_directory(path, makes_lock=is_late)
             break
         except BlockingIOError:
@@ -97,7 +97,7 @@ def find_directories(bases: Sequence[str], keeper_pid: int) -> tuple[str, ...]:
 
     Args:
         bases: Where it makes them.
-        keeper_pid: Its pid; the caller knows that nobody else has had it since.
+        keeper_pid: Its pid; the caller knows that no other process has had it since.
     """
     found = []
     for path in list_private_directories(bases):
@@ -152,7 +152,7 @@ def rebuild(directory: PrivateDirectory, state: DaemonState, logs_to: str | None
 def sweep(bases: Sequence[str] = BASES) -> tuple[Swept, ...]:
     """End and remove what this user's dead packs have left on this node.
 
-    A directory whose lock is held is alive. One whose daemon still serves somebody is left for the
+    A directory whose lock is held is alive. One whose daemon still serves a client is left for the
     next time, and so is one from another pid namespace, whose processes cannot be told from here.
     """
     swept = []

@@ -71,7 +71,7 @@ def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_node_environment(simulation: str, node: str) -> dict[str, str]:
-    """What the daemon of a node has in its environment beside a PATH.
+    """What the daemon of a node has in its environment apart from a PATH.
 
     Args:
         simulation: The directory of a simulated GPU; empty on a real node.
@@ -85,14 +85,14 @@ class StopReport:
     """How a daemon was ended.
 
     Args:
-        elapsed_ms: How long all of it took.
+        elapsed_ms: How long it took in all.
         quit_ms: How long `quit` took; None where it was not used or did not answer.
         forced: Signals were needed.
         unkillable: Pids that even SIGKILL does not end, stuck in the kernel (state D). This is the
             one hard failure; directory and state are kept for it.
         gpu_processes: Pids of this daemon's servers and clients that NVML still shows on its GPUs;
             None where NVML cannot be read, and `notes` says why.
-        directory_removed: Nothing is left of it.
+        directory_removed: Its directory is gone.
         left: What could not be removed, with reasons.
         logs: Copies of logs.
         notes: What else is worth telling.

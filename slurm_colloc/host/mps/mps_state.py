@@ -28,7 +28,7 @@ _LIMIT_BYTES = 65536
 
 @dataclass(frozen=True)
 class DaemonState:
-    """One daemon, for whoever has to end it.
+    """One daemon, for the process that has to end it.
 
     Args:
         label: Whose it is, for people.

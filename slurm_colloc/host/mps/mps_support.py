@@ -114,7 +114,7 @@ def _parse_version(text: str) -> tuple[int, ...]:
 
 
 def compute_default_thread_percentage(degree: int) -> int:
-    """What each member may use of the GPU's SMs when nothing is known of it, in percent.
+    """What each member may use of the GPU's SMs when it is unknown, in percent.
 
     Twice the fair share: on an H200 small and medium trainings gain most with it.
 

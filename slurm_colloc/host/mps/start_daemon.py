@@ -131,7 +131,7 @@ def start_daemon(
         directory: Its private directory, where the caller has made that already.
 
     Raises:
-        NodeError: It cannot be started; nothing is left of it. As root the caller ends what its
+        NodeError: It cannot be started; it leaves nothing. As root the caller ends what its
             control groups and its record name.
     """
     programs = find_programs(options.path)
@@ -280,15 +280,15 @@ def explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
 def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None) -> None:
     # A daemon comes up nearly always.
     from slurm_colloc.host.system.group_end import end_members
-    from slurm_colloc.host.system.process_groups import Session
+    from slurm_colloc.host.system.process_groups import ProcessSession
     from slurm_colloc.host.system.signals import KILL
 
     leader = None if child is None else read_process(child.pid)
     if child is not None:
-        # The child is not collected yet, so its pid cannot be anybody else's session.
+        # The child is not collected yet, so its pid cannot be another session's.
         if leader is not None:
             end_members(
-                Session(leader.id),
+                ProcessSession(leader.id),
                 ((KILL, _BROKEN_OFF_S),),
                 owner=None if owner is None else owner.uid,
                 reason="the MPS daemon did not come up",

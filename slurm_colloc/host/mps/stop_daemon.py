@@ -9,7 +9,6 @@ whole session, proven process by process.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from slurm_colloc.host.mps.mps_control import BUSY, parse_pids
 from slurm_colloc.host.mps.mps_log_files import read_logs, write_logs
 from slurm_colloc.host.mps.mps_options import StopReport
 from slurm_colloc.host.mps.start_daemon import RunningMps
-from slurm_colloc.host.nvml.nvml_query import NvmlQuestion
+from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, start_question
 from slurm_colloc.host.system.child_programs import collect
 from slurm_colloc.host.system.group_end import end_members
 from slurm_colloc.host.system.node_processes import (
@@ -27,7 +26,7 @@ from slurm_colloc.host.system.node_processes import (
     identify,
     is_alive,
     list_processes,
-    read_environment_value,
+    read_environment,
     read_uid,
     wait_until_ended,
 )
@@ -91,8 +90,8 @@ class _Stopping:
         return self.searches_all and self._is_program_of_this_directory(process)
 
     def _is_of_this_directory(self, process: Process) -> bool:
-        """It was started with this daemon's pipe directory, a name that nobody else has had."""
-        pipe = read_environment_value(process.id.pid, "CUDA_MPS_PIPE_DIRECTORY")
+        """It was started with this daemon's pipe directory, a name that no other has had."""
+        pipe = read_environment(process.id.pid).get("CUDA_MPS_PIPE_DIRECTORY")
         return (
             pipe == self.running.directory.pipe_path
             and read_uid(process.id.pid) == self.running.uid
@@ -258,7 +257,7 @@ def stop_daemon(
     has_directory: bool = True,
     searches_all: bool = False,
 ) -> StopReport:
-    """End a daemon and everything of it.
+    """End a daemon and everything that belongs to it.
 
     Args:
         running: The daemon; `running.options.logs_to` gets its logs.
@@ -266,11 +265,11 @@ def stop_daemon(
         logs_prefix: What the names of the copied logs begin with.
         asks_nvml: Look at the GPU afterwards.
         has_directory: False where the caller has removed it, and with it the control socket.
-        searches_all: Look at all processes for servers that nobody has noted.
+        searches_all: Look at all processes for servers that were not noted.
     """
     started = time.monotonic()
     # Gets ready while the daemon ends.
-    question = _ask_nvml(running) if asks_nvml else None
+    question = _start_question(running) if asks_nvml else None
     stopping = _Stopping(running, searches_all=searches_all)
     unkillable: tuple[int, ...] = ()
     if has_directory and is_alive(running.daemon):
@@ -304,7 +303,6 @@ def stop_daemon(
     )
 
 
-def _ask_nvml(running: RunningMps) -> NvmlQuestion:
+def _start_question(running: RunningMps) -> NvmlQuestion:
     """As root in a clean environment; as a user in the user's, where a library may be named."""
-    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}
-    return NvmlQuestion(sys.executable, environ if running.state.owner else None)
+    return start_question() if running.state.owner else NvmlQuestion()

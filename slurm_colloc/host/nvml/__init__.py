@@ -1,1 +1,1 @@
-"""What NVML says of the node's GPUs, never waited for without a limit."""
+"""What NVML says about the node's GPUs, never waited for without a limit."""

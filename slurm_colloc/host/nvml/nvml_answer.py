@@ -1,4 +1,7 @@
-"""What NVML says of a node's GPUs, as values; pure. What it does not say is None, never 0."""
+"""What NVML says about a node's GPUs, and which of them are a job's; pure.
+
+What NVML does not say is None, never 0.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Gpu:
     """One GPU; what NVML does not say is None.
 
     Args:
-        nvml_index: NVML's number of it.
+        nvml_index: The number that NVML gives it.
         uuid: Its UUID.
         name: Its model.
         minor_number: N of /dev/nvidiaN.
@@ -48,7 +51,7 @@ class Gpu:
         mig_enabled: It is divided by MIG.
         processes: Compute processes, MPS servers and clients among them.
         mps_processes: MPS clients.
-        doubt: What NVML says of it that cannot be true; empty where all can.
+        doubt: What NVML says about it that cannot be true; empty where all can.
     """
 
     nvml_index: int
@@ -150,3 +153,96 @@ def find_doubt(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
     if total is not None and used is not None and used > total:
         return f"{who} uses {used} MiB of a gpu_memory of {total} MiB"
     return ""
+
+
+@dataclass(frozen=True)
+class JobGpus:
+    """Which GPUs are a job's.
+
+    Args:
+        uuids: Theirs; empty where that is unknown.
+        reason: How that is known, or why not.
+    """
+
+    uuids: tuple[str, ...]
+    reason: str
+
+
+def choose_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
+    """Find out which of the GPUs that NVML shows are the job's; pure.
+
+    Args:
+        answer: What NVML says.
+        environ: The batch script's environment, as Slurm made it.
+    """
+    found = _find_job_gpus(answer, environ)
+    # What is wrong with another job's GPU says nothing against this one's.
+    doubts = [gpu.doubt for gpu in answer.gpus if gpu.uuid in found.uuids and gpu.doubt]
+    return JobGpus((), f"NVML cannot be believed: {'; '.join(doubts)}") if doubts else found
+
+
+def _find_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
+    visible = _split(environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if visible and all(word.startswith(("GPU-", "MIG-")) for word in visible):
+        return _complete_uuids(answer, visible)
+    if answer.problem:
+        return JobGpus((), answer.problem)
+    name = next((n for n in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS") if environ.get(n)), "")
+    indices = _split(environ.get(name, ""))
+    shown = tuple(gpu.uuid for gpu in answer.gpus if gpu.uuid is not None)
+    count = len(indices or visible)
+    # One that is lost may be the job's: then the others are not.
+    if count and len(shown) == len(answer.gpus) == count:
+        return JobGpus(shown, f"NVML shows exactly the {count} that the job has")
+    if indices:
+        return _choose_by_minor(answer, name, indices)
+    if visible:
+        return _choose_by_order(answer, visible)
+    if len(shown) == len(answer.gpus) == 1 and "CUDA_VISIBLE_DEVICES" not in environ:
+        return JobGpus(shown, "the only GPU that NVML shows")
+    return JobGpus((), "neither Slurm nor CUDA_VISIBLE_DEVICES says which GPUs are the job's")
+
+
+def _choose_by_minor(answer: NvmlAnswer, name: str, indices: Sequence[str]) -> JobGpus:
+    """Slurm numbers GPUs as their device files are numbered, where gres.conf names those."""
+    by_minor = {str(gpu.minor_number): gpu.uuid for gpu in answer.gpus}
+    found = [by_minor.get(index) for index in indices]
+    if None in found:
+        return JobGpus(
+            (),
+            f"NVML shows {len(answer.gpus)} GPUs, the job has {len(indices)}, and not all of "
+            f"{name}={','.join(indices)} are minor numbers of theirs",
+        )
+    return JobGpus(tuple(str(uuid) for uuid in found), f"by the minor numbers in {name}")
+
+
+def _choose_by_order(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
+    """Without Slurm a number is CUDA's, which counts like NVML where all GPUs are of one model."""
+    models = {gpu.name for gpu in answer.gpus}
+    by_index = {str(gpu.nvml_index): gpu.uuid for gpu in answer.gpus}
+    found = [by_index.get(word) for word in visible]
+    if len(models) != 1 or None in models or None in found:
+        return JobGpus((), f"CUDA_VISIBLE_DEVICES={','.join(visible)} does not say which GPU it is")
+    return JobGpus(
+        tuple(str(uuid) for uuid in found),
+        "by the numbers in CUDA_VISIBLE_DEVICES, all GPUs being of one model",
+    )
+
+
+def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
+    """CUDA takes the beginning of a UUID where it is unique; MPS's limits need the whole."""
+    known = [gpu.uuid for gpu in answer.gpus if gpu.uuid is not None]
+    complete = []
+    for word in visible:
+        fits = [uuid for uuid in known if uuid.startswith(word)]
+        if len(fits) == 1:
+            complete.append(fits[0])
+        elif UUID.fullmatch(word):
+            complete.append(word)
+        else:
+            return JobGpus((), f"CUDA_VISIBLE_DEVICES has {word}, which is no GPU's UUID")
+    return JobGpus(tuple(dict.fromkeys(complete)), "CUDA_VISIBLE_DEVICES has UUIDs")
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,19 +1,20 @@
 """Asks NVML and prints what it says as JSON; who: the user or root; where: a process of its own.
 
-A call into the driver can hang, so nobody else imports pynvml. Root's hooks fork (nvml_fork);
-everybody else starts it by path:
+A call into the driver can hang, so no other module of `host` imports pynvml. It is started by path:
 
-    nvml_child.py [--on-request] [--compute-mode=UUID=MODE ...] [PATH ...]
+    nvml_child.py [--on-request] [--uuid=UUID ...] [--minor=N ...] [--compute-mode=UUID=MODE ...]
+        [PATH ...]
 
-With --on-request it gets ready, then answers each line on standard input. With --compute-mode it
-sets compute modes, which only root may, and answers with all that holds then. PATHs are where the
-bindings are looked for first. What cannot be read is null, never 0; see host.nvml.nvml_query for
-the meaning.
+With --on-request it gets ready, then answers each line on standard input. With --uuid or --minor
+it reads only UUID and minor number of all other GPUs. With --compute-mode it sets compute modes,
+which only root may, and answers with all that holds then. PATHs are where the bindings are looked
+for first. What cannot be read is null, never 0; see host.nvml.nvml_answer for the meaning.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -26,17 +27,18 @@ _MIB = 1 << 20
 
 def main(argv: list[str]) -> int:
     """Answer once, or for each line."""
-    on_request = "--on-request" in argv
-    words = [word.split("=")[1:] for word in argv[1:] if word.startswith("--compute-mode=")]
+    options = [word.split("=") for word in argv[1:] if word.startswith("--")]
+    modes = [(words[1], words[2]) for words in options if words[0] == "--compute-mode"]
+    wanted = {words[1] for words in options if words[0] in ("--uuid", "--minor")}
     sys.path[:0] = [word for word in argv[1:] if not word.startswith("--")]
     nvml, problem = load_bindings()
-    problem = problem or start_nvml(nvml, [(uuid, mode) for uuid, mode in words])
+    problem = problem or start_nvml(nvml, modes)
     if problem:
         return say({"problem": problem})
-    if not on_request:
-        return say(read_all(nvml))
+    if ["--on-request"] not in options:
+        return say(read_all(nvml, wanted))
     for _ in sys.stdin:
-        say(read_all(nvml))
+        say(read_all(nvml, wanted))
     return 0
 
 
@@ -67,13 +69,13 @@ def say(value: dict[str, Any]) -> int:
     return 0
 
 
-def read_all(nvml: Any, is_wanted: Any = None) -> dict[str, Any]:
+def read_all(nvml: Any, wanted: set[str]) -> dict[str, Any]:
     """Read driver and GPUs.
 
     Args:
         nvml: The bindings.
-        is_wanted: Says by UUID and minor number of which GPUs all is read; None for each. Of the
-            others a driver in trouble is asked no more than these two.
+        wanted: UUIDs and minor numbers of the GPUs that are read whole; empty for all. A driver in
+            trouble is asked only for these two of the others.
     """
     version = ask(nvml, "nvmlSystemGetCudaDriverVersion")
     count = ask(nvml, "nvmlDeviceGetCount")
@@ -84,7 +86,7 @@ def read_all(nvml: Any, is_wanted: Any = None) -> dict[str, Any]:
         "driver_version": text(ask(nvml, "nvmlSystemGetDriverVersion")),
         # CUDA writes 13.1 as 13010.
         "cuda_version": None if version is None else f"{version // 1000}.{version % 1000 // 10}",
-        "gpus": [read_gpu(nvml, index, is_wanted) for index in range(count)],
+        "gpus": [read_gpu(nvml, index, wanted) for index in range(count)],
     }
 
 
@@ -95,8 +97,8 @@ def set_compute_mode(nvml: Any, uuid: str, mode: str) -> None:
         ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(mode))
 
 
-def read_gpu(nvml: Any, index: int, is_wanted: Any = None) -> dict[str, Any]:
-    """Read one GPU; what `is_wanted` is stands at `read_all`."""
+def read_gpu(nvml: Any, index: int, wanted: set[str]) -> dict[str, Any]:
+    """Read one GPU; `wanted` as in `read_all`."""
     gpu: dict[str, Any] = {"nvml_index": index}
     handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
@@ -104,7 +106,7 @@ def read_gpu(nvml: Any, index: int, is_wanted: Any = None) -> dict[str, Any]:
     uuid = text(ask(nvml, "nvmlDeviceGetUUID", handle))
     minor = ask(nvml, "nvmlDeviceGetMinorNumber", handle)
     gpu.update(uuid=uuid, minor_number=minor)
-    if is_wanted is not None and not is_wanted(uuid, minor):
+    if wanted and wanted.isdisjoint((uuid, str(minor))):
         return gpu
     memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     mode = ask(nvml, "nvmlDeviceGetComputeMode", handle)
@@ -155,4 +157,5 @@ def text(value: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    # Without taking the interpreter down: the caller waits for the end.
+    os._exit(main(sys.argv))

@@ -1,4 +1,8 @@
-"""What NVML says of this node's GPUs, asked in a child process: a hung driver hangs nobody else."""
+"""Asks NVML in a child process: a driver that hangs does not hang the caller.
+
+Who: root's hooks, the runner, the doctor. The child is `nvml_child.py` of this package, with the
+caller's interpreter and rights; no process of a user's is asked.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
-from slurm_colloc.host.nvml.nvml_answer import UUID, Gpu, GpuProcess, NvmlAnswer, parse_answer
+from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, parse_answer
 from slurm_colloc.host.system.child_programs import (
     PIPE,
     Child,
@@ -19,17 +22,11 @@ from slurm_colloc.host.system.child_programs import (
 )
 from slurm_colloc.host.system.signals import end_child
 
-__all__ = [
-    "Gpu",
-    "GpuProcess",
-    "JobGpus",
-    "NvmlAnswer",
-    "NvmlQuestion",
-    "choose_job_gpus",
-    "probe_gpus",
-]
+NVML_S = 4.0
+"""How long a hook waits for NVML."""
 
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.py")
+_CLEAN = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C"}
 
 
 class NvmlQuestion:
@@ -39,6 +36,9 @@ class NvmlQuestion:
         python: The interpreter.
         environ: Its environment; the caller's where None.
         module_path: Where the bindings are looked for first.
+        uuids: The GPUs that are asked about, by UUID. A driver in trouble is asked only for UUID
+            and minor number of the others.
+        minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
         compute_modes: As root: compute modes to set, by UUID; the answer has what holds then.
     """
 
@@ -47,14 +47,21 @@ class NvmlQuestion:
         python: str = sys.executable,
         environ: Mapping[str, str] | None = None,
         module_path: Sequence[str] = (),
+        *,
+        uuids: Collection[str] = (),
+        minors: Collection[int] = (),
         compute_modes: Mapping[str, str] | None = None,
     ) -> None:
         self._child: Child | None = None
         self._problem = ""
-        changes = [f"--compute-mode={uuid}={mode}" for uuid, mode in (compute_modes or {}).items()]
+        words = [
+            *(f"--uuid={uuid}" for uuid in uuids),
+            *(f"--minor={minor}" for minor in minors),
+            *(f"--compute-mode={uuid}={mode}" for uuid, mode in (compute_modes or {}).items()),
+        ]
         try:
             self._child = start_program(
-                [python, "-IB", _CHILD, "--on-request", *changes, *module_path],
+                [python, "-IB", _CHILD, "--on-request", *words, *module_path],
                 os.environ if environ is None else environ,
                 stdin=PIPE,
                 stdout=PIPE,
@@ -112,94 +119,28 @@ def probe_gpus(
     return NvmlQuestion(python, environ, module_path).ask(timeout_s)
 
 
-@dataclass(frozen=True)
-class JobGpus:
-    """Which GPUs are a job's.
+def start_question(
+    simulation: str = "",
+    node: str = "",
+    *,
+    uuids: Collection[str] = (),
+    minors: Collection[int] = (),
+    compute_modes: Mapping[str, str] | None = None,
+) -> NvmlQuestion:
+    """Get a question ready as root does: with this interpreter, in a clean environment.
 
     Args:
-        uuids: Theirs; empty where that is unknown.
-        reason: How that is known, or why not.
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+        uuids: The GPUs that are asked about, by UUID.
+        minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
+        compute_modes: Compute modes to set first, by UUID.
     """
-
-    uuids: tuple[str, ...]
-    reason: str
-
-
-def choose_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
-    """Find out which of the GPUs that NVML shows are the job's; pure.
-
-    Args:
-        answer: What NVML says.
-        environ: The batch script's environment, as Slurm made it.
-    """
-    found = _find_job_gpus(answer, environ)
-    # What is wrong with another job's GPU says nothing against this one's.
-    doubts = [gpu.doubt for gpu in answer.gpus if gpu.uuid in found.uuids and gpu.doubt]
-    return JobGpus((), f"NVML cannot be believed: {'; '.join(doubts)}") if doubts else found
-
-
-def _find_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
-    visible = _split(environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if visible and all(word.startswith(("GPU-", "MIG-")) for word in visible):
-        return _complete_uuids(answer, visible)
-    if answer.problem:
-        return JobGpus((), answer.problem)
-    name = next((n for n in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS") if environ.get(n)), "")
-    indices = _split(environ.get(name, ""))
-    shown = tuple(gpu.uuid for gpu in answer.gpus if gpu.uuid is not None)
-    count = len(indices or visible)
-    # One that is lost may be the job's: then the others are not.
-    if count and len(shown) == len(answer.gpus) == count:
-        return JobGpus(shown, f"NVML shows exactly the {count} that the job has")
-    if indices:
-        return _choose_by_minor(answer, name, indices)
-    if visible:
-        return _choose_by_order(answer, visible)
-    if len(shown) == len(answer.gpus) == 1 and "CUDA_VISIBLE_DEVICES" not in environ:
-        return JobGpus(shown, "the only GPU that NVML shows")
-    return JobGpus((), "neither Slurm nor CUDA_VISIBLE_DEVICES says which GPUs are the job's")
-
-
-def _choose_by_minor(answer: NvmlAnswer, name: str, indices: Sequence[str]) -> JobGpus:
-    """Slurm numbers GPUs as their device files are numbered, where gres.conf names those."""
-    by_minor = {str(gpu.minor_number): gpu.uuid for gpu in answer.gpus}
-    found = [by_minor.get(index) for index in indices]
-    if None in found:
-        return JobGpus(
-            (),
-            f"NVML shows {len(answer.gpus)} GPUs, the job has {len(indices)}, and not all of "
-            f"{name}={','.join(indices)} are minor numbers of theirs",
-        )
-    return JobGpus(tuple(str(uuid) for uuid in found), f"by the minor numbers in {name}")
-
-
-def _choose_by_order(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
-    """Without Slurm a number is CUDA's, which counts like NVML where all GPUs are of one model."""
-    models = {gpu.name for gpu in answer.gpus}
-    by_index = {str(gpu.nvml_index): gpu.uuid for gpu in answer.gpus}
-    found = [by_index.get(word) for word in visible]
-    if len(models) != 1 or None in models or None in found:
-        return JobGpus((), f"CUDA_VISIBLE_DEVICES={','.join(visible)} does not say which GPU it is")
-    return JobGpus(
-        tuple(str(uuid) for uuid in found),
-        "by the numbers in CUDA_VISIBLE_DEVICES, all GPUs being of one model",
-    )
-
-
-def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
-    """CUDA takes the beginning of a UUID where it is unique; MPS's limits need all of it."""
-    known = [gpu.uuid for gpu in answer.gpus if gpu.uuid is not None]
-    complete = []
-    for word in visible:
-        fits = [uuid for uuid in known if uuid.startswith(word)]
-        if len(fits) == 1:
-            complete.append(fits[0])
-        elif UUID.fullmatch(word):
-            complete.append(word)
-        else:
-            return JobGpus((), f"CUDA_VISIBLE_DEVICES has {word}, which is no GPU's UUID")
-    return JobGpus(tuple(dict.fromkeys(complete)), "CUDA_VISIBLE_DEVICES has UUIDs")
-
-
-def _split(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    environ = dict(_CLEAN)
+    if simulation:
+        environ |= {
+            "SIMGPU_ROOT": simulation,
+            "SLURMD_NODENAME": node,
+            "LD_LIBRARY_PATH": f"{simulation}/lib",
+        }
+    return NvmlQuestion(environ=environ, uuids=uuids, minors=minors, compute_modes=compute_modes)

@@ -77,6 +77,7 @@ def start_program(
     confinement: Confinement | None = None,
     own_session: bool = False,
     directory: str | None = "/",
+    umask: int = 0o077,
 ) -> Child:
     """Start a program that inherits only its three standard descriptors.
 
@@ -90,6 +91,7 @@ def start_program(
         confinement: As root: where it writes itself down, and is to be.
         own_session: Make it the leader of a session. As root: one that is none dies with the hook.
         directory: Where it runs.
+        umask: Its mask for the modes of new files.
 
     Raises:
         OSError: It cannot be started.
@@ -107,7 +109,7 @@ def start_program(
         become(owner)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if not own_session:
-            # It is in no group that anybody ends: a killed hook takes it along.
+            # It is in no group that a hook ends: a killed hook takes it along.
             libc.prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(
@@ -125,7 +127,7 @@ def start_program(
             cwd=directory,
             close_fds=True,
             start_new_session=own_session,
-            umask=0o077,
+            umask=umask,
             preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
         )
     except subprocess.SubprocessError as error:

@@ -12,7 +12,12 @@ import os
 import struct
 from collections.abc import Collection
 
-from slurm_colloc.host.mps.daemon_limits import LAST_GPU_MINOR, NVIDIA_MAJOR
+NVIDIA_MAJOR = 195
+"""Major number of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
+
+LAST_GPU_MINOR = 199
+"""GPUs are numbered from 0; 254 is nvidia-modeset, 255 nvidiactl. A sandbox's stand-ins have
+numbers from 200 on, which no driver gives out, and no node has so many GPUs."""
 
 _SYS_BPF = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "s390x": 351}
 _PROG_LOAD, _PROG_ATTACH = 5, 8

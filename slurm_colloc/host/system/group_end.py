@@ -16,7 +16,7 @@ from slurm_colloc.host.system.signals import CONTINUE, KILL, SENT, note_group_ki
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.system.process_groups import ControlGroup, Session, UnitedGroups
+    from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession, UnitedGroups
     from slurm_colloc.host.system.signals import ProcessGroup
 
 LOOK_S = 1.0
@@ -41,12 +41,12 @@ class GroupEnd:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of it is left."""
+        """No process is left."""
         return not (self.unkillable or self.left)
 
 
 def kill_group(
-    group: ControlGroup | Session | UnitedGroups, owner: int, *, reason: str, deadline: float
+    group: ControlGroup | ProcessSession | UnitedGroups, owner: int, *, reason: str, deadline: float
 ) -> GroupEnd:
     """Kill all members of a group that are its owner's, and see that they are gone.
 

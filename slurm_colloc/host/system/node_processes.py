@@ -53,7 +53,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Only its exit status is left of it."""
+        """Only its exit status is left."""
         return self.state in "ZX"
 
 
@@ -141,21 +141,31 @@ def _read_status(pid: int) -> Iterator[tuple[str, list[str]]]:
         yield name, value.split()
 
 
-def read_environment_value(pid: int, name: str) -> str | None:
-    """One value of the environment a process was started with; None where it has none or hides.
+def read_environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty where it may not be read.
 
     The user's own word, and it can wait for the other process's mmap_lock: not for root's hooks.
     """
+    pairs = (entry.partition("=") for entry in _read_words(pid, "environ"))
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def read_command_line(pid: int) -> tuple[str, ...]:
+    """A process's arguments, the program first; empty where it has none or may not be read.
+
+    Likewise not for root's hooks.
+    """
+    return tuple(_read_words(pid, "cmdline"))
+
+
+def _read_words(pid: int, name: str) -> list[str]:
+    """The words of a file below /proc/PID that ends each with a null byte."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
             data = file.read()
     except OSError:
-        return None
-    prefix = os.fsencode(name) + b"="
-    for entry in data.split(b"\0"):
-        if entry.startswith(prefix):
-            return os.fsdecode(entry[len(prefix) :])
-    return None
+        return []
+    return [os.fsdecode(word) for word in data.rstrip(b"\0").split(b"\0")] if data else []
 
 
 def list_processes() -> tuple[Process, ...]:
@@ -164,13 +174,39 @@ def list_processes() -> tuple[Process, ...]:
     return tuple(process for pid in pids if (process := read_process(pid)) is not None)
 
 
+def list_running_processes() -> tuple[Process, ...]:
+    """The processes that have not ended."""
+    return tuple(process for process in list_processes() if not process.has_ended)
+
+
 def list_session(session_id: int) -> tuple[Process, ...]:
     """The processes of a session that have not ended."""
-    return tuple(
-        process
-        for process in list_processes()
-        if process.session_id == session_id and not process.has_ended
-    )
+    return tuple(p for p in list_running_processes() if p.session_id == session_id)
+
+
+def find_descendants(roots: Iterable[ProcessId], table: Iterable[Process]) -> set[ProcessId]:
+    """All children, grandchildren and so on of `roots` in a process table, without `roots`."""
+    children: dict[int, list[ProcessId]] = {}
+    for process in table:
+        children.setdefault(process.parent_pid, []).append(process.id)
+    found: set[ProcessId] = set()
+    waiting = list(roots)
+    while waiting:
+        for child in children.get(waiting.pop().pid, []):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def find_ancestors(pid: int, table: Iterable[Process]) -> set[int]:
+    """The pids of a process and of all its ancestors in a process table."""
+    parents = {process.id.pid: process.parent_pid for process in table}
+    line: set[int] = set()
+    while pid and pid not in line:
+        line.add(pid)
+        pid = parents.get(pid, 0)
+    return line
 
 
 def open_pidfd(identity: ProcessId) -> int | None:

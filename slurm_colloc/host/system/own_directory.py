@@ -2,7 +2,7 @@
 
 It lies where everybody may write (/tmp, /dev/shm), so no step trusts a path: names are random,
 links are not followed, and what is removed is what was opened. A directory lives as long as
-somebody holds the lock of its file `lock`; one whose maker was killed can be told by that.
+a process holds the lock of its file `lock`; one whose maker was killed can be told by that.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _fill(
         for child in (PIPE, LOGS):
             os.mkdir(child, 0o700, dir_fd=descriptor)
             if owner is not None:
-                # Nobody but root can have touched it: the directory around it is root's.
+                # Only root can have touched it: the directory around it is root's.
                 opened = os.open(child, OPEN_DIRECTORY, dir_fd=descriptor)
                 os.fchown(opened, owner.uid, owner.gid)
                 os.close(opened)
@@ -191,7 +191,7 @@ def make_named_directory(base: str, name: str, owner: Owner | None = None) -> Pr
         owner: As for `make_private_directory`.
 
     Raises:
-        NodeError: Its path is too long, or somebody else could exchange it.
+        NodeError: Its path is too long, or someone else could exchange it.
         OSError: It cannot be made, or is there already.
     """
     parent = open_trusted(base)
@@ -218,7 +218,7 @@ def open_private_directory(
         makes_lock: Make the lock where it is missing.
 
     Raises:
-        BlockingIOError: Somebody holds the lock: its maker lives.
+        BlockingIOError: The lock is held: its maker lives.
         NodeError: It is not one of this user's.
         OSError: It cannot be opened.
     """
@@ -244,7 +244,7 @@ def open_private_directory(
 
 
 def list_private_directories(bases: Iterable[str]) -> Iterator[str]:
-    """Paths of this user's directories below the bases, whoever made them and whether they live."""
+    """Paths of this user's directories below the bases, alive or not."""
     seen = set()
     for base in map(os.path.realpath, bases):
         if base in seen:
@@ -260,7 +260,7 @@ def list_private_directories(bases: Iterable[str]) -> Iterator[str]:
 
 
 def is_half_made(path: str) -> bool:
-    """It has no lock yet, and whoever makes it cannot still be at it."""
+    """It has no lock yet, and the process that makes it cannot still be at it."""
     with contextlib.suppress(OSError):
         return (
             not os.path.lexists(f"{path}/{LOCK}")

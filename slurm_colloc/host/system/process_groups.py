@@ -15,7 +15,7 @@ from slurm_colloc.host.system.node_processes import (
     Process,
     ProcessId,
     identify,
-    list_processes,
+    list_running_processes,
     read_process,
 )
 
@@ -61,7 +61,7 @@ class ControlGroup:
             _write(f"{path}/pids.max", "0")
 
     def kill_whole(self) -> list[ProcessId]:
-        """Have the kernel kill all of it at once (cgroup.kill, version 2 from Linux 5.14 on).
+        """Have the kernel kill the whole group at once (cgroup.kill, version 2 from Linux 5.14 on).
 
         Returns:
             What was in it just before; empty where there is no such kill.
@@ -71,7 +71,7 @@ class ControlGroup:
         return members if any(written) else []
 
     def freeze(self) -> None:
-        """Stop all of it, so that nothing runs away while it is signalled (freezer, version 1)."""
+        """Stop the whole group: none runs away while it is signalled (freezer, version 1)."""
         written = [_write(f"{path}/freezer.state", "FROZEN") for path in self._paths]
         if not any(written):
             return
@@ -93,7 +93,7 @@ class ControlGroup:
         return found
 
 
-class Session:
+class ProcessSession:
     """What runs in the session that a daemon was started as the leader of.
 
     While a session has a member the kernel gives its number to no other process. Members that are
@@ -110,8 +110,8 @@ class Session:
         """The processes in it that have not ended."""
         return sorted(
             process.id
-            for process in list_processes()
-            if not process.has_ended and self._is_member(process) and self._is_whole()
+            for process in list_running_processes()
+            if self._is_member(process) and self._is_whole()
         )
 
     def contains(self, process: Process) -> bool:
@@ -149,7 +149,7 @@ class UnitedGroups:
         groups: The groups.
     """
 
-    def __init__(self, groups: Sequence[ControlGroup | Session]) -> None:
+    def __init__(self, groups: Sequence[ControlGroup | ProcessSession]) -> None:
         self._groups = tuple(groups)
 
     def list_members(self) -> list[ProcessId]:

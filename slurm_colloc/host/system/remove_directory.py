@@ -168,6 +168,6 @@ def _remove_entry(top: int, name: str, device: int, deadline: float) -> None:
     try:
         os.rmdir(name, dir_fd=top)
     except OSError:
-        # With something moved out of it there is another round, which tries again.
+        # Where something was moved away there is another round, which tries again.
         if not moved:
             raise

@@ -1,4 +1,4 @@
-"""Doing one thing as somebody else: root's way to touch a user's files."""
+"""Doing one thing as another user: root's way to touch a user's files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_as(owner: Owner, work: Callable[[], str], *, timeout_s: float) -> str:
         ended = identify(child)
         if ended is not None:
             wait_until_ended([ended], time.monotonic() + _KILL_S)
-        # One that hangs in the kernel is left to whoever inherits it.
+        # One that hangs in the kernel is left to the process that inherits it.
         os.waitpid(child, os.WNOHANG)
 
 

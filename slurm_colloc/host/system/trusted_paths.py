@@ -1,4 +1,4 @@
-"""Opening directories of a path that nobody else can exchange meanwhile."""
+"""Opening directories of a path that no other user can exchange meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_trusted(base: str, *, last_may_be_a_groups: bool = False) -> int:
-    """Open a directory through parents that nobody else can exchange.
+    """Open a directory through parents that no other user can exchange.
 
     Args:
         base: The directory.
@@ -22,7 +22,7 @@ def open_trusted(base: str, *, last_may_be_a_groups: bool = False) -> int:
             For what is looked at again before it is used.
 
     Raises:
-        NodeError: Somebody else could rename what is made in it.
+        NodeError: Another user could rename what is made in it.
         OSError: It cannot be opened.
     """
     trusted = read_trusted_uids()
@@ -115,7 +115,7 @@ def write_json(directory: int, name: str, value: Mapping[str, Any], mode: int) -
         OSError: It cannot be written; the one before is still there.
     """
     temporary = f".{name}"
-    # One that a killed hook has left is in nobody's use: whoever writes here holds the lock.
+    # One that a killed hook has left is not in use: a process that writes here holds the lock.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,7 +11,7 @@ import sys
 
 
 def _begin():  # type: () -> None
-    """Load the instrument from its folder, under a name that nobody else uses."""
+    """Load the instrument from its folder, under a name that no program uses."""
     directory = os.environ.get("SLURM_COLLOC_PROGRESS")
     if not directory or sys.version_info < (3, 8) or not os.path.isdir(directory):
         return

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.mps.mps_control import MpsPrograms, find_programs
 from slurm_colloc.host.mps.mps_support import Support, judge_support
-from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
-from slurm_colloc.host.nvml.nvml_query import choose_job_gpus, probe_gpus
+from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer, choose_job_gpus
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
-from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
+from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
 
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.keeper import keeper_messages as keepers
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
@@ -27,7 +27,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.store.atomic_files import make_directory
 
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.prepared_daemon import PreparedDaemon
+    from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 
 DAEMONS_MAX = 3
 """How often a daemon that dies is started before the pack goes on without MPS."""
@@ -101,7 +101,7 @@ class PackDaemon:
         self._journal = journal
         self._listener = listener
         self._patience = patience
-        self._keeper: Keeper | None = None
+        self._keeper: KeeperClient | None = None
         self._starts = 0
         self._is_let_go = False
         self._fault_since: float | None = None
@@ -116,7 +116,7 @@ class PackDaemon:
             keepers.DaemonDied: lambda _: self._lose("the MPS daemon has died"),
             keepers.KeeperDied: lambda _: self._lose_keeper(),
             keepers.Stopped: lambda event: self._note_stopped(event.report),
-            keepers.Trouble: lambda event: journal.write(
+            keepers.DaemonTrouble: lambda event: journal.write(
                 "mps_trouble", pid=event.pid, text=event.text[:500]
             ),
             keepers.Sweeping: lambda event: journal.write(
@@ -137,7 +137,7 @@ class PackDaemon:
         self._fault_since = None
         try:
             # What goes wrong in the keeper itself stands in the pack's log.
-            self._keeper = Keeper.start(self._options, log=_STDERR)
+            self._keeper = KeeperClient.start(self._options, log=_STDERR)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             self._listener.note_given_up(f"the MPS keeper cannot be started: {reason}")
@@ -303,6 +303,6 @@ class PackDaemon:
             keeper.kill()
             self._recover(keeper)
 
-    def _recover(self, keeper: Keeper) -> None:
+    def _recover(self, keeper: KeeperClient) -> None:
         if self._prepared is None:
             self._listener.note_stopped(keeper.recover())

@@ -22,10 +22,11 @@ from slurm_colloc import __version__
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.keeper import keeper_messages as keepers
-from slurm_colloc.host.keeper.keeper_client import Keeper
+from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import find_programs
 from slurm_colloc.host.mps.mps_options import MpsOptions, choose_passed_environment
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, choose_job_gpus
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.model.examination import (
     Examination,
@@ -207,7 +208,7 @@ def _try_daemon(
     options: MpsOptions, trial: MpsTrial, guarded: GuardPipe, timeout_s: float
 ) -> MpsTrial:
     try:
-        keeper = Keeper.start(options, log=2)
+        keeper = KeeperClient.start(options, log=2)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         return dataclasses.replace(trial, problem=f"the MPS keeper cannot be started: {reason}")
@@ -219,7 +220,9 @@ def _try_daemon(
     return dataclasses.replace(trial, left=(*trial.left, *left))
 
 
-def _hear(keeper: Keeper, trial: MpsTrial, guarded: GuardPipe | None, timeout_s: float) -> MpsTrial:
+def _hear(
+    keeper: KeeperClient, trial: MpsTrial, guarded: GuardPipe | None, timeout_s: float
+) -> MpsTrial:
     """Wait until a server takes clients, or for the reason why none does."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -243,7 +246,7 @@ def _hear(keeper: Keeper, trial: MpsTrial, guarded: GuardPipe | None, timeout_s:
     return dataclasses.replace(trial, problem=f"no MPS server works within {timeout_s:g} s")
 
 
-def _stop(keeper: Keeper) -> tuple[str, ...]:
+def _stop(keeper: KeeperClient) -> tuple[str, ...]:
     """End the daemon; what is left of it."""
     if not keeper.is_alive:
         return ()

@@ -28,7 +28,7 @@ _FATAL = ("illegal-address",)
 _ERRORS = {"illegal-address": ILLEGAL_ADDRESS, "device-assert": ASSERT}
 
 
-class Attachment:
+class ServerAttachment:
     """A client's connection to its server.
 
     Args:
@@ -97,7 +97,7 @@ class Attachment:
         self._connection.close()
 
 
-def attach(environ: Mapping[str, str], pid: int, *, contexts: int = 1) -> Attachment | None:
+def attach(environ: Mapping[str, str], pid: int, *, contexts: int = 1) -> ServerAttachment | None:
     """Become a client of the MPS daemon that an environment names, as CUDA does at its start.
 
     Waits while the server is starting or serves another user.
@@ -144,7 +144,7 @@ def attach(environ: Mapping[str, str], pid: int, *, contexts: int = 1) -> Attach
 
 def _introduce(
     connection: socket.socket, environ: Mapping[str, str], pid: int, contexts: int
-) -> Attachment:
+) -> ServerAttachment:
     """Hear what the server has, and say what this client uses of it."""
     offer = _receive(connection)
     offered = [str(uuid) for uuid in _read_list(offer, "gpus")]
@@ -165,7 +165,7 @@ def _introduce(
     wire_format.send_object(connection, {"pid": pid, "use": list(gpus[:contexts])})
     _receive(connection)
     server_pid = int(_read_float(offer, "server"))
-    return Attachment(connection, server_pid, percentage, gpus, limits_mb)
+    return ServerAttachment(connection, server_pid, percentage, gpus, limits_mb)
 
 
 def _receive(connection: socket.socket) -> dict[str, object]:

@@ -10,12 +10,12 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.client_limits import parse_number
 from slurm_colloc.simgpu.mps.server_link import ServerLink
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 from slurm_colloc.simgpu.nvml.gpu_state import open_node
 from slurm_colloc.simgpu.training.cuda_context import choose_devices
 
 if TYPE_CHECKING:
-    from slurm_colloc.simgpu.mps.control_daemon import Daemon, FrontEnd
+    from slurm_colloc.simgpu.mps.control_daemon import ControlDaemon, FrontEnd
     from slurm_colloc.simgpu.mps.daemon_servers import ServerEntry
 
 
@@ -28,7 +28,7 @@ class Conversation:
         words: What follows the command.
     """
 
-    def __init__(self, daemon: Daemon, front_end: FrontEnd, words: str) -> None:
+    def __init__(self, daemon: ControlDaemon, front_end: FrontEnd, words: str) -> None:
         self.daemon = daemon
         self.front_end = front_end
         self.text = words
@@ -92,7 +92,7 @@ class Conversation:
         return None
 
 
-def read_gpus() -> list[Gpu]:
+def read_gpus() -> list[SimulatedGpu]:
     """The GPUs that the daemon sees, by cuda_index."""
     try:
         seen = {gpu.uuid: gpu for gpu in open_node(os.environ).read_visible_gpus()}

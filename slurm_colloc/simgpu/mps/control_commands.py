@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from slurm_colloc.simgpu.mps import limit_commands
 from slurm_colloc.simgpu.mps.command_answer import Conversation, read_gpus
 from slurm_colloc.simgpu.mps.server_link import ClientRow
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 
 if TYPE_CHECKING:
-    from slurm_colloc.simgpu.mps.control_daemon import Daemon, FrontEnd
+    from slurm_colloc.simgpu.mps.control_daemon import ControlDaemon, FrontEnd
     from slurm_colloc.simgpu.mps.daemon_servers import ServerEntry
 
 # What terminate_client answers: CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_PERMITTED.
@@ -26,7 +26,7 @@ _INVALID = 1
 _NOT_PERMITTED = 800
 
 
-def run_command(daemon: Daemon, front_end: FrontEnd, line: str) -> None:
+def run_command(daemon: ControlDaemon, front_end: FrontEnd, line: str) -> None:
     """Run one line of the control program.
 
     Raises:
@@ -250,7 +250,7 @@ def _device_query(conversation: Conversation) -> None:
             _say_devices(conversation, gpus)
 
 
-def _say_devices(conversation: Conversation, gpus: list[Gpu]) -> None:
+def _say_devices(conversation: Conversation, gpus: list[SimulatedGpu]) -> None:
     conversation.say(f"{'Device Ordinal':16}{'PCI IDs':15}{'UUID':42}{'Name':34}Attributes")
     for ordinal, gpu in enumerate(gpus):
         # 00000000:1A:00.0 is written 0000:00.1A.00.

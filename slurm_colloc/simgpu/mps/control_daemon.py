@@ -1,6 +1,6 @@
 """The simulated control daemon at work.
 
-One thread serves everybody in turn, as the real one does (550): whoever connects and says nothing
+One thread serves all in turn, as the real one does (550): a program that connects and says nothing
 keeps all others waiting, and while one control program is connected others are turned away.
 """
 
@@ -30,7 +30,7 @@ _WEDGING_LINGER_S = 1.5
 
 
 @dataclass(frozen=True)
-class Places:
+class DaemonPaths:
     """What a daemon has opened.
 
     Args:
@@ -84,7 +84,7 @@ class FrontEnd:
     privileged: bool
 
 
-class Daemon:
+class ControlDaemon:
     """The daemon.
 
     Args:
@@ -93,7 +93,7 @@ class Daemon:
         defaults: What the environment has set.
     """
 
-    def __init__(self, profile: MpsProfile, places: Places, defaults: Defaults) -> None:
+    def __init__(self, profile: MpsProfile, places: DaemonPaths, defaults: Defaults) -> None:
         self.profile = profile
         self.defaults = defaults
         self.servers = Servers(
@@ -283,7 +283,7 @@ class Daemon:
         places.privileged.close()
         self.log(f"Exit with status {status}")
         if wedges:
-            # The lock goes before the fifo does: whoever starts in between hangs.
+            # The lock goes before the fifo does: a daemon that starts in between hangs.
             os.close(places.lock)
             time.sleep(_WEDGING_LINGER_S)
             self._remove_files()

@@ -135,7 +135,7 @@ def _hear(connection: socket.socket) -> int | None:
     try:
         data = wire_format.receive(connection).data
     except wire_format.Closed:
-        # The daemon has gone, perhaps with answers that it had sent: nobody is told (550).
+        # The daemon has gone, perhaps with answers that it had sent: they are lost (550).
         return 0
     kind = struct.unpack_from("i", data)[0]
     if kind == wire_format.END:

@@ -126,7 +126,7 @@ class Servers:
     def shut_down(self, entry: ServerEntry, *, retry: bool = False, force: bool = False) -> None:
         """Tell a server to end as soon as it has no clients, or with `force` at once (SIGINT).
 
-        One that is not ready yet hears of it only when it is.
+        One that is not ready yet hears it only when it is.
         """
         entry.stopping = True
         if entry.link is not None:

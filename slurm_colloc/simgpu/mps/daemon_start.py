@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from slurm_colloc.simgpu.mps.client_limits import parse_number, parse_percentage
-from slurm_colloc.simgpu.mps.control_daemon import Daemon, Defaults, Places
+from slurm_colloc.simgpu.mps.control_daemon import ControlDaemon, DaemonPaths, Defaults
 from slurm_colloc.simgpu.mps.control_program import DEFAULT_PIPE_DIRECTORY
 from slurm_colloc.simgpu.mps.driver_versions import MpsProfile
 
@@ -91,7 +91,7 @@ def _serve(profile: MpsProfile, log_directory: str | None, notify: int | None) -
         os.close(notify)
     if wedged:
         _hang(places)
-    return Daemon(profile, places, _read_defaults()).run()
+    return ControlDaemon(profile, places, _read_defaults()).run()
 
 
 @contextlib.contextmanager
@@ -146,7 +146,9 @@ def _is_read(fifo: str) -> bool:
     return True
 
 
-def _make_places(pipe_directory: str, lock: int, logs: tuple[int | None, int | None]) -> Places:
+def _make_places(
+    pipe_directory: str, lock: int, logs: tuple[int | None, int | None]
+) -> DaemonPaths:
     fifo = f"{pipe_directory}/log"
     try:
         with _no_umask(), contextlib.suppress(FileExistsError):
@@ -165,7 +167,7 @@ def _make_places(pipe_directory: str, lock: int, logs: tuple[int | None, int | N
         os.close(descriptor)
     except OSError:
         raise _Failed("") from None
-    return Places(pipe_directory, lock, records, logs, control, privileged, pid_file)
+    return DaemonPaths(pipe_directory, lock, records, logs, control, privileged, pid_file)
 
 
 def _listen(path: str) -> socket.socket:
@@ -189,7 +191,7 @@ def _read_defaults() -> Defaults:
     )
 
 
-def _hang(places: Places) -> None:
+def _hang(places: DaemonPaths) -> None:
     """Hold the lock for ever with the sockets closed, as 550 did in four of six runs."""
     places.control.close()
     places.privileged.close()

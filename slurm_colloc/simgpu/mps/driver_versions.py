@@ -18,7 +18,7 @@ class MpsProfile:
     Args:
         driver: The driver's major number.
         binary_version: What the programs write to their logs as `binary version`.
-        daemon_words: Options that make it a daemon, beside -d and -f.
+        daemon_words: Options that make it a daemon, apart from -d and -f.
         has_device_query: The control program knows `device_query`.
         names_version: The daemon writes its binary version to the log.
         needs_driver: The control program ends with 244 and no word where there is no driver, and

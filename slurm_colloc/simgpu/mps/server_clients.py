@@ -10,14 +10,15 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.client_limits import parse_limits_mb
 from slurm_colloc.simgpu.mps.daemon_logs import SERVER, RecordWriter
 from slurm_colloc.simgpu.mps.driver_versions import MpsProfile
-from slurm_colloc.simgpu.nvml.gpu_records import Gpu
+from slurm_colloc.simgpu.mps.server_faults import compute_linked, render_fault
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 from slurm_colloc.simgpu.training.cuda_errors import (
     ILLEGAL_ADDRESS,
     MPS_CLIENT_TERMINATED,
@@ -32,7 +33,7 @@ _MIB = 1 << 20
 
 
 @dataclass(eq=False)
-class Client:
+class ServerClient:
     """A process that is connected, or about to be.
 
     Args:
@@ -51,7 +52,7 @@ class Client:
 
 
 @dataclass
-class Limits:
+class ServerLimits:
     """What the control daemon has set.
 
     Args:
@@ -65,25 +66,7 @@ class Limits:
     priority: int = 0
 
 
-def compute_linked(culprit: Iterable[str], clients: Iterable[Sequence[str]]) -> frozenset[str]:
-    """The GPUs that a fault reaches: those of the culprit, and all that clients link to them.
-
-    A fatal fault ends every client of the GPUs that shared clients link (MPS manual, error
-    containment on Volta and later).
-
-    Args:
-        culprit: UUIDs of the GPUs that the faulty client uses.
-        clients: The same for each client.
-    """
-    linked = set(culprit)
-    waiting = [set(gpus) for gpus in clients]
-    while reached := [gpus for gpus in waiting if gpus & linked]:
-        waiting = [gpus for gpus in waiting if not gpus & linked]
-        linked.update(*reached)
-    return frozenset(linked)
-
-
-class Server:
+class SimulatedServer:
     """A server at work.
 
     Args:
@@ -99,8 +82,8 @@ class Server:
         self,
         control: socket.socket,
         profile: MpsProfile,
-        gpus: Sequence[Gpu],
-        limits: Limits,
+        gpus: Sequence[SimulatedGpu],
+        limits: ServerLimits,
         *,
         environment: Mapping[str, str],
         log: RecordWriter,
@@ -110,7 +93,7 @@ class Server:
         self._gpus = tuple(gpus)
         self._limits = limits
         self._log = log
-        self._clients: list[Client] = []
+        self._clients: list[ServerClient] = []
         self._in_fault = False
         self._without_context: set[str] = set()
         self._exiting = False
@@ -121,7 +104,7 @@ class Server:
         )
 
     @property
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[ServerClient]:
         """Those that have connected, the first one first."""
         return [client for client in self._clients if client.pid is not None]
 
@@ -129,7 +112,7 @@ class Server:
         """Serve until the daemon says that it is enough, or has gone."""
         while True:
             poll = select.poll()
-            sources: dict[int, Client | None] = {
+            sources: dict[int, ServerClient | None] = {
                 client.connection.fileno(): client for client in self._clients
             }
             if self._control is not None:
@@ -234,7 +217,7 @@ class Server:
     def _take_client(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        client = Client(connection)
+        client = ServerClient(connection)
         limits_mb = [
             (given // _MIB if given else self._own_limits_mb.get(gpu.uuid, 0))
             for gpu, given in zip(self._gpus, self._limits.bytes_by_ordinal, strict=False)
@@ -257,7 +240,7 @@ class Server:
         else:
             self._clients.append(client)
 
-    def _hear_client(self, client: Client) -> None:
+    def _hear_client(self, client: ServerClient) -> None:
         try:
             message = wire_format.receive(client.connection)
         except BlockingIOError:
@@ -273,7 +256,7 @@ class Server:
         elif words.get("fault") == "illegal-address" and not client.sticky:
             self._meet_fault(client)
 
-    def _connect(self, client: Client, pid: int, use: object) -> None:
+    def _connect(self, client: ServerClient, pid: int, use: object) -> None:
         known = {gpu.uuid: gpu for gpu in self._gpus}
         gpus = tuple(u for u in use if u in known) if isinstance(use, list) else ()
         crowd = max((sum(uuid in other.gpus for other in self.clients) for uuid in gpus), default=0)
@@ -302,7 +285,7 @@ class Server:
         with contextlib.suppress(wire_format.Closed):
             wire_format.send_object(client.connection, {"connected": True})
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: ServerClient) -> None:
         self._clients.remove(client)
         client.connection.close()
         if client.pid is None:
@@ -322,48 +305,29 @@ class Server:
 
     # -- faults ------------------------------------------------------------------------------------
 
-    def _meet_fault(self, culprit: Client) -> None:
-        """End every client of the linked GPUs; until all have left, nobody is let in."""
+    def _meet_fault(self, culprit: ServerClient) -> None:
+        """End every client of the linked GPUs; until all have left, none is let in."""
         linked = compute_linked(culprit.gpus, [client.gpus for client in self.clients])
         ended = [client for client in self.clients if set(client.gpus) & linked] or [culprit]
         self._in_fault = True
         self._without_context |= linked
         # As on the H200, where it named an innocent client in three of three runs.
         ended.sort(key=lambda client: client is culprit)
-        self._log_fault(ended, linked)
+        uses = [(client.pid or 0, client.gpus) for client in ended]
+        for line in render_fault(uses, linked, [gpu.uuid for gpu in self._gpus]):
+            self._say(line)
         for client in ended:
             client.sticky = True
             if client is not culprit:
                 self._fail(client, ILLEGAL_ADDRESS)
 
-    def _log_fault(self, ended: Sequence[Client], linked: frozenset[str]) -> None:
-        ordinals = {gpu.uuid: number for number, gpu in enumerate(self._gpus)}
-        first = ended[0].pid
-        self._say(f"Client {{PID: {first}, Context: 1}} encountered a fatal GPU error.")
-        self._say("Server is handling a fatal GPU error.")
-        for client in ended:
-            for uuid in client.gpus:
-                name = f"{{PID: {client.pid}, Context ID: 1}}"
-                self._say(f"Client {name} on device {ordinals[uuid]} to be torn down")
-        for client in ended:
-            pid = client.pid
-            self._say(f"All clients belonging to error trigging process {pid} will be torn down")
-            name = f"{{PID: {pid}, Context ID: 1}}"
-            self._say(f"Client {name} on the error-trigging process {pid} to be torn down")
-        self._say("The following devices will be reset:")
-        for uuid in sorted(linked, key=ordinals.__getitem__):
-            self._say(str(ordinals[uuid]))
-        self._say("The following client process have a sticky error set:")
-        for client in ended:
-            self._say(str(client.pid))
-
-    def _fail(self, client: Client, code: int) -> None:
+    def _fail(self, client: ServerClient, code: int) -> None:
         with contextlib.suppress(wire_format.Closed):
             wire_format.send_object(client.connection, {"error": code})
 
     def _say(self, text: str) -> None:
         self._log.write(SERVER, text)
 
-    def _say_context(self, verb: str, gpu: Gpu) -> None:
+    def _say_context(self, verb: str, gpu: SimulatedGpu) -> None:
         ordinal = self._gpus.index(gpu)
         self._say(f"{verb} server context on device {ordinal} ({gpu.name})")

@@ -18,8 +18,8 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.daemon_logs import OTHER, SERVER, RecordWriter
 from slurm_colloc.simgpu.mps.driver_versions import MpsProfile, read_profile
-from slurm_colloc.simgpu.mps.server_clients import Limits, Server
-from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, Gpu, GpuProcess
+from slurm_colloc.simgpu.mps.server_clients import ServerLimits, SimulatedServer
+from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, SimulatedGpu, SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node, open_node, read_starttime
 from slurm_colloc.simgpu.training.cuda_context import choose_devices
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         log.write(SERVER, f"Active Threads Percentage set to {limits.percentage:.1f}")
         log.write(SERVER, f"Server Priority set to {limits.priority}")
         log.write(SERVER, "Server has started")
-        Server(control, profile, gpus, limits, environment=environment, log=log).run()
+        SimulatedServer(control, profile, gpus, limits, environment=environment, log=log).run()
         time.sleep(_EXITING_S)
     except (OSError, wire_format.Closed):
         return 1
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[Gpu]:
+def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[SimulatedGpu]:
     """Take a context on every GPU that is seen; none where the compute mode of one forbids it."""
     seen = {gpu.uuid: gpu for gpu in node.read_visible_gpus()}
     gpus = [seen[u] for u in choose_devices(environment.get("CUDA_VISIBLE_DEVICES"), list(seen))]
@@ -92,7 +92,7 @@ def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[Gpu]:
                 return []
         if gpus:
             node.write_process(
-                GpuProcess(
+                SimulatedProcess(
                     pid=pid,
                     starttime=read_starttime(pid) or 0,
                     uid=os.geteuid(),
@@ -105,7 +105,7 @@ def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def _become_ready(
-    path: str, profile: MpsProfile, gpus: Sequence[Gpu], log: RecordWriter
+    path: str, profile: MpsProfile, gpus: Sequence[SimulatedGpu], log: RecordWriter
 ) -> socket.socket:
     for ordinal, gpu in enumerate(gpus):
         log.write(SERVER, f"Creating server context on device {ordinal} ({gpu.name})")
@@ -119,8 +119,8 @@ def _become_ready(
     return control
 
 
-def _receive_limits(control: socket.socket) -> Limits:
-    limits = Limits(percentage=wire_format.receive_value(control, "d"))
+def _receive_limits(control: socket.socket) -> ServerLimits:
+    limits = ServerLimits(percentage=wire_format.receive_value(control, "d"))
     count = int(wire_format.receive_value(control, "q"))
     limits.bytes_by_ordinal = [
         int(wire_format.receive_value(control, "q")) for _ in range(min(count, wire_format.DEVICES))

@@ -42,7 +42,7 @@ GET_STATUS = 17
 DEVICES = 32
 """A server is told a pinned limit for so many ordinals; 0 is none."""
 
-# What a server sends once it is ready; the daemon keeps it and gives it to nobody (550).
+# What a server sends once it is ready; the daemon keeps it and passes it on to none (550).
 READY_BYTES = 0x204
 # One row of `ps`: pid, MIG or not, ordinal, UUID, number, priority.
 SNAPSHOT_ROW = "<i4xB3xi16sii"
@@ -64,7 +64,7 @@ class Message:
 
     Args:
         data: The bytes.
-        descriptors: Open files that came with it; whoever takes them closes them.
+        descriptors: Open files that came with it; the function that takes them closes them.
         pid: Who sent it, as the kernel says, where the socket asks for it.
         uid: Likewise.
     """
@@ -182,7 +182,7 @@ def connect(path: str, kind: int) -> socket.socket:
     """Connect to the daemon as a client, server or control program.
 
     Raises:
-        OSError: Nobody listens there, or it may not be reached.
+        OSError: No process listens there, or it may not be reached.
         Closed: The daemon does not want this connection.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

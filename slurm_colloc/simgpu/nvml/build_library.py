@@ -112,7 +112,7 @@ def _compile(compiler: str, target: Path, environment: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target` that takes its place; programs that use it keep the old."""
+    """A temporary file next to `target` that takes its place; programs that use it keep the old."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".")
     os.close(descriptor)
     temporary = Path(name)
@@ -140,7 +140,7 @@ def _is_our_directory(path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a compiled library can be trusted: nobody else may have written it."""
+    """Whether a compiled library can be trusted: no other user may have written it."""
     try:
         status = path.lstat()
     except OSError:

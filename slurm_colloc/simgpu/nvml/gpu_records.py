@@ -19,7 +19,7 @@ SUMS = ("duty_sum", "sm_sum", "dram_sum", "tensor_sum", "occupancy_sum", "energy
 
 
 @dataclass(frozen=True)
-class Gpu:
+class SimulatedGpu:
     """One simulated GPU.
 
     Args:
@@ -28,7 +28,7 @@ class Gpu:
         name: The product's name as NVML gives it.
         minor: Minor number of its device file.
         pci_bus_id: As `00000000:1A:00.0`.
-        gpu_memory_mb: All of it, in MiB.
+        gpu_memory_mb: The total, in MiB.
         reserved_gpu_memory_mb: What the driver keeps for itself.
         sm_count: Streaming multiprocessors.
         core_count: FP32 lanes of all of them.
@@ -68,7 +68,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuProcess:
+class SimulatedProcess:
     """One process that holds a context, as it last described itself.
 
     Shares are per cent of the whole GPU. Sums are those shares times seconds.
@@ -88,7 +88,7 @@ class GpuProcess:
         dram_share: Share of the memory bandwidth that it uses now.
         tensor_share: Share of the tensor pipe that it uses now.
         occupancy_share: Share of the warps that it keeps resident now.
-        duty: Share of the time in which a kernel of it runs now.
+        duty: Share of the time in which one of its kernels runs now.
         power_mw: What it makes the GPU draw above idle now.
         updated_s: CLOCK_MONOTONIC of this description.
         duty_sum: Of `duty`.
@@ -137,34 +137,36 @@ def render_pairs(pairs: Mapping[str, object]) -> str:
     return "".join(f"{key}={_render_value(value)}\n" for key, value in pairs.items())
 
 
-def parse_gpu(nvml_index: int, text: str) -> Gpu:
+def parse_gpu(nvml_index: int, text: str) -> SimulatedGpu:
     """Read a GPU's file.
 
     Raises:
         ValueError: A value is missing or no number.
     """
-    return Gpu(nvml_index=nvml_index, **_parse_fields(Gpu, parse_pairs(text), ("nvml_index",)))
+    return SimulatedGpu(
+        nvml_index=nvml_index, **_parse_fields(SimulatedGpu, parse_pairs(text), ("nvml_index",))
+    )
 
 
-def render_gpu(gpu: Gpu) -> str:
+def render_gpu(gpu: SimulatedGpu) -> str:
     """The text of a GPU's file."""
     pairs = dataclasses.asdict(gpu)
     del pairs["nvml_index"]
     return render_pairs(pairs)
 
 
-def parse_process(pid: int, text: str) -> GpuProcess | None:
+def parse_process(pid: int, text: str) -> SimulatedProcess | None:
     """Read a process's file; None where it is not whole. The older key `gpu` names one GPU."""
     pairs = parse_pairs(text)
     pairs["gpus"] = pairs.pop("gpu", "")
     try:
-        fields = _parse_fields(GpuProcess, pairs, ("pid",))
-        return GpuProcess(pid=pid, **fields)
+        fields = _parse_fields(SimulatedProcess, pairs, ("pid",))
+        return SimulatedProcess(pid=pid, **fields)
     except (TypeError, ValueError):
         return None
 
 
-def render_process(process: GpuProcess) -> str:
+def render_process(process: SimulatedProcess) -> str:
     """The text of a process's file."""
     pairs = dataclasses.asdict(process)
     del pairs["pid"]

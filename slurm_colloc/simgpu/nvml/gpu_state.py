@@ -5,7 +5,7 @@ A simulation is one directory. Each node in it has
     gpus/N           a GPU by its nvml_index: for the owner of the simulation to write
     processes/PID    a process that holds a context, written by that process itself
     totals           what ended processes used, by GPU: written in place, under the lock
-    lock             flock of whoever changes what two processes depend on
+    lock             flock, held while what two processes depend on is changed
 
 All files are `key=value` lines. nvml_state.c reads the same files.
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.simgpu.nvml.gpu_records import (
     SUMS,
-    Gpu,
-    GpuProcess,
+    SimulatedGpu,
+    SimulatedProcess,
     parse_gpu,
     parse_process,
     parse_totals,
@@ -58,7 +58,7 @@ class Node:
         """The node's name."""
         return self.directory.name
 
-    def read_gpus(self) -> tuple[Gpu, ...]:
+    def read_gpus(self) -> tuple[SimulatedGpu, ...]:
         """All GPUs, in the order of their nvml_index, whether this process may open them or not.
 
         Raises:
@@ -78,15 +78,15 @@ class Node:
                 ) from error
         return tuple(gpus)
 
-    def read_visible_gpus(self) -> tuple[Gpu, ...]:
+    def read_visible_gpus(self) -> tuple[SimulatedGpu, ...]:
         """The GPUs that this process may open. Their order is the order NVML shows them in."""
         return tuple(gpu for gpu in self.read_gpus() if is_permitted(gpu.device))
 
-    def write_gpu(self, gpu: Gpu) -> None:
+    def write_gpu(self, gpu: SimulatedGpu) -> None:
         """Replace a GPU's file; only the owner of the simulation may."""
         write_file(self.directory / "gpus" / str(gpu.nvml_index), render_gpu(gpu), 0o644)
 
-    def read_processes(self) -> tuple[GpuProcess, ...]:
+    def read_processes(self) -> tuple[SimulatedProcess, ...]:
         """The processes that are alive, by pid. Files of others are not believed."""
         found = []
         for pid in self._list_pids():
@@ -95,7 +95,7 @@ class Node:
                 found.append(process)
         return tuple(found)
 
-    def write_process(self, process: GpuProcess) -> None:
+    def write_process(self, process: SimulatedProcess) -> None:
         """Describe a process; only its owner can.
 
         Raises:
@@ -140,7 +140,7 @@ class Node:
         """Hold the node's lock; the kernel frees it with the process.
 
         Raises:
-            StateError: Somebody has held it for ten seconds.
+            StateError: It was held for ten seconds.
         """
         path = self.directory / "lock"
         try:
@@ -167,7 +167,7 @@ class Node:
         names = _list_names(self.directory / "processes")
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _read_process(self, pid: int) -> GpuProcess | None:
+    def _read_process(self, pid: int) -> SimulatedProcess | None:
         text = _read_regular(self.directory / "processes" / str(pid), pid)
         return None if text is None else parse_process(pid, text)
 
@@ -248,7 +248,7 @@ def is_permitted(device: str) -> bool:
     return True
 
 
-def is_alive(process: GpuProcess) -> bool:
+def is_alive(process: SimulatedProcess) -> bool:
     """Whether this very process still runs."""
     return read_starttime(process.pid) == process.starttime
 

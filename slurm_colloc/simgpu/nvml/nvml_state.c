@@ -445,7 +445,7 @@ void read_sums(const char *node, const char *uuid, struct use *sums)
             continue;
         memset(&used, 0, sizeof used);
         add_use(&used, text, "_share", "power_mw", since < CARRY_ON_S ? since : CARRY_ON_S);
-        /* Energy only grows, so what is not yet written down is left out of it. */
+        /* Energy only grows, so what is not yet written down is left out. */
         sums->duty += used.duty;
         sums->sm += used.sm;
         sums->dram += used.dram;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, Gpu, GpuProcess
+from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, SimulatedGpu, SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node
 from slurm_colloc.simgpu.training.cuda_errors import (
     DEVICES_UNAVAILABLE,
@@ -93,8 +93,8 @@ class Context:
     """
 
     node: Node
-    gpu: Gpu
-    process: GpuProcess
+    gpu: SimulatedGpu
+    process: SimulatedProcess
     limit_mb: int | None
 
     def allocate(self, wanted_mb: int, block_mb: int) -> None:
@@ -132,7 +132,7 @@ class Context:
             others=tuple((process.pid, process.gpu_memory_mb) for process in others),
         )
 
-    def read_neighbours(self) -> tuple[GpuProcess, ...]:
+    def read_neighbours(self) -> tuple[SimulatedProcess, ...]:
         """The other processes on the same GPU."""
         return tuple(
             process
@@ -154,7 +154,7 @@ class Context:
 
 
 def open_context(
-    node: Node, process: GpuProcess, uuids: Sequence[str], limit_mb: int | None
+    node: Node, process: SimulatedProcess, uuids: Sequence[str], limit_mb: int | None
 ) -> Context:
     """Get a context on the first GPU that the process sees.
 
@@ -186,7 +186,9 @@ def open_context(
     return context
 
 
-def _admits(gpu: Gpu, process: GpuProcess, others: Sequence[GpuProcess]) -> bool:
+def _admits(
+    gpu: SimulatedGpu, process: SimulatedProcess, others: Sequence[SimulatedProcess]
+) -> bool:
     """Whether the compute mode lets the process in; nvidia-smi(1), Compute Mode."""
     if gpu.compute_mode == COMPUTE_MODES["prohibited"]:
         return False

@@ -1,4 +1,4 @@
-"""How fast processes run on a GPU that they share, and what they use of it; pure.
+"""How fast processes run on a GPU that they share, and what they use; pure.
 
 The laws are fitted to measurements of one H200 (driver 580.159.04; ResNet-26, ResNet-50 and
 ResNet-152 as small, medium and large training; docs/simulated-gpu.md has the table and how far
@@ -11,7 +11,7 @@ of the GPU
 
 at most all of it. As long as the needs sum to at most 1, each process runs as if alone. Beyond,
 the GPU is divided evenly, and what a process does not need goes to the others. A thread limit is
-also a ceiling: with p per cent of the SMs nobody gets more than p per cent of SM time.
+also a ceiling: with p per cent of the SMs no process gets more than p per cent of SM time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SM_W = 1.64
 _DRAM_W = 6.92
 _FITTED_LIMIT_W = 700.0
 
-# Rows `mps*` against rows `alone`: each step of a training moves more through DRAM beside others.
+# Rows `mps*` against rows `alone`: a training's step moves more through DRAM alongside others.
 _MPS_DRAM_FACTOR = 1.5
 # Rows `mps`: SM activity per unit of work is higher than alone; rows `mps100` and `mps200`: lower.
 _MPS_SM_FACTOR = 1.1
@@ -36,7 +36,7 @@ _LOOSE_SM_FACTOR = 0.72
 
 
 @dataclass(frozen=True)
-class Load:
+class ProcessLoad:
     """A process as far as it matters to its neighbours.
 
     Args:
@@ -58,14 +58,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Use:
+class ProcessUse:
     """What a process gets and uses now; all but `rate` and `power_w` in per cent of the GPU.
 
     Args:
         rate: Its speed relative to alone.
         sm_share: SM activity.
         dram_share: Memory bandwidth.
-        duty: Time with a kernel of it on the GPU.
+        duty: Time with one of its kernels on the GPU.
         power_w: What it adds to the idle power.
     """
 
@@ -76,7 +76,7 @@ class Use:
     power_w: float
 
 
-def compute_slice_need(load: Load) -> float:
+def compute_slice_need(load: ProcessLoad) -> float:
     """The part of the time slices that a process needs to run as fast as alone, 0 to 1.
 
     Rows `timeslice`: k=7 and 12 of small reach 3.5, k=6 of medium 1.93, k=3 of large 1.59.
@@ -84,7 +84,7 @@ def compute_slice_need(load: Load) -> float:
     return min(1.0, math.pow(_fraction(load.sm_demand), 0.6))
 
 
-def compute_mps_need(load: Load) -> float:
+def compute_mps_need(load: ProcessLoad) -> float:
     """The part of the GPU that an MPS client needs to run as fast as alone, 0 to 1.
 
     Rows `mps`: small reaches 6.5, medium 2.5, large 1.9; rows `mps200`: 10.2, 3.4, 2.0.
@@ -93,10 +93,10 @@ def compute_mps_need(load: Load) -> float:
     return min(1.0, 1.44 * math.pow(demand, 1.25) if load.is_limited else 1.3 * demand)
 
 
-def compute_rates(loads: Sequence[Load]) -> tuple[float, ...]:
+def compute_rates(loads: Sequence[ProcessLoad]) -> tuple[float, ...]:
     """The speed of each process relative to alone, 0 to 1.
 
-    The clients of one MPS server share a context: beside other contexts they get time slices
+    The clients of one MPS server share a context: alongside other contexts they get time slices
     together (assumed, not measured).
     """
     rates = [1.0] * len(loads)
@@ -118,8 +118,8 @@ def compute_rates(loads: Sequence[Load]) -> tuple[float, ...]:
 
 
 def compute_use(
-    loads: Sequence[Load], which: int, *, idle_power_w: float, power_limit_w: float
-) -> Use:
+    loads: Sequence[ProcessLoad], which: int, *, idle_power_w: float, power_limit_w: float
+) -> ProcessUse:
     """What the process number `which` of these gets and uses."""
     rates = compute_rates(loads)
     load, rate = loads[which], rates[which]
@@ -140,7 +140,7 @@ def compute_use(
     if load.sm_demand > 0:
         scale = power_limit_w / _FITTED_LIMIT_W
         power_w = awake_w / busy + scale * (_SM_W * sm_share + _DRAM_W * dram_share)
-    return Use(
+    return ProcessUse(
         rate=rate,
         sm_share=sm_share,
         dram_share=dram_share,
@@ -161,7 +161,7 @@ def divide_evenly(needs: Sequence[float], capacity: float = 1.0) -> tuple[float,
     return tuple(parts)
 
 
-def _share_mps(loads: Sequence[Load], members: Sequence[int], rates: list[float]) -> None:
+def _share_mps(loads: Sequence[ProcessLoad], members: Sequence[int], rates: list[float]) -> None:
     """Write the rates of one server's clients, were the GPU theirs alone."""
     parts = divide_evenly([compute_mps_need(loads[number]) for number in members])
     for number, part in zip(members, parts, strict=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_colloc.errors import CollocError
-from slurm_colloc.simgpu.nvml.gpu_records import GpuProcess
+from slurm_colloc.simgpu.nvml.gpu_records import SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import open_node, read_starttime
 from slurm_colloc.simgpu.training.cuda_context import (
     Context,
@@ -25,7 +25,7 @@ from slurm_colloc.simgpu.training.cuda_context import (
 )
 from slurm_colloc.simgpu.training.cuda_errors import ASSERT, ILLEGAL_ADDRESS, CudaError
 from slurm_colloc.simgpu.training.failure_output import render_failure
-from slurm_colloc.simgpu.training.shared_speed import Load, compute_use
+from slurm_colloc.simgpu.training.shared_speed import ProcessLoad, compute_use
 
 _TICK_S = 0.1
 # After a longer silence the process was stopped; that time does not count as work.
@@ -41,7 +41,7 @@ _FAULTS = (
 )
 
 
-class Attachment(Protocol):
+class MpsAttachment(Protocol):
     """What this program needs of a connection to an MPS server; see mps_client.py."""
 
     gpus: tuple[str, ...]
@@ -62,7 +62,7 @@ class Attachment(Protocol):
 
 
 @dataclass(frozen=True)
-class Fault:
+class TrainingFault:
     """A fault on demand.
 
     Args:
@@ -77,11 +77,11 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What the program should do.
 
     Args:
-        gpu_memory_mb: What it takes beside its context.
+        gpu_memory_mb: What it takes apart from its context.
         block_mb: In pieces of this size.
         sm_demand: Per cent of SM time that it uses alone.
         dram_demand: Per cent of the memory bandwidth that it uses alone.
@@ -100,7 +100,7 @@ class Job:
     steps: float
     seconds: float
     report: bool
-    fault: Fault | None
+    fault: TrainingFault | None
 
 
 # -- the command line, pure ------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def parse_percent(text: str) -> float:
     return value
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> TrainingFault:
     """Read KIND or KIND@SECONDS, with exit=STATUS."""
     words, _, after = text.partition("@")
     kind, equals, status = words.partition("=")
@@ -132,10 +132,10 @@ def parse_fault(text: str) -> Fault:
             f"'{text}' is none of {', '.join(_FAULTS).replace('exit', 'exit=STATUS')}, "
             "with @SECONDS behind it or not"
         )
-    return Fault(kind, _parse_positive(after, low=0.0) if after else 0.0, int(status or 0))
+    return TrainingFault(kind, _parse_positive(after, low=0.0) if after else 0.0, int(status or 0))
 
 
-def parse_job(argv: Sequence[str]) -> Job:
+def parse_job(argv: Sequence[str]) -> TrainingJob:
     """Read the command line.
 
     Raises:
@@ -154,7 +154,7 @@ def parse_job(argv: Sequence[str]) -> Job:
     parser.add_argument("--fault", type=parse_fault, metavar="KIND[@SECONDS]")
     given = parser.parse_args(argv)
     steps = given.steps or (math.inf if given.seconds else 100.0)
-    return Job(
+    return TrainingJob(
         gpu_memory_mb=given.gpu_memory,
         block_mb=max(1, given.block),
         sm_demand=given.sm,
@@ -193,15 +193,15 @@ def main(argv: Sequence[str]) -> int:
         return problem.exit_code
 
 
-def _run(job: Job) -> int:
+def _run(job: TrainingJob) -> int:
     # Imported here: `simgpu run --help` and wrong command lines need no sockets.
     from slurm_colloc.simgpu.mps.client_process import attach
 
     pid = os.getpid()
     node = open_node(os.environ)
-    attachment: Attachment | None = attach(os.environ, pid)
+    attachment: MpsAttachment | None = attach(os.environ, pid)
     try:
-        process = GpuProcess(
+        process = SimulatedProcess(
             pid=pid,
             starttime=read_starttime(pid) or 0,
             uid=os.geteuid(),
@@ -231,7 +231,7 @@ def _run(job: Job) -> int:
             attachment.close()
 
 
-def _work(job: Job, context: Context, attachment: Attachment | None) -> int:
+def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) -> int:
     start = last = time.monotonic()
     reported = 0
     while True:
@@ -256,12 +256,14 @@ def _work(job: Job, context: Context, attachment: Attachment | None) -> int:
         time.sleep(max(0.001, min(pauses)))
 
 
-def _account(job: Job, context: Context, duration_s: float) -> float:
+def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
     """Add what the last moments brought, look who is there now, and tell; steps per second."""
     process, gpu = context.process, context.gpu
-    loads = [Load(job.sm_demand, job.dram_demand, process.thread_percentage, process.mps_server)]
+    loads = [
+        ProcessLoad(job.sm_demand, job.dram_demand, process.thread_percentage, process.mps_server)
+    ]
     loads += [
-        Load(other.sm_demand, 0.0, other.thread_percentage, other.mps_server)
+        ProcessLoad(other.sm_demand, 0.0, other.thread_percentage, other.mps_server)
         for other in context.read_neighbours()
     ]
     use = compute_use(
@@ -291,7 +293,7 @@ def _account(job: Job, context: Context, duration_s: float) -> float:
     return rate
 
 
-def _fail(fault: Fault, context: Context, attachment: Attachment | None) -> int:
+def _fail(fault: TrainingFault, context: Context, attachment: MpsAttachment | None) -> int:
     if fault.kind in ("illegal-address", "device-assert"):
         if attachment is not None:
             raise attachment.fault(fault.kind)

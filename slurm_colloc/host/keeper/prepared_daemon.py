@@ -1,7 +1,7 @@
 """A daemon that root has prepared for this job: found, trusted, and taken over for watching.
 
-Who: the job's user; where: beside the runner. Nothing is believed that somebody else than root
-could have written, and the daemon has to answer before anybody relies on it.
+Who: the job's user; where: with the runner. Nothing is believed that anyone but root could have
+written, and the daemon has to answer before it is relied on.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class PreparedSetup:
 
 
 def open_root_directory(path: str) -> int:
-    """Open a directory to pass through, by parents that nobody but root can change.
+    """Open a directory to pass through, by parents that only root can change.
 
     Raises:
-        NodeError: Somebody else could.
+        NodeError: Someone else could.
         OSError: It cannot be opened.
     """
     trusted = read_trusted_uids()
