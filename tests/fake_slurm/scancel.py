@@ -14,6 +14,8 @@ from tests.fake_slurm.state import open_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tests.fake_slurm.state import Job
 
 _KNOWN = {"--batch": 0, "--signal": 1, "--user": 1}
@@ -21,7 +23,7 @@ _SAME = {"-b": "--batch", "-s": "--signal", "-u": "--user"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """End or signal what is named; 1 where something is not known."""
+    """End or signal what is named; 1 where a step is not known."""
     begin("scancel", argv, "scancel: error: slurm_load_jobs error")
     line = Line("scancel", argv, _KNOWN, _SAME)
     number = parse_signal(line.get("--signal"))
@@ -36,14 +38,16 @@ def main(argv: Sequence[str]) -> int:
             jobs = [state.jobs[name]] if name in state.jobs and not line.words else (
                 state.find(job_name)
             )  # fmt: skip
-            if not jobs:
-                sys.stderr.write(
-                    f"scancel: error: Kill job error on job id {name}: Invalid job id specified\n"
-                )
-                status = 1
+            # Of a job that it does not know scancel says nothing (22.05).
             for job in jobs:
-                if step:
-                    end_step(job, step, number)
+                if step and step not in job["steps"]:
+                    status = 1
+                    sys.stderr.write(
+                        f"scancel: error: Kill job error on job step id {name}: "
+                        "Invalid job id specified\n"
+                    )
+                elif step:
+                    end_step(job["steps"][step], number)
                 elif number and number not in (signal.SIGTERM, signal.SIGKILL):
                     signal_job(job, number, only_batch="--batch" in line.options)
                 elif "--batch" in line.options:
@@ -79,11 +83,8 @@ def signal_job(job: Job, number: int, *, only_batch: bool) -> None:
     signal_all([job["batch_pid"]] if only_batch else tasks, number)
 
 
-def end_step(job: Job, name: str, number: int) -> None:
+def end_step(step: dict[str, Any], number: int) -> None:
     """KILL to all of a step at once, or another signal to its task."""
-    step = job["steps"].get(name)
-    if step is None:
-        return
     if number:
         signal_all([step["task"]], number)
     else:

@@ -12,6 +12,7 @@ from tests.fake_slurm.processes import signal_all
 from tests.fake_slurm.program import Line, begin, fail, parse_length_s, parse_moment, refuse
 from tests.fake_slurm.sbatch import parse_dependency
 from tests.fake_slurm.state import (
+    ACTIVE,
     CLUSTER,
     KILL_WAIT_S,
     State,
@@ -53,14 +54,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def find(state: State, name: str, failed: str) -> list[Job]:
+def find(state: State, name: str) -> list[Job]:
     """The jobs that are meant; ends the program where there are none."""
-    return state.find(name.removeprefix("JobId=")) or fail(f"{failed}: Invalid job id specified")
+    number = name.removeprefix("JobId=")
+    return state.find(number) or fail(f"Invalid job id specified for job {number}")
 
 
 def show_jobs(state: State, name: str) -> None:
     """A line for each job, with the fields that csub reads."""
-    for job in find(state, name, "slurm_load_jobs error"):
+    jobs = state.find(name) or fail("slurm_load_jobs error: Invalid job id specified")
+    for job in jobs:
         has_begun = job["start_at"] > 0
         end_at = job["end_at"]
         if has_begun and not end_at and job["limit_s"] is not None:
@@ -89,7 +92,7 @@ def show_jobs(state: State, name: str) -> None:
 
 
 def update(state: State, words: Sequence[str]) -> None:
-    """`update JobId=7 NAME=VALUE...`; only waiting jobs are changed, as the tests need no more."""
+    """`update JobId=7 NAME=VALUE...`: what a job asks for can change only while it waits."""
     changes: dict[str, Callable[[Job, str], None]] = {
         "NumCPUs": lambda job, value: job.update(cpus=int(value)),
         "CPUsPerTask": lambda job, value: job.update(cpus=int(value)),
@@ -102,13 +105,13 @@ def update(state: State, words: Sequence[str]) -> None:
         ),
         "Dependency": depend,
     }
-    for job in find(state, words[0], "slurm_update error"):
-        if job["state"] != "PENDING":
-            fail("slurm_update error: Job is no longer pending execution")
+    for job in find(state, words[0]):
         for word in words[1:]:
             name, _, value = word.partition("=")
             if name not in changes:
                 refuse("scontrol", f"update {word}")
+            if job["state"] != "PENDING" and name not in ("JobName", "Comment"):
+                fail(f"Job is no longer pending execution for job {job['id']}")
             changes[name](job, value)
 
 
@@ -118,17 +121,19 @@ def depend(job: Job, value: str) -> None:
 
 
 def change(state: State, what: str, name: str) -> None:
-    """Hold, release or requeue."""
-    for job in find(state, name, f"scontrol: error: {what} {name}"):
+    """Hold, release or requeue; `requeue_running` says nothing of what it does not do."""
+    for job in find(state, name):
         if what in ("hold", "release"):
+            if job["state"] not in ACTIVE:
+                fail(f"Job has already finished for job {name}")
             job["is_held"] = what == "hold"
         elif job["state"] == "RUNNING":
             if not job["may_requeue"]:
-                fail("Requested operation is presently disabled for job " + name)
+                fail(f"Requested operation is presently disabled for job {name}")
             # The count goes up at once, as slurmctld does it, before anything has ended.
             job.update(ending="REQUEUED", state="COMPLETING", restarts=job["restarts"] + 1)
             signal_all([job["supervisor"]], signal.SIGUSR1)
         elif what == "requeue" and job["state"] == "PENDING":
             fail(f"Job is pending execution for job {name}")
-        elif what == "requeue" and job["state"] != "COMPLETING":
+        elif what == "requeue":
             refuse("scontrol", "requeue of a job that has ended")

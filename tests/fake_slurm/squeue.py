@@ -101,6 +101,10 @@ def print_steps(line: Line, jobs: Sequence[Job]) -> None:
     if line.get("--format") not in ("%i|%j", "%i", "%j"):
         refuse("squeue", f"steps as {line.get('--format')}")
     for job in jobs:
-        for number, step in job["steps"].items():
+        steps = {number: step["name"] for number, step in job["steps"].items()}
+        if job["state"] != "PENDING":
+            # The batch script and what keeps the allocation are steps too.
+            steps = {"batch": "batch", "extern": "extern", **steps}
+        for number, name in steps.items():
             form = line.get("--format").replace("%i", f"{show_id(job)}.{number}")
-            sys.stdout.write(form.replace("%j", step["name"]) + "\n")
+            sys.stdout.write(form.replace("%j", name) + "\n")

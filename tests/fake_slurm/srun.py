@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tests.fake_slurm.processes import adopt_orphans, list_descendants, signal_all
 from tests.fake_slurm.program import Line, begin, fail, refuse
 from tests.fake_slurm.slurmstepd import build_variables, describe_end
-from tests.fake_slurm.state import open_state, show_id
+from tests.fake_slurm.state import ACTIVE, open_state, show_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _KNOWN = {
 }  # fmt: skip
 _SAME = {"-N": "--nodes", "-n": "--ntasks", "-J": "--job-name"}
 _NO_STEP = "srun: error: Unable to create step for job"
+_CHECK = "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job"
 _NOT_STARTED = 2
 
 
@@ -41,8 +42,10 @@ def main(argv: Sequence[str]) -> int:
     with open_state() as state:
         if job_id not in state.jobs:
             fail(f"srun: error: Unable to confirm allocation for job {job_id}: "
-                 "Invalid job id specified")  # fmt: skip
+                 f"Invalid job id specified\n{_CHECK} {job_id}")  # fmt: skip
         job = state.jobs[job_id]
+        if job["state"] not in ACTIVE:
+            fail(f"srun: error: Slurm job {job_id} has expired\n{_CHECK} {job_id}")
         if job["state"] != "RUNNING":
             fail(f"{_NO_STEP} {job_id}: Job/step already completing or completed")
         step = str(job["next_step"])
