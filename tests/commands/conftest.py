@@ -34,3 +34,21 @@ def user(tmp_path: Path, slurm: FakeSlurm) -> CsubUser:
     # Of a sandbox this uses only `env`, which the fake has too.
     sandbox = cast(Sandbox, slurm)
     return CsubUser(pwd.getpwuid(os.geteuid()).pw_name, os.geteuid(), os.getegid(), home, sandbox)
+
+
+@pytest.fixture
+def scripts(user: CsubUser) -> CsubUser:
+    """A user with one good script and many bad ones."""
+    user.script("ok.sh", "exit 0")
+    (user.home / "folder").mkdir()
+    for name, text in {
+        "empty.sh": "",
+        "plain.sh": "echo hello\n",
+        "dos.sh": "#!/bin/bash\r\necho hello\r\n",
+        "bad_time.sh": "#!/bin/bash\n\n#SBATCH --time=abc\n",
+        "bad_name.sh": "#!/bin/bash\n#SBATCH --tiem=5\n",
+        "bad_quote.sh": "#!/bin/bash\n#SBATCH --job-name='a\n",
+        "het.sh": "#!/bin/bash\n#SBATCH hetjob\n",
+    }.items():
+        (user.home / name).write_text(text, newline="")
+    return user

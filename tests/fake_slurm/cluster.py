@@ -116,10 +116,10 @@ class FakeSlurm:
         with open_state(str(self.directory)) as state:
             return state.jobs
 
-    def list_calls(self, program: str) -> list[list[str]]:
-        """The arguments of each call of a program, in order."""
+    def list_all_calls(self) -> list[list[str]]:
+        """Every call of a program, in order: its name and its arguments."""
         lines = (self.directory / "calls").read_text().splitlines()
-        return [words[1:] for words in map(json.loads, lines) if words[0] == program]
+        return [[str(word) for word in json.loads(line)] for line in lines]
 
     def close(self) -> None:
         """End all jobs, and fail where the fake was asked for something that it does not have."""
