@@ -117,6 +117,7 @@ def small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
 
 
 @needs_root
+@pytest.mark.long
 def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
     small_disk: CsubUser,
 ) -> None:

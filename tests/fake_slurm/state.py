@@ -115,12 +115,15 @@ class State:
         return None
 
     def _start(self, job: Job) -> None:
+        import signal
         import subprocess
 
         place = self._find_gpus(job)
         assert place is not None
         job["node"], job["gpus"] = place
         job.update(state="RUNNING", reason="None", start_at=time.time(), next_step=0, steps={})
+        # It may be told to end its job before it could say that it waits for that.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1,))
         process = subprocess.Popen(
             [f"{self.directory}/programs/slurmstepd", job["id"]],
             env={**os.environ, VARIABLE: f"{self.directory}/slurm.conf"},
@@ -130,6 +133,7 @@ class State:
             start_new_session=True,
             cwd="/",
         )
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         job["supervisor"] = process.pid
         # It outlives this program, which must not complain of that.
         process.returncode = 0
