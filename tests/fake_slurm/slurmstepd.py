@@ -109,15 +109,18 @@ def build_variables(job: Job) -> dict[str, str]:
 
 
 def wait_for_batch(number: str, batch: subprocess.Popen[bytes], log: int) -> int:
-    """Wait for the end of the batch script; its wait status."""
-    kill_at = None
+    """Wait for the batch script, and where the job is ended for its steps too; its wait status."""
+    kill_at = status = None
     while True:
         ended = collect()
         if batch.pid in ended:
             batch.returncode = 0
-            return ended[batch.pid]
-        if kill_at is None and tell_to_end(number, batch.pid, log):
+            status = ended[batch.pid]
+        if kill_at is None and tell_to_end(number, batch.pid if status is None else 0, log):
             kill_at = time.monotonic() + KILL_WAIT_S
+        # Whoever was sent TERM has its time, also where the batch script took none.
+        if status is not None and (kill_at is None or not list_processes(number)):
+            return status
         if kill_at is not None and time.monotonic() >= kill_at:
             signal_all(list_processes(number), signal.SIGKILL)
         signal.sigtimedwait(_WOKEN_BY, _LOOK_S)
