@@ -94,7 +94,7 @@ class Runner:
             attempt=self.attempt,
             node=self.allocation.node,
             job=self.allocation.job_id,
-            launcher=parts.launcher,
+            launcher=parts.starter.launcher,
         )
 
     def run(self) -> int:

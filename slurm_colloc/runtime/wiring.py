@@ -57,12 +57,11 @@ class RunnerParts:
     Attributes:
         lone: The pack has one member, which runs as its batch script would.
         passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
-        launcher: How members are started first, `srun` or `process`.
     """
 
     lone: bool
     passes_on: bool
-    launcher: str
+    starter: MemberStarter
     members: PackMembers
     states: StateWriter
     fence: AttemptFence
@@ -280,7 +279,7 @@ def build_parts(
     return RunnerParts(
         lone=lone,
         passes_on=passes_on,
-        launcher=starter.launcher,
+        starter=starter,
         members=members,
         states=states,
         fence=fence,

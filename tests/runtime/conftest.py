@@ -1,15 +1,18 @@
-"""Processes that run for as long as a test needs them."""
+"""Processes that run for as long as a test needs them, and the parts of a runner."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
+
+from .runner_bed import Bed
 
 
 @pytest.fixture
@@ -22,3 +25,23 @@ def process(tmp_path: Path) -> Iterator[StartedProcess]:
     running.kill()
     while running.poll() is None:
         time.sleep(0.01)
+
+
+@pytest.fixture
+def build_bed(tmp_path: Path) -> Iterator[Callable[..., Bed]]:
+    """Makes the parts of a runner, once a test has said for which pack."""
+    beds = []
+
+    def build(**changes: Any) -> Bed:
+        beds.append(Bed(tmp_path, **changes))
+        return beds[-1]
+
+    yield build
+    for bed in beds:
+        bed.close()
+
+
+@pytest.fixture
+def bed(build_bed: Callable[..., Bed]) -> Bed:
+    """The parts of a runner of three members, of which two run at once."""
+    return build_bed()

@@ -17,7 +17,7 @@ from slurm_colloc.store.pack.pack_records import MemberSpec
 SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, None), 0o022)
 
 
-def build_roster(*wanted: int) -> PackMembers:
+def build_places(*wanted: int) -> PackMembers:
     return PackMembers(
         [PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)]
     )
@@ -43,7 +43,7 @@ def build_roster(*wanted: int) -> PackMembers:
 def test_the_smallest_free_place_that_is_large_enough(
     wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | None
 ) -> None:
-    members = build_roster(*wanted)
+    members = build_places(*wanted)
     for index in taken:
         members.places[index].occupant = 100 + index
     place = members.find_place(need)
@@ -57,7 +57,7 @@ def test_the_smallest_free_place_that_is_large_enough(
 def test_places_never_have_two_occupants_and_nobody_starves(
     wanted: list[int], needs: list[int]
 ) -> None:
-    members = build_roster(*wanted)
+    members = build_places(*wanted)
     waiting = list(enumerate(needs))
     running: list[int] = []
     for _ in range(2 * len(needs) + 1):

@@ -1,0 +1,208 @@
+"""Bad input and broken surroundings: one clear sentence, an exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+from ..fake_slurm.cluster import FakeSlurm
+from .refusals import check_refused, list_jobs, list_state
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
+
+PACK = ("pack", "--gres=gpu:1", "-c1", "--mem=100M", "--time=5")
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "cancel", "wait"])
+def test_unknown_and_malformed_ids_are_told_apart(user: CsubUser, command: str) -> None:
+    for job_id in ("99999", "99999/1"):
+        check_refused(
+            user, (command, job_id), 7,
+            f"csub has no job 99999 in {user.state}: csub queue --all lists what it knows; a plain "
+            "Slurm job is seen with squeue",
+        )  # fmt: skip
+    for text in ("x", "1/", "1/x", "L", "1_2", ""):
+        check_refused(
+            user, (command, text), 2,
+            f"{text!r} names neither a pack nor a member: write 4711 for all members of a "
+            "submission, 4711/3 or 4711/2-5 for some, last for the newest submission, or all",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "cancel", "wait"])
+def test_an_unknown_member_of_a_known_pack_is_not_found(scripts: CsubUser, command: str) -> None:
+    job_id = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
+    check_refused(
+        scripts, (command, f"{job_id}/7"), 7,
+        f"job {job_id} has no member 7: csub show {job_id} lists its 2 members",
+    )  # fmt: skip
+
+
+def test_a_queue_without_any_state_is_empty_and_asks_nobody(user: CsubUser) -> None:
+    shown = user.run(["csub", "queue"], environment={"PATH": str(Path(sys.executable).parent)})
+    assert shown.stdout == "MEMBER  NAME  STATE  MODE  NODE:GPU  TIME  LEFT  REASON\n"
+    assert shown.stderr == ""
+    assert not user.state.exists()
+
+
+def test_one_call_asks_slurm_once_for_all_packs(scripts: CsubUser, slurm: FakeSlurm) -> None:
+    held = [scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh") for _ in range(3)]
+    ended = scripts.submit(*PACK, "ok.sh")
+    scripts.finish(ended)
+    for words in (("queue",), ("show", *held), ("queue", "--all")):
+        before = slurm.list_all_calls()
+        shown = scripts.csub(*words).stdout
+        assert all(f"{job_id}/2" in shown for job_id in held)
+        assert [call[0] for call in slurm.list_all_calls()[len(before) :]] == ["squeue"]
+
+
+def test_without_slurm_csub_says_so_and_names_the_way_out(scripts: CsubUser) -> None:
+    path = {"PATH": str(Path(sys.executable).parent)}
+    for words, program in ((("ok.sh",), "sbatch"), ((*PACK, "ok.sh", "ok.sh"), "sinfo")):
+        ended = scripts.run(["csub", *words], check=False, environment=path)
+        assert ended.stderr == (
+            f"csub: error: there is no Slurm here: {program} is not installed or not in PATH: call "
+            "csub where sbatch works, or run without Slurm with csub --local\n"
+        )
+        assert (ended.returncode, ended.stdout) == (4, "")
+    assert list_state(scripts) == set()
+
+
+def put_state_at(user: CsubUser, path: Path) -> None:
+    settings = user.home / "settings.toml"
+    settings.write_text(f'state_dir = "{path}"\n')
+    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
+
+
+def test_a_file_in_the_place_of_the_state_directory_is_named(scripts: CsubUser) -> None:
+    put_state_at(scripts, scripts.home / "ok.sh")
+    for words in (("ok.sh",), ("queue",), ("queue", "--all"), ("show", "1")):
+        ended = scripts.run(["csub", *words], check=False)
+        folder = "open"
+        assert ended.stderr == (
+            f"csub: error: cannot read {scripts.home / 'ok.sh' / folder}: Not a directory\n"
+        )
+        assert ended.returncode == 6
+
+
+@pytest.fixture
+def small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
+    """A user whose state lies on a file system of 256 KB."""
+    disk = scripts.home / "disk"
+    disk.mkdir()
+    argv = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size=256k,uid={scripts.uid},mode=0700",
+        "none",
+        str(disk),
+    ]
+    if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    put_state_at(scripts, disk / "state")
+    try:
+        yield scripts
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@needs_root
+@pytest.mark.long
+def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
+    small_disk: CsubUser,
+) -> None:
+    user = small_disk
+    state = user.home / "disk" / "state"
+    user.run(["csub", "queue"])
+    jobs = list_jobs(user)
+    filler = user.home / "disk" / "filler"
+    refused = 0
+    for free_pages in range(64):
+        # 64 pages of 4 KB: fill all but some of them.
+        filler.write_bytes(b"")
+        used = shutil.disk_usage(filler.parent)
+        filler.write_bytes(b"x" * max(0, used.free - 4096 * free_pages))
+        ended = user.run(["csub", *PACK, "ok.sh", "ok.sh"], check=False)
+        if ended.returncode == 0:
+            break
+        refused += 1
+        assert ended.returncode == 6
+        assert ended.stderr.startswith("csub: error: cannot ")
+        assert ended.stderr.endswith(
+            ": No space left on device: the disk is full: make room, then try again; nothing was "
+            "submitted half\n"
+        )
+        assert ended.stderr.count("\n") == 1
+        # Only the rendered batch script is kept from one submission to the next, and for an hour
+        # what Slurm has said of its QoS.
+        left = [path.name for path in state.rglob("*") if path.is_file()]
+        assert [n for n in left if not n.startswith("script.") and n != "qos.json"] == []
+        assert list_jobs(user) == jobs
+    assert refused >= 5
+    assert ended.returncode == 0
+    job_id = ended.stdout.split()[3]
+    filler.unlink()
+    assert list(user.members(job_id)) == [1, 2]
+
+
+def test_a_file_size_limit_is_a_failed_write_like_any_other(scripts: CsubUser) -> None:
+    scripts.csub("queue")
+    scripts.script("large.sh", "#" * 5000)
+    before, jobs = list_state(scripts), list_jobs(scripts)
+    ended = scripts.run(
+        ["bash", "-c", 'ulimit -f 4; exec "$@"', "csub", "csub", *PACK, "large.sh", "large.sh"],
+        check=False,
+    )
+    assert ended.returncode == 6
+    assert "csub: error: cannot write " in ended.stderr
+    assert ended.stderr.endswith(": File too large\n")
+    assert list_state(scripts) == before
+    assert list_jobs(scripts) == jobs
+
+
+def pack_directory(user: CsubUser, job_id: str) -> Path:
+    index = json.loads(user.index(job_id).read_text())
+    return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "is damaged ("),
+        (b"", "is damaged ("),
+        (b'{"schema": 1}', "is damaged ("),
+        (b'{"schema": 99}', ("was written by a newer version (schema 99, this one reads 1): use "
+         "the csub that submitted it")),
+    ],
+    ids=["half", "empty", "incomplete", "newer"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["pack.json", "members/0001/spec.json"])
+def test_a_damaged_or_newer_file_is_named_and_other_packs_are_still_served(
+    scripts: CsubUser, name: str, content: bytes, says: str
+) -> None:
+    good = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
+    bad = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
+    path = pack_directory(scripts, bad) / name
+    path.write_bytes(content)
+    shown = scripts.run(["csub", "show", bad], check=False)
+    assert shown.returncode == 6
+    assert str(path) in shown.stderr
+    assert says in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert len(scripts.members(good)) == 2
+    queue = scripts.run(["csub", "queue"], check=False)
+    assert f"{good}/2" in queue.stdout
+    assert str(path) in queue.stderr
+    assert "Traceback" not in queue.stderr
+    # And a new submission is not held up by it.
+    scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")

@@ -1,0 +1,101 @@
+"""`csub why` and `csub explain` of members that run, wait in their pack, or have ended."""
+
+from __future__ import annotations
+
+import re
+
+from ..cluster.conftest import CsubUser
+
+GO = "while [ ! -e go ]; do sleep 0.1; done"
+
+
+def why(user: CsubUser, member: str, *, check: bool = True) -> str:
+    told = user.csub("why", member, check=check).stdout
+    assert told.count("\n") == 1
+    return told
+
+
+def test_why_a_member_runs_or_waits_in_its_pack_and_how_it_ended(user: CsubUser) -> None:
+    user.script("go.sh", GO)
+    user.script("three.sh", "exit 3")
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "--degree=2", "--pack-size=4", "--time=10",
+        "go.sh", "go.sh", "three.sh", "go.sh",
+    )  # fmt: skip
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING", 4: "PENDING"})
+    told = why(user, f"{job_id}/1")
+    assert re.match(
+        rf"{job_id}/1 RUNNING: on \S+:\d since \d\d:\d\d:\d\d, sharing with {job_id}/2 "
+        rf"\(since \d\d:\d\d:\d\d\) by time slices; at most 1\d:\d\d left",
+        told,
+    ), told
+    told = why(user, f"{job_id}/3")
+    assert re.match(
+        rf"{job_id}/3 PENDING: starts when one of {job_id}/1, {job_id}/2 \(left 1\d:\d\d at most\) "
+        rf"ends \(Degree 2\)",
+        told,
+    ), told
+    assert f"ends, after {job_id}/3 (Degree 2)" in why(user, f"{job_id}/4")
+    user.csub("cancel", f"{job_id}/1")
+    user.wait_for_states(job_id, {1: "CANCELLED", 3: "FAILED", 4: "RUNNING"})
+    assert re.match(
+        rf"{job_id}/1 CANCELLED: cancelled.*; ran on \S+ for \d+:\d\d; ended \d\d:\d\d:\d\d\n",
+        why(user, f"{job_id}/1"),
+    )
+    assert f"{job_id}/3 FAILED: exit code 3; ran on" in why(user, f"{job_id}/3")
+    user.run(["touch", "go"])
+    user.finish(job_id)
+    assert "alone in its pack" not in why(user, f"{job_id}/2")
+    assert len(user.csub("why", job_id).stdout.splitlines()) == 4
+    assert user.csub("why").stdout == ""
+    explained = user.csub("explain", f"{job_id}/3", "FAILED", "Priority").stdout
+    assert f"csub logs {job_id}/3" in explained
+    assert "csub logs ID" in explained
+    assert "jobs with a higher priority are before it" in explained
+
+
+def test_why_a_member_runs_alone_and_which_partner_was_refused(user: CsubUser) -> None:
+    user.script("go.sh", GO)
+    job_id = user.submit("--gres=gpu:2", "--time=10", "go.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    told = why(user, f"{job_id}/1")
+    assert "alone in its pack at present" in told
+    assert "it runs alone: it asks for 2 GPUs" in told
+    full = user.submit("--array=1-5", "--gres=gpu:1", "--degree=4", "--hold", "go.sh")
+    assert "no further member: full with 4 members" in why(user, f"{full}/1")
+    assert "no further member" not in why(user, f"{full}/5")
+    user.csub("cancel", "all")
+
+
+def test_why_without_an_answer_of_slurm(user: CsubUser) -> None:
+    user.script("go.sh", GO)
+    job_id = user.submit("pack", "--gres=gpu:1", "--hold", "go.sh", "go.sh")
+    (user.home / "bin").mkdir()
+    stub = user.script("bin/squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    away = {"PATH": f"{stub.parent}:{user.environment['PATH']}"}
+    told = user.run(["csub", "why", f"{job_id}/1"], environment=away, check=False)
+    assert told.returncode == 4
+    assert f"{job_id}/1 PENDING: it had not started; as last written: " in told.stdout
+    user.csub("cancel", job_id)
+
+
+def test_why_a_member_without_slurm(user: CsubUser) -> None:
+    user.script("go.sh", GO)
+    job_id = user.submit("--local", "go.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    second = user.submit("--local", "go.sh")
+    try:
+        assert re.match(rf"{job_id}/1 RUNNING: on \S+ since", why(user, f"{job_id}/1"))
+        assert "until the packs before it have ended" in why(user, f"{second}/1")
+    finally:
+        user.run(["touch", "go"])
+        user.finish(job_id)
+        user.finish(second)
+    assert f"{job_id}/1 COMPLETED: ran on" in why(user, f"{job_id}/1")
+
+
+def test_a_word_that_is_no_state_and_no_reason_is_told_what_was_meant(user: CsubUser) -> None:
+    told = user.csub("explain", "PENDIN", check=False)
+    assert told.returncode == 2
+    assert "did you mean PENDING?" in told.stderr
+    assert user.csub("explain", "4711", check=False).returncode == 7

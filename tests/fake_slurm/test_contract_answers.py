@@ -1,0 +1,83 @@
+"""What tests rely on of refusals, nodes, accounts and the configuration: fake and real."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from slurm_colloc.errors import SlurmRefused, SlurmUnreachable
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.slurm.accounting import read_history, read_qos
+
+from ..cluster.conftest import wait_until
+from .conftest import Bed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--gres=gpu:9",), "Requested node configuration is not available"),
+        (("--partition=nosuch",), "Invalid partition name specified"),
+        (("--dependency=nosuch",), "Job dependency problem"),
+    ],
+)
+def test_a_wrong_request_is_refused(bed: Bed, options: Sequence[str], words: str) -> None:
+    with pytest.raises(SlurmRefused, match=words):
+        bed.submit(*options)
+    # Slurm may keep a record of a job that failed.
+    states = {job.state for job in bed.client.list_jobs().values()}
+    assert not states & {SlurmJobState.PENDING, SlurmJobState.RUNNING}
+
+
+def test_a_request_is_only_tried(bed: Bed) -> None:
+    script = bed.folder / "job.sh"
+    script.write_text("#!/bin/sh\n")
+    said = bed.client.check(
+        str(script), ["--time=5"], environment=os.environ, directory=str(bed.folder)
+    )
+    assert re.match(
+        r"Job \d+ to start at \S+ using 1 processors on nodes \S+ in partition gpu", said
+    )
+
+
+def test_nodes_are_listed(bed: Bed) -> None:
+    shapes = {shape.partition: shape for shape in bed.client.list_nodes()}
+    gpu = shapes["gpu"]
+    assert (gpu.is_default, shapes["preempt"].is_default) == (True, False)
+    assert (gpu.cpus, gpu.host_memory_mb, gpu.gpus) == (16, 16000, ((None, 2),))
+    assert (gpu.time_limit_max_s, gpu.time_limit_default_s) == (7 * 86400, 3600)
+
+
+def test_nothing_is_accounted(bed: Bed) -> None:
+    assert bed.client.read_accounting(["1"]) == {}
+    assert read_history(None) == ([], "Slurm keeps no accounts here")
+    assert read_qos().unknown == ""
+
+
+def test_the_configuration_is_shown(bed: Bed) -> None:
+    config = bed.client.read_config()
+    assert float(config["KillWait"].split()[0]) > 0
+    assert config["JobRequeue"] == "1"
+    assert config["ProctrackType"].startswith("proctrack/")
+
+
+def test_without_the_controller_nothing_is_done(bed: Bed) -> None:
+    job_id = bed.submit("--hold")
+    asking: list[Callable[[], object]] = [
+        bed.client.list_jobs,
+        bed.client.list_nodes,
+        lambda: bed.client.hold(job_id),
+        lambda: bed.client.cancel(job_id),
+        bed.submit,
+    ]
+    bed.cluster.stop_controller()
+    try:
+        for ask in asking:
+            with pytest.raises(SlurmUnreachable):
+                ask()
+    finally:
+        bed.cluster.start_controller()
+    wait_until(lambda: bed.find_state(job_id) == "PENDING", "it answers again")

@@ -1,0 +1,197 @@
+"""Filling free places, and closing the pack once nobody waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.store.pack.inbox import list_waiting
+from slurm_colloc.store.pack.member_holds import remove_held, was_left, write_held
+from slurm_colloc.store.pack.member_states import begin_attempt
+
+from .runner_bed import Bed, PlainProcess
+
+
+@pytest.fixture
+def started(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Who was started in which place; nobody really is."""
+    return follow_starts(bed, monkeypatch)
+
+
+def follow_starts(
+    bed: Bed,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Callable[[Member], None] = lambda _: None,
+) -> list[tuple[int, int]]:
+    """Start plain processes; `problem` may raise what a start may raise."""
+    seen: list[tuple[int, int]] = []
+
+    def start(member: Member, place: PackPlace, _likely_degree: int | None = None) -> bool:
+        member.launcher = bed.parts.starter.launcher
+        problem(member)
+        member.process = PlainProcess()
+        seen.append((member.number, place.index))
+        return True
+
+    monkeypatch.setattr(bed.parts.starter, "start", start)
+    return seen
+
+
+def test_as_many_start_as_there_are_places(bed: Bed, started: list[tuple[int, int]]) -> None:
+    bed.parts.place_filler.work()
+    assert started == [(1, 0), (2, 1)]
+    assert list(bed.members.waiting) == [3]
+    assert list_waiting(str(bed.pack)) == []
+    bed.parts.place_filler.work()
+    assert len(started) == 2
+
+
+def test_a_place_that_becomes_free_is_filled(bed: Bed, started: list[tuple[int, int]]) -> None:
+    bed.parts.place_filler.work()
+    bed.members.by_number[1].process = None
+    bed.members.vacate(1)
+    bed.parts.place_filler.work()
+    assert started[2:] == [(3, 0)]
+
+
+def test_a_held_member_lets_the_others_go_first(bed: Bed, started: list[tuple[int, int]]) -> None:
+    write_held(bed.pack, 1)
+    bed.parts.place_filler.work()
+    assert started == [(2, 0), (3, 1)]
+
+
+def test_where_only_one_may_run_only_one_starts(bed: Bed, started: list[tuple[int, int]]) -> None:
+    bed.members.takes_one = True
+    bed.parts.place_filler.work()
+    assert started == [(1, 0)]
+
+
+def test_a_newer_attempt_keeps_this_one_from_starting_anybody(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    begin_attempt(bed.pack, 2)
+    with pytest.raises(Fenced):
+        bed.parts.place_filler.work()
+    assert started == []
+
+
+def test_who_cannot_be_started_fails_and_the_next_gets_the_place(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(member: Member) -> None:
+        if member.number == 1:
+            raise PermissionError(13, "Permission denied", "/bin/x")
+
+    started = follow_starts(bed, monkeypatch, fail)
+    bed.parts.place_filler.work()
+    record = bed.read(1)
+    assert record.state is MemberState.FAILED
+    assert record.reason.startswith("it could not be started: ")
+    assert "Permission denied" in record.reason
+    assert started == [(2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(("launcher", "starts"), [("auto", True), ("srun", False)])
+def test_without_an_srun_members_are_plain_processes_where_that_is_allowed(
+    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, launcher: str, starts: bool
+) -> None:
+    bed = build_bed(members=2, launcher=launcher)
+
+    def fail(member: Member) -> None:
+        if member.launcher == "srun":
+            raise FileNotFoundError(2, "No such file or directory", "srun")
+
+    started = follow_starts(bed, monkeypatch, fail)
+    bed.parts.place_filler.work()
+    assert started == ([(1, 0), (2, 1)] if starts else [])
+    assert len(bed.events("fallback")) == int(starts)
+    assert bed.read(1).state is (MemberState.PENDING if starts else MemberState.FAILED)
+
+
+def test_who_was_held_at_the_last_moment_keeps_its_turn(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = follow_starts(bed, monkeypatch)
+    start = bed.parts.starter.start
+
+    def hold(member: Member, place: PackPlace, likely_degree: int | None = None) -> bool:
+        if member.number == 1 and not (bed.folder(1) / "held").exists():
+            write_held(bed.pack, 1)
+            return False
+        return start(member, place, likely_degree)
+
+    monkeypatch.setattr(bed.parts.starter, "start", hold)
+    bed.parts.place_filler.work()
+    assert started == [(2, 0), (3, 1)]
+    assert list(bed.members.waiting) == [1]
+    assert bed.read(1).state is MemberState.PENDING
+
+
+def test_where_the_gpu_must_not_be_shared_so_nobody_starts(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    first, second, _ = bed.adopt(1, 2, 3)
+    second.record = dataclasses.replace(second.record, starts=1)
+    write_held(bed.pack, 3)
+    bed.parts.gpu_mode.refusal = "mps was asked for, and there is none"
+    bed.parts.place_filler.work()
+    assert started == []
+    assert bed.states() == {
+        1: MemberState.FAILED, 2: MemberState.FAILED, 3: MemberState.PENDING
+    }  # fmt: skip
+    assert bed.read(1).reason == bed.parts.gpu_mode.refusal
+    assert [bed.read(number).cause for number in (1, 2)] == [
+        EndCause.NOT_STARTED.value, EndCause.MPS_GONE.value
+    ]  # fmt: skip
+    assert first.is_final
+
+
+def test_a_pack_closes_once_nobody_waits_any_more(bed: Bed) -> None:
+    bed.adopt(1, 2, 3)
+    # They have been taken, and one of them may start.
+    assert not bed.parts.place_filler.close()
+    assert list_waiting(str(bed.pack)) == []
+    bed.members.waiting.clear()
+    assert bed.parts.place_filler.close()
+    assert list_waiting(str(bed.pack)) is None
+
+
+def test_a_pack_into_which_somebody_has_come_does_not_close(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    assert not bed.parts.place_filler.close()
+    assert list_waiting(str(bed.pack)) == [1, 2, 3]
+    assert started == []
+
+
+def test_a_closed_pack_leaves_its_held_members_behind_but_none_that_was_released(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    for number in (1, 2, 3):
+        write_held(bed.pack, number)
+    bed.parts.place_filler.work()
+    assert started == []
+    assert bed.parts.place_filler.close()
+    assert all(was_left(bed.pack, number) for number in (1, 2, 3))
+    assert not remove_held(bed.pack, 1)
+
+
+def test_what_an_older_attempt_has_taken_meanwhile_is_not_forgotten(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    bed.parts.place_filler.work()
+    bed.members.waiting.clear()
+    taken = Path(bed.folder(3))
+    del bed.members.by_number[3]
+    assert (taken / "taken").exists()
+    write_held(bed.pack, 3)
+    assert bed.parts.place_filler.close()
+    assert (3 in bed.members.by_number, was_left(bed.pack, 3)) == (True, True)
+    assert len(started) == 2

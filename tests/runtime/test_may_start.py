@@ -1,0 +1,203 @@
+"""Which waiting member may start, and what becomes of those that are left."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.degree.ramp_decision import is_time_reason
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
+from slurm_colloc.runtime.queue.may_start import PATIENCE_S, StartQueue
+from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.store.pack.member_holds import is_held, remove_held, was_left, write_held
+from slurm_colloc.store.pack.pack_directory import read_ended, write_moved
+
+from .runner_bed import Bed
+
+
+class Judge:
+    """Says of every dependency what a test has set, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.outlook = ConditionOutlook.SATISFIED
+        self.count = 0
+
+    def __call__(self, job: Job) -> tuple[ConditionOutlook, str]:
+        self.count += 1
+        return self.outlook, f"{job.depends[0][1]}: {self.outlook.value}"
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+def build_queue(
+    bed: Bed, judge: Judge, *, clock: Callable[[], float] = time.monotonic
+) -> StartQueue:
+    parts = bed.parts
+    time_left = TimeLeft(bed.pack, bed.record, bed.members, site_requeues=True, clock=clock)
+    return StartQueue(
+        pack=bed.pack, members=bed.members,
+        waiting=WaitingFacts(bed.pack, "7", bed.members, time_left), time_left=time_left,
+        judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
+        probe_window=parts.probe_window, measured_degree=parts.measured_degree,
+        states=parts.states, journal=bed.journal,
+    )  # fmt: skip
+
+
+def depend(job: Job) -> Job:
+    """The first of them waits for another pack's member."""
+    return dataclasses.replace(job, depends=(("afterok", "4/2"),)) if job.number == 1 else job
+
+
+def find_number(queue: StartQueue) -> int | None:
+    member = queue.find_next()
+    return None if member is None else member.number
+
+
+def test_the_first_that_waits_is_next(bed: Bed, judge: Judge) -> None:
+    bed.adopt(2, 1)
+    assert find_number(build_queue(bed, judge)) == 2
+
+
+def test_held_and_moved_members_are_passed_over(bed: Bed, judge: Judge) -> None:
+    bed.adopt(1, 2, 3)
+    queue = build_queue(bed, judge)
+    write_held(bed.pack, 1)
+    write_moved(bed.pack, 2, bed.pack.name)
+    assert find_number(queue) == 3
+    remove_held(bed.pack, 1)
+    assert find_number(queue) == 1
+
+
+def test_nobody_is_next_where_there_is_no_room(bed: Bed, judge: Judge) -> None:
+    bed.run_member(1)
+    bed.run_member(2)
+    bed.adopt(3)
+    assert find_number(build_queue(bed, judge)) is None
+
+
+def test_who_takes_more_places_than_are_free_lets_a_smaller_one_go_first(
+    bed: Bed, judge: Judge
+) -> None:
+    bed.run_member(1)
+    large, _ = bed.adopt(2, 3)
+    retries = dataclasses.replace(large.record.retries, places=2)
+    large.record = dataclasses.replace(large.record, retries=retries)
+    assert find_number(build_queue(bed, judge)) == 3
+
+
+def test_a_satisfied_dependency_is_judged_once(build_bed: Callable[..., Bed], judge: Judge) -> None:
+    bed = build_bed(change=depend)
+    bed.adopt(1)
+    queue = build_queue(bed, judge)
+    assert [find_number(queue), find_number(queue)] == [1, 1]
+    assert judge.count == 1
+
+
+def test_who_has_run_before_is_not_judged_again(
+    build_bed: Callable[..., Bed], judge: Judge
+) -> None:
+    bed = build_bed(change=depend)
+    (member,) = bed.adopt(1)
+    member.record = dataclasses.replace(member.record, starts=1)
+    judge.outlook = ConditionOutlook.NEVER
+    assert find_number(build_queue(bed, judge)) == 1
+
+
+def test_a_dependency_that_never_holds_cancels_the_member(
+    build_bed: Callable[..., Bed], judge: Judge
+) -> None:
+    bed = build_bed(change=depend)
+    bed.adopt(1, 2)
+    judge.outlook = ConditionOutlook.NEVER
+    queue = build_queue(bed, judge)
+    assert find_number(queue) == 2
+    record = bed.read(1)
+    assert (record.state, record.reason) == (MemberState.CANCELLED, "4/2: never")
+    assert record.exit_code == ExitCode(0, signal.SIGTERM)
+    assert list(bed.members.waiting) == [2]
+
+
+def test_an_open_dependency_is_looked_at_for_a_while_and_then_held(
+    build_bed: Callable[..., Bed], judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bed = build_bed(change=depend)
+    bed.adopt(1)
+    judge.outlook = ConditionOutlook.OPEN
+    queue = build_queue(bed, judge)
+    assert find_number(queue) is None
+    now[0] += PATIENCE_S - 0.1
+    assert find_number(queue) is None
+    assert (queue.is_undecided, is_held(bed.pack, 1)) == (True, False)
+    now[0] += 0.2
+    assert find_number(queue) is None
+    assert (queue.is_undecided, is_held(bed.pack, 1)) == (False, True)
+    record = bed.read(1)
+    assert (record.state, record.reason) == (MemberState.PENDING, "4/2: open")
+
+
+def test_a_dependency_that_becomes_satisfied_in_time_starts_the_member(
+    build_bed: Callable[..., Bed], judge: Judge
+) -> None:
+    bed = build_bed(change=depend)
+    bed.adopt(1)
+    queue = build_queue(bed, judge)
+    judge.outlook = ConditionOutlook.OPEN
+    assert find_number(queue) is None
+    judge.outlook = ConditionOutlook.SATISFIED
+    assert find_number(queue) == 1
+    assert not queue.is_undecided
+
+
+def test_held_members_are_left_behind_where_nobody_releases_them(bed: Bed, judge: Judge) -> None:
+    bed.adopt(1, 2)
+    write_held(bed.pack, 1)
+    write_moved(bed.pack, 2, bed.pack.name)
+    queue = build_queue(bed, judge)
+    assert queue.leave_behind()
+    assert (was_left(bed.pack, 1), was_left(bed.pack, 2)) == (True, False)
+    assert (queue.has_handed_back, read_ended(bed.pack)) == (False, None)
+
+
+def test_a_pack_does_not_end_over_a_member_that_was_just_released(bed: Bed, judge: Judge) -> None:
+    bed.adopt(1)
+    write_held(bed.pack, 1)
+    queue = build_queue(bed, judge)
+    assert find_number(queue) is None
+    remove_held(bed.pack, 1)
+    assert not queue.leave_behind()
+    assert find_number(queue) == 1
+
+
+def test_for_whom_too_little_time_is_left_waits_for_the_next_pack(
+    build_bed: Callable[..., Bed], judge: Judge
+) -> None:
+    def limit(job: Job) -> Job:
+        return dataclasses.replace(job, time_limit_s=60, requeue=True)
+
+    now = [0.0]
+    bed = build_bed(change=limit, time_limit_s=100)
+    bed.run_member(1)
+    bed.adopt(2)
+    queue = build_queue(bed, judge, clock=lambda: now[0])
+    assert find_number(queue) == 2
+    now[0] = 50.0
+    assert find_number(queue) is None
+    assert is_time_reason(bed.read(2).reason)
+    assert queue.leave_behind()
+    assert queue.has_handed_back
+    assert read_ended(bed.pack) is SlurmJobState.TIMEOUT
+    assert not was_left(bed.pack, 2)
+    assert not Path(bed.folder(2) / "held").exists()

@@ -1,0 +1,49 @@
+"""The places of a pack."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from slurm_colloc.runtime.queue.members import make_places
+from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+
+from .runner_bed import Bed
+
+
+def want(bed: Bed, *cpus: int) -> None:
+    """Have members want so many CPUs each."""
+    for number, count in enumerate(cpus, start=1):
+        spec = read_spec(bed.pack, number)
+        plan = dataclasses.replace(spec.plan, cpus=count)
+        write_spec(bed.folder(number), dataclasses.replace(spec, plan=plan))
+
+
+def test_the_places_are_those_of_the_members_that_want_most(
+    build_bed: Callable[..., Bed],
+) -> None:
+    bed = build_bed(members=3)
+    want(bed, 1, 4, 2)
+    allocation = dataclasses.replace(
+        bed.allocation, cpus_allocated=6, cores=tuple((cpu,) for cpu in range(6))
+    )
+    places, why = make_places(bed.pack, 2, allocation, lone=False)
+    assert [place.wanted for place in places] == [4, 2]
+    assert why == ""
+    shares = [set(place.cpus) for place in places]
+    assert [len(share) for share in shares] == [4, 2]
+    assert not shares[0] & shares[1]
+
+
+def test_with_too_few_cpus_nobody_is_bound_and_it_is_said(bed: Bed) -> None:
+    want(bed, 2, 2, 2)
+    places, why = make_places(bed.pack, 2, bed.allocation, lone=False)
+    assert [place.cpus for place in places] == [(), ()]
+    assert why == "2 CPUs can be used here, the members want 4: they are not bound"
+
+
+def test_a_member_that_is_alone_has_all_there_is(bed: Bed) -> None:
+    want(bed, 2, 2, 2)
+    places, why = make_places(bed.pack, 1, bed.allocation, lone=True)
+    assert [(place.wanted, place.cpus) for place in places] == [(2, ())]
+    assert why == ""

@@ -1,0 +1,166 @@
+"""Starting members: what each is given, and what runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.runtime.launch.start_member import PORTS
+from slurm_colloc.runtime.launch.step_command import build_srun_argv, build_wrapper_argv
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_holds import write_held
+
+from .runner_bed import Bed, wait_until
+
+SRUN = """#!/bin/sh
+for word; do printf '%s\\n' "$word"; done >"$ASKED"
+cat "$(eval echo \\${$#})" >"$ASKED.launch"
+"""
+
+
+def write_to(folder: Path) -> Callable[[Job], Job]:
+    """Let members write into a folder that is there."""
+    return lambda job: dataclasses.replace(job, directory=str(folder), arguments=("a b",))
+
+
+def start(bed: Bed, number: int, place: int = 0) -> Member:
+    """Start a member; it is not waited for."""
+    (member,) = bed.adopt(number)
+    assert bed.parts.starter.start(member, bed.members.places[place])
+    return member
+
+
+def start_by_srun(
+    build_bed: Callable[..., Bed],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **changes: Any,
+) -> tuple[Bed, list[str], dict[str, Any]]:
+    """Start the first member as a step; what srun was called with, and the launch file."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "srun").write_text(SRUN)
+    (programs / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    bed = build_bed(launcher="srun", change=write_to(tmp_path), **changes)
+    asked = tmp_path / "asked"
+    environment = {**bed.allocation.environment, "ASKED": str(asked), "SLURM_CPUS_PER_TASK": "4"}
+    # The mapping is the starter's own.
+    bed.allocation.environment.update(environment)  # type: ignore[attr-defined]
+    member = start(bed, 1)
+    process = member.process
+    assert process is not None
+    wait_until(lambda: process.poll() is not None, "srun has ended")
+    words = asked.read_text().splitlines()
+    return bed, words, json.loads(Path(f"{asked}.launch").read_text())
+
+
+def test_a_member_is_a_step_beside_others(
+    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, words, launch = start_by_srun(build_bed, tmp_path, monkeypatch)
+    member = bed.members.by_number[1]
+    assert member.prefix == str(bed.folder(1) / "run.1.1")
+    wrapper = build_wrapper_argv(words[-5], f"{member.prefix}.launch")
+    assert words == build_srun_argv("7/1", 100, wrapper)[1:]
+    assert launch["argv"] == [str(bed.folder(1) / "script"), "a b"]
+    assert (launch["directory"], launch["umask"], launch["is_step"]) == (str(tmp_path), 0o022, True)
+    assert (launch["prefix"], launch["kill_wait_s"]) == (member.prefix, 30.0)
+
+
+def test_its_environment_is_the_submission_s_with_what_is_its_own(
+    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, _, launch = start_by_srun(build_bed, tmp_path, monkeypatch)
+    environment = dict(launch["environment"])
+    assert environment["HOME"] == "/home/ada"
+    assert environment["SECRET"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert environment["SLURM_COLLOC_MEMBER"] == "7/1"
+    assert environment["PATH"].split(":")[0] == str(bed.pack / "bin")
+    assert int(environment["MASTER_PORT"]) in PORTS
+    assert environment["TMPDIR"] == bed.members.by_number[1].tmpdir == launch["own_tmpdir"]
+    assert environment["TMPDIR"].startswith("/tmp/csub-7-1-")
+
+
+def test_a_member_runs_as_a_plain_process_and_writes_where_sbatch_would(
+    build_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    bed = build_bed(change=write_to(tmp_path))
+    member = start(bed, 2)
+    process = member.process
+    assert process is not None
+    wait_until(lambda: process.poll() is not None, "it has ended")
+    bed.parts.starts.collect()
+    bed.parts.ends.collect()
+    assert (bed.read(2).state.value, bed.read(2).step) == ("COMPLETED", None)
+    assert (tmp_path / "slurm-7_2.out").read_text() == "hello\n"
+    assert member.outputs == ((str(tmp_path / "slurm-7_2.out"), 0),)
+
+
+def test_of_an_output_that_is_there_only_what_comes_is_the_member_s(
+    build_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    (tmp_path / "slurm-7_1.out").write_text("before\n")
+    bed = build_bed(change=write_to(tmp_path))
+    assert start(bed, 1).outputs == ((str(tmp_path / "slurm-7_1.out"), 7),)
+
+
+def test_a_member_that_is_held_at_the_last_moment_is_not_started(bed: Bed) -> None:
+    (member,) = bed.adopt(1)
+    write_held(bed.pack, 1)
+    assert not bed.parts.starter.start(member, bed.members.places[0])
+    assert member.process is None
+    # csub looks for this file before it says that a member is held.
+    assert Path(f"{member.prefix}.launch").exists()
+
+
+def test_each_start_has_files_of_its_own(build_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    bed = build_bed(change=write_to(tmp_path), attempt=3)
+    (member,) = bed.adopt(1)
+    member.record = dataclasses.replace(member.record, starts=2)
+    assert bed.parts.starter.start(member, bed.members.places[0])
+    assert member.prefix.endswith("/run.3.3")
+
+
+def test_neighbours_get_ports_of_their_own_and_none_that_is_taken(
+    build_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    # Where the first one looks: see Starter._choose_port.
+    first = PORTS[(7 * 97 + 1) % len(PORTS)]
+    with socket.socket() as taken:
+        taken.bind(("", first))
+        bed = build_bed(change=write_to(tmp_path), members=2)
+        write_held(bed.pack, 1)
+        ports = []
+        for number in (1, 2):
+            (member,) = bed.adopt(number)
+            write_held(bed.pack, number)
+            bed.parts.starter.start(member, bed.members.places[0])
+            launch = json.loads(Path(f"{member.prefix}.launch").read_text())
+            ports.append(int(dict(launch["environment"])["MASTER_PORT"]))
+    assert first not in ports
+    assert len(set(ports)) == 2
+
+
+@pytest.mark.parametrize(
+    ("launcher", "allowed"), [("auto", True), ("srun", False), ("process", False)]
+)
+def test_only_where_nobody_chose_a_launcher_another_is_taken(
+    build_bed: Callable[..., Bed], capfd: pytest.CaptureFixture[str], launcher: str, allowed: bool
+) -> None:
+    bed = build_bed(launcher=launcher)
+    (member,) = bed.adopt(1)
+    member.launcher = bed.parts.starter.launcher
+    assert bed.parts.starter.fall_back(member, "no slots") is allowed
+    # A second one that was started as a step too may try again, and nothing more is said.
+    assert bed.parts.starter.fall_back(member, "no slots") is allowed
+    said = capfd.readouterr().err
+    assert said.count("job steps do not work here (no slots)") == int(allowed)
+    assert bed.parts.starter.launcher == ("process" if allowed else launcher)

@@ -1,0 +1,228 @@
+"""What happens to a member besides running to its end: requests, limits, `--signal`."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.job import Job, SignalRequest
+from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
+from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+
+from .runner_bed import Bed, wait_until
+
+TELL = """
+import signal, sys, time
+def tell(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{number}\\n")
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, tell)
+open(sys.argv[1], "a").close()
+while True:
+    time.sleep(60)
+"""
+
+
+@dataclasses.dataclass
+class Teller:
+    """A process that writes down which signals it gets."""
+
+    process: StartedProcess
+    path: Path
+
+    def heard(self) -> list[int]:
+        return [int(line) for line in self.path.read_text().split()]
+
+    def wait_for(self, *numbers: int) -> None:
+        wait_until(lambda: self.heard() == list(numbers), f"it was sent {numbers}")
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Iterator[Teller]:
+    path = tmp_path / "heard"
+    process = start_process([sys.executable, "-IS", "-c", TELL, str(path)], {}, None)
+    wait_until(path.exists, "it is up")
+    yield Teller(process, path)
+    process.kill()
+    wait_until(lambda: process.poll() is not None, "it has ended")
+
+
+def with_signal(*, batch_shell: bool) -> Callable[[Job], Job]:
+    request = SignalRequest(signal.SIGUSR1, 30, batch_shell)
+    return lambda job: dataclasses.replace(job, signal=request)
+
+
+def test_requests_come_oldest_first_and_only_once(bed: Bed) -> None:
+    for number in (2, 1, 3):
+        write_request(bed.pack, Request(Action.CANCEL, number))
+    assert [request.number for request in bed.parts.control.take_requests()] == [2, 1, 3]
+    assert bed.parts.control.take_requests() == []
+
+
+def test_a_waiting_member_is_cancelled_without_a_start(bed: Bed) -> None:
+    member, other = bed.adopt(1, 2)
+    bed.parts.control.handle(member, Request(Action.CANCEL, 1, reason="by csub cancel"))
+    record = bed.read(1)
+    assert (record.state, record.reason) == (MemberState.CANCELLED, "by csub cancel")
+    assert record.exit_code == ExitCode(0, signal.SIGTERM)
+    assert not (bed.folder(1) / "env").exists()
+    assert list(bed.members.waiting) == [other.number]
+
+
+def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: Bed) -> None:
+    (member,) = bed.adopt(1)
+    for action in (Action.REQUEUE, Action.SIGNAL):
+        bed.parts.control.handle(member, Request(action, 1, signal=signal.SIGUSR1))
+    assert (bed.read(1).state, list(bed.members.waiting)) == (MemberState.PENDING, [1])
+
+
+@pytest.mark.parametrize(
+    ("action", "asked"), [(Action.CANCEL, StopReason.CANCEL), (Action.REQUEUE, StopReason.REQUEUE)]
+)
+def test_a_running_member_is_asked_to_end_once(
+    bed: Bed, teller: Teller, action: Action, asked: StopReason
+) -> None:
+    member, _ = bed.run_member(1)
+    member.wrapper_pid = teller.process.pid
+    for _ in range(2):
+        bed.parts.control.handle(member, Request(action, 1))
+    teller.wait_for(signal.SIGTERM)
+    assert member.asked is asked
+    assert member.end_by is not None
+    assert member.end_by > time.monotonic() + 30
+    assert len(bed.events("terminate")) == 1
+    assert bed.read(1).state is MemberState.RUNNING
+
+
+def test_the_steps_of_a_script_are_ended_with_it(bed: Bed) -> None:
+    member, _ = bed.run_member(1)
+    bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python")]
+    Path(f"{member.prefix}.steps").touch()
+    bed.parts.control.end(member, StopReason.CANCEL)
+    assert bed.slurm.done == [("signal", "7.4", signal.SIGTERM)]
+
+
+def test_who_is_cancelled_is_not_requeued_any_more(bed: Bed) -> None:
+    member, _ = bed.run_member(1)
+    bed.parts.control.end(member, StopReason.CANCEL)
+    bed.parts.control.end(member, StopReason.REQUEUE)
+    assert member.asked is StopReason.CANCEL
+
+
+def test_a_signal_goes_to_the_script_or_to_its_own_steps(bed: Bed, teller: Teller) -> None:
+    member, _ = bed.run_member(1)
+    member.pid = teller.process.pid
+    bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python"), ("7.5", "7/2:python")]
+    control = bed.parts.control
+    control.handle(member, Request(Action.SIGNAL, 1, signal=signal.SIGUSR1))
+    teller.wait_for(signal.SIGUSR1)
+    assert bed.slurm.done == []
+    # Slurm is not even asked for the steps of a script that has started none.
+    control.signal(member, signal.SIGUSR1, steps_only=True)
+    assert bed.slurm.done == []
+    Path(f"{member.prefix}.steps").touch()
+    control.signal(member, signal.SIGUSR1, steps_only=True)
+    assert bed.slurm.done == [("signal", "7.4", signal.SIGUSR1)]
+    assert teller.heard() == [signal.SIGUSR1]
+
+
+def test_a_member_whose_wall_limit_is_over_is_ended_for_that(bed: Bed, teller: Teller) -> None:
+    member, _ = bed.run_member(1)
+    member.wrapper_pid = teller.process.pid
+    member.deadline = time.monotonic() + 60
+    bed.parts.control.enforce_limits()
+    assert member.asked is None
+    member.deadline = time.monotonic() - 1
+    bed.parts.control.enforce_limits()
+    teller.wait_for(signal.SIGTERM)
+    assert member.asked is StopReason.TIMEOUT
+
+
+def test_who_is_being_ended_anyway_does_not_reach_its_wall_limit(bed: Bed) -> None:
+    member, _ = bed.run_member(1)
+    bed.parts.control.end(member, StopReason.REQUEUE)
+    member.deadline = time.monotonic() - 1
+    bed.parts.control.enforce_limits()
+    assert member.asked is StopReason.REQUEUE
+
+
+def test_the_signal_of_a_job_comes_once_when_it_is_due(
+    build_bed: Callable[..., Bed], teller: Teller
+) -> None:
+    bed = build_bed(change=with_signal(batch_shell=True))
+    member, _ = bed.run_member(1)
+    member.pid = teller.process.pid
+    # Its wall limit is 60 s by its plan, and the signal comes 30 s before that.
+    assert member.deadline is not None
+    assert member.signal_at == member.deadline - 30
+    member.signal_at = time.monotonic() - 1
+    for _ in range(2):
+        bed.parts.control.enforce_limits()
+    teller.wait_for(signal.SIGUSR1)
+    assert member.signal_at is None
+
+
+def test_a_wrapper_that_does_not_end_its_member_is_killed(bed: Bed) -> None:
+    member, process = bed.run_member(1)
+    bed.parts.control.end(member, StopReason.CANCEL)
+    process.kills = 0
+    bed.parts.control.enforce_limits()
+    assert process.kills == 0
+    member.end_by = time.monotonic() - 1
+    bed.parts.control.enforce_limits()
+    assert process.kills == 1
+    # And again, if that was not enough.
+    assert member.end_by is not None
+    assert member.end_by > time.monotonic()
+
+
+def test_a_member_steps_back_with_its_signal_and_is_ended_later(
+    build_bed: Callable[..., Bed], teller: Teller
+) -> None:
+    bed = build_bed(change=with_signal(batch_shell=True))
+    member, _ = bed.run_member(1)
+    member.pid = member.wrapper_pid = teller.process.pid
+    bed.parts.control.step_back(member)
+    teller.wait_for(signal.SIGUSR1)
+    assert (member.asked, member.signal_at) == (StopReason.STEPPED_BACK, None)
+    member.stop_at = time.monotonic() - 1
+    bed.parts.control.enforce_limits()
+    teller.wait_for(signal.SIGUSR1, signal.SIGTERM)
+    # It may still be cancelled meanwhile, and is not sent a second TERM for it.
+    bed.parts.control.end(member, StopReason.CANCEL)
+    assert member.asked is StopReason.CANCEL
+    assert len(bed.events("terminate")) == 1
+
+
+def test_only_who_can_save_its_work_steps_back(bed: Bed) -> None:
+    member, _ = bed.run_member(1)
+    bed.parts.control.step_back(member)
+    assert (member.asked, member.stop_at) == (None, None)
+
+
+def test_who_keeps_a_server_from_mending_is_ended_unless_that_has_begun(bed: Bed) -> None:
+    stuck, _ = bed.run_member(1)
+    leaving, _ = bed.run_member(2)
+    (waiting,) = bed.adopt(3)
+    bed.parts.control.end(leaving, StopReason.CANCEL)
+    bed.parts.control.end_stuck([1, 2, 3])
+    assert (stuck.asked, leaving.asked, waiting.asked) == (
+        StopReason.FAULT,
+        StopReason.CANCEL,
+        None,
+    )
+
+
+def test_an_ended_script_is_not_signalled(bed: Bed) -> None:
+    member, _ = bed.run_member(1)
+    bed.parts.control.signal(member, signal.SIGUSR1, steps_only=False)
+    assert member.process is not None
