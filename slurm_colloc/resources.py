@@ -47,7 +47,7 @@ def data_path(kind: DataKind, name: str = "") -> Path:
 def choose_data_root(package: Path) -> Path:
     """Say which folder holds the data folders of the package at `package`.
 
-    A checkout is known by its `pyproject.toml` beside the package, which no wheel installs. There
+    A checkout is known by the `pyproject.toml` next to the package; no wheel installs that. There
     the top-level folders count, even where a `_data` was left in the package by hand.
     """
     checkout = package.parent

@@ -21,7 +21,7 @@ class OutputFailed(Exception):
     Args:
         reason: What the system says.
         lost: What could not be written.
-        is_reader_gone: Whoever read it has ended, as in `csub queue | head`.
+        is_reader_gone: Its reader has ended, as in `csub queue | head`.
     """
 
     def __init__(self, reason: str, lost: bytes, *, is_reader_gone: bool) -> None:

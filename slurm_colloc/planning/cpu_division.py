@@ -48,7 +48,7 @@ def split_cpus(
     for index in needy:
         for core in groups:
             _move(core, shares[index], min(wanted[index] - len(shares[index]), len(core)))
-    # What nobody asked for (whole cores are allocated) goes to who has the other thread of the
+    # What was not asked for (whole cores are allocated) goes to who has the other thread of the
     # core, and whole cores to those who have least for what they want.
     started = [core for core in groups if core and len(core) < len(_whole_core(cores, core))]
     for core in [*started, *(core for core in groups if core not in started)]:

@@ -144,7 +144,7 @@ def build_pack(
     is_measured = prediction is not None and not prediction.may_probe
     is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
     if is_measured or degree == 1 or not is_watched:
-        # Nobody is probed who is known, for whom nobody waits, or of whom nothing is measured.
+        # A job is not probed that is known, for which none waits, or of which nothing is measured.
         policy = dataclasses.replace(policy, probe_s=0)
     slowdowns = prediction.slowdowns if prediction else None
     walls = [

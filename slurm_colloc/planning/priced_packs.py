@@ -19,7 +19,7 @@ class Subject:
         host_memory_mb: Host memory in MB; None where nothing is known of it.
         gpu_memory_mb: GPU memory that it may need at most, in MB, margin included; None unknown.
         run_s: Seconds that it is expected to run alone on the whole GPU.
-        load: What it takes of the GPU; None where unknown: then it shares with nobody here.
+        load: What it takes of the GPU; None where unknown: then it does not share here.
         max_slowdown: How much slower than alone it may get, 1 or more.
         margin: Relative uncertainty of its predicted slowdown.
         kind: Subjects of equal kind are interchangeable: same load, needs, bound and `run_s`.

@@ -281,7 +281,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "what-if",
         _REQ,
         Concern.CALL,
-        "csub plan only: the plan beside one with other values, as in degree=4,mode=timeslice",
+        "csub plan only: the plan alongside one with other values, as in degree=4,mode=timeslice",
     ),
 )
 

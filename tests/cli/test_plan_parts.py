@@ -113,7 +113,7 @@ def test_a_pack_asks_for_the_gpu_type_on_which_its_members_were_measured(node: L
 @pytest.mark.parametrize(
     ("nodes", "options", "words"),
     [
-        (MIXED, ["--constraint=fast"], "(a30, h200) and none is asked for beside --constraint"),
+        (MIXED, ["--constraint=fast"], "(a30, h200) and none is asked for along with --constraint"),
         (
             (MIXED[1], MIXED[0].replace("h200", "a100")),
             [],

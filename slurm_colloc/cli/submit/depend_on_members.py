@@ -41,7 +41,7 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
 
     Raises:
         NotFound: There is no such member.
-        UsageProblem: It is malformed, can never be satisfied, or nobody could look after it.
+        UsageProblem: It is malformed, can never be satisfied, or no call could look after it.
         SlurmError: Slurm cannot say how the member stands.
     """
     resolved: dict[str, Job] = {}

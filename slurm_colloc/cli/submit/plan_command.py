@@ -44,7 +44,7 @@ each would be. Takes all options of a submission (csub submit --help) and submit
 
   --explain           all reasons, and for jobs that were not put together what is in the way
   --json              one JSON object
-  --what-if=CHANGES   the plan beside one with other values, with commas between them:
+  --what-if=CHANGES   the plan alongside one with other values, with commas between them:
                       degree=4, mode=mps|timeslice|mig|exclusive, max-slowdown=2,
                       goal=throughput|latency|energy, gpu-mem=10G,
                       policy=csub|exclusive|first-fit|carma|additive
@@ -234,7 +234,7 @@ def parse_changes(text: str) -> dict[str, str]:
         if name in changes:
             raise UsageProblem(
                 f"--what-if: {name} is given twice, as {cut(changes[name])!a} and {cut(value)!a}",
-                hint="give it once: one plan is shown beside the one that would be made",
+                hint="give it once: one plan is shown alongside the one that would be made",
             )
         changes[name] = value
     if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":

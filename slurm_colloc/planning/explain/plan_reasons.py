@@ -105,7 +105,7 @@ def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
         finish_s = subjects[0].run_s if timed else None
         return dataclasses.replace(pack, known=True, predicted_finish_s=finish_s)
     if len(subjects) < 2 or pack.degree < len(subjects):
-        # Who of those that wait runs beside whom, nothing tells.
+        # Who of those that wait runs alongside whom, nothing tells.
         return pack
     setting = Setting(pack.mode, tuple(member.thread_percentage for member in pack.members))
     slowdowns, finish_s = other_rules.predict_pack(subjects, setting, question.calibration)

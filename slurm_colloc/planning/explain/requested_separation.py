@@ -22,13 +22,13 @@ def find_differences(
 
     Args:
         question: What planning was asked.
-        keys: From `find_keys`; those that share with nobody have none.
+        keys: From `find_keys`; those that do not share have none.
         names: What the jobs are called, by index.
         i: One job.
         j: The other.
 
     Returns:
-        The first that is found, or why each shares with nobody; nothing where the two may be
+        The first that is found, or why each does not share; nothing where the two may be
         planned together.
     """
     alone = {
@@ -55,13 +55,13 @@ def find_differences(
 
 
 def _build_alone(question: Question, index: int, text: str) -> Broken:
-    """Why a job shares with nobody."""
+    """Why a job does not share."""
     have, limit = _find_numbers(question.jobs[index], question.policy)
     return Broken("alone", have, limit, text)
 
 
 def _find_numbers(job: Job, policy: Policy) -> tuple[float | None, float | None]:
-    """Both numbers of why a job shares with nobody, as `compute_reason_to_run_alone` finds it."""
+    """Both numbers of why a job does not share, as `compute_reason_to_run_alone` finds it."""
     if job.alone_because or not job.came_together:
         return None, None
     if job.gpus != 1:

@@ -1,7 +1,7 @@
 """Why a rule of others did not put two jobs together, with both numbers of what it looks at; pure.
 
 It is told of the moment at which the rule placed the second of the two: who came later is in
-nobody's way.
+no job's way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_by_rule(
         pair: The two.
 
     Returns:
-        What is in the way, and who was in the pack that the second would have joined; nobody
+        What is in the way, and who was in the pack that the second would have joined; none
         where the two alone could not share.
     """
     rule = question.policy.rule

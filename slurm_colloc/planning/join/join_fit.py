@@ -20,7 +20,7 @@ from slurm_colloc.planning.unknown_packs import compute_refusal
 
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
-    """Say why a job joins no pack, and why nobody joins its own; empty if it may."""
+    """Say why a job joins no pack, and why none joins its own; empty if it may."""
     if policy.rule is not Rule.CSUB:
         return f"the rule {policy.rule} makes its pack, and knows no joining"
     return compute_reason_to_run_alone(dataclasses.replace(job, came_together=True), policy)

@@ -141,7 +141,7 @@ def name_needy(broken: Broken, names: Sequence[str], subjects: Sequence[Subject]
 def find_too_large(
     members: Sequence[Subject], names: Sequence[str], limits: Limits
 ) -> list[Broken]:
-    """Who by itself needs more than one GPU's share: it shares with nobody, not even in turn.
+    """Who by itself needs more than one GPU's share: it does not share, not even in turn.
 
     Args:
         members: Some jobs.

@@ -19,7 +19,7 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
     capacity, policy = question.capacity, question.policy
     members = policy.degree_max
     if policy.degree_is_asked or capacity.gpu_memory_mb is None:
-        # How many fit into an unknown GPU's memory, nobody can say.
+        # It is not known how many fit into an unknown GPU's memory.
         members = min(members, policy.degree)
     if policy.pack_size is not None:
         members = min(members, policy.pack_size)

@@ -31,7 +31,7 @@ class Broken:
             `queue` (members at once, as smaller packs wait less), `time` (it takes longer than a
             pack may), `duration` (one asks for much less time than the other), `slowdown`, `mig`
             (instances), `cost` (together they cost no less than apart), `unknown` (the load of
-            one is unknown), `alone` (one shares with nobody), `group` (Slurm has to be asked for
+            one is unknown), `alone` (one shares with none), `group` (Slurm has to be asked for
             them apart), `order` (packs of unknown jobs are filled in the order of the call) or
             `rule` (the rule that was asked for does not put them together).
         have: What they would come to; None where no number is in the way.

@@ -106,7 +106,7 @@ class Declining:
         broken = weighing.find_broken(together, names)
         if broken:
             texts = "; ".join(b.text for b in broken)
-            return f"{name} saves more with others, and beside them {texts}"
+            return f"{name} saves more with others, and alongside them {texts}"
         priced, joined = weighing.pricing.price(members), weighing.pricing.price(together)
         alone = weighing.pricing.price((position,))
         assert priced is not None

@@ -55,7 +55,7 @@ def partition(
         Rule.CARMA: place_by_carma,
     }
     if rule not in rules:
-        raise ValueError(f"{rule} places nobody by loads")
+        raise ValueError(f"{rule} does not place by loads")
     return rules[rule](subjects, limits, gpu_memory_mb)
 
 

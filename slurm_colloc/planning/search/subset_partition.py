@@ -16,7 +16,7 @@ _FEW = 4
 def find_cheapest_partition(costs: Array) -> list[int]:
     """Divide all members into packs of least total cost: exact, in time 3^members.
 
-    A subset that has member m as its highest costs least as the best of its packs with m beside
+    A subset that has member m as its highest costs least as the best of its packs with m alongside
     the best partition of the others; for all subsets with that highest member this is a
     convolution over subsets, of their costs and the best that are known for lower members.
 

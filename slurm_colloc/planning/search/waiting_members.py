@@ -1,6 +1,6 @@
 """Packs with more members than places: those above the degree wait in them (`--pack-size`).
 
-Whoever runs at once with whom depends on who ends first. So each member is predicted beside the
+Which members run at once depends on which ends first. So each member is predicted alongside the
 heaviest of the others, and that has to keep its bound; what a pack of like jobs comes to is then
 hardly more than what was predicted.
 """
@@ -41,7 +41,7 @@ class _Filled:
         needs: What the members need, in start order.
         members: The same as the search looks at them.
         at_once: How many run at the same time.
-        slowdowns: Of the members, each beside the heaviest of the others.
+        slowdowns: Of the members, each alongside the heaviest of the others.
         ends_s: Seconds until each ends, if it begins when a place is free.
         reason: Why it has no further member.
     """
@@ -66,7 +66,7 @@ def plan_waiting(
             how many run at once, and how they share.
 
     Returns:
-        The packs; or why nobody can wait, empty where nobody asked for it.
+        The packs; or why none can wait, empty where that was not asked for.
     """
     policy, subjects = question.policy, weighing.subjects
     degree = max(len(members) for members in parts)
@@ -180,10 +180,10 @@ def _fill(
 def _predict_beside_heaviest(
     members: Sequence[Subject], at_once: int, setting: Setting, calibration: Calibration | None
 ) -> tuple[float, ...] | None:
-    """Each member's slowdown beside the heaviest of the others; None where one is unknown.
+    """Each member's slowdown alongside the heaviest of the others; None where one is unknown.
 
-    Heavy is who slows a member down: how far it does is asked of that many of it beside the member,
-    or where there are many kinds, beside the first. In 1,500 random packs of like jobs that found
+    Heavy is who slows a member down: how far it does is asked of that many of it with the member,
+    or where there are many kinds, with the first. In 1,500 random packs of like jobs that found
     the worst neighbours in 99.5 %, and was at most 2 % off.
     """
     running = Setting(setting.mode, (setting.percentages[0],) * at_once)
@@ -200,7 +200,7 @@ def _predict_beside_heaviest(
                 weights[other_name] = found[0]
             ranked = [(-weights[_name_kind(member)], i) for i, member in enumerate(members)]
             order = [members[i] for _, i in heapq.nsmallest(at_once, ranked)]
-        # It is not beside itself.
+        # It is not alongside itself.
         names = [_name_kind(member) for member in order]
         own = names.index(name) if name in names else at_once - 1
         found = predict_setting([kind, *order[:own], *order[own + 1 :]], running, calibration)

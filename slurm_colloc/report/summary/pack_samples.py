@@ -184,7 +184,7 @@ def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
     except ImportError as error:
         raise StateError(
             f"samples are Parquet files, which need pyarrow ({error})",
-            hint="install it beside csub: pip install pyarrow",
+            hint="install it alongside csub: pip install pyarrow",
         ) from error
     for _ in range(_TRIES):
         problems: list[str] = []

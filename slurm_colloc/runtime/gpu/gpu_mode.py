@@ -117,7 +117,7 @@ class GpuMode:
 
     @property
     def needs_mps(self) -> bool:
-        """No process can use the GPU beside the MPS server unless it is a client of that."""
+        """No process can use the GPU alongside the MPS server unless it is a client of that."""
         return self._takes_one_process and self.mode is SharingMode.MPS
 
     def filenos(self) -> list[int]:

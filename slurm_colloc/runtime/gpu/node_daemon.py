@@ -11,7 +11,7 @@ from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSet
 
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
-names is believed only where nobody but root can have written it."""
+names is believed only where only root can have written it."""
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _set_own_resources(
     share = [] if dict(job.shape).keys() & _HOST_MEMORY else ["SLURM_MEM_PER_NODE"]
     environment["SLURM_COLLOC_SET"] = ",".join([*own, *share])
     # For an srun that does not come through the shim (called by its absolute path): it runs
-    # beside the neighbours, on this member's CPUs.
+    # alongside the neighbours, on this member's CPUs.
     environment["SLURM_OVERLAP"] = "1"
     if place.cpus:
         environment["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
@@ -271,7 +271,7 @@ def _set_own_resources(
 
 
 def build_step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an srun that starts a step beside others."""
+    """The environment of an srun that starts a step alongside others."""
     return {name: value for name, value in environment.items() if name not in STEP_SCRUB}
 
 

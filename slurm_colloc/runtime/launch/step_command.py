@@ -24,7 +24,7 @@ def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
 
 
 def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:
-    """Start one task beside others: no -c, no --exact, no --gres.
+    """Start one task alongside others: no -c, no --exact, no --gres.
 
     Overlapping steps with --exact get the same cores, and --gres conflicts with --gpus-per-node
     of the job from 23.11 on; without them a step sees all of the job's CPUs and GPUs, and the

@@ -142,7 +142,7 @@ class BlameFinder:
 
 
 def _ran_alone(member: Member) -> bool:
-    """It had the GPU to itself. By time slices beside others is not alone."""
+    """It had the GPU to itself. By time slices alongside others is not alone."""
     return member.gpu is not None and member.gpu.mode == SharingMode.EXCLUSIVE.value
 
 

@@ -2,7 +2,7 @@
 
     python -IB -m slurm_colloc.runtime.programs.enter [--term=TERM] MEMBER RUN_PREFIX [COMMAND...]
 
-`csub shell` starts it, in a job step of its own beside the member's or, without Slurm, directly.
+`csub shell` starts it, in a job step of its own alongside the member's or, without Slurm, directly.
 It takes environment, working directory, CPUs, umask and limits from the member's process, so that
 none of them leaves the node, and the member's cgroups where it may (an ordinary user may not where
 Slurm made them: the step then has limits of its own, equal to the member's). It stays as the

@@ -98,7 +98,7 @@ def examine(
 
 
 def try_step(environ: Mapping[str, str]) -> StepTrial:
-    """Start a job step beside the batch script, as the runner does for each member."""
+    """Start a job step alongside the batch script, as the runner does for each member."""
     argv = build_srun_argv("csub-doctor", None, ["/bin/sh", "-c", f"echo '{_ANSWER}'"])
     started = time.monotonic()
     try:

@@ -1,6 +1,6 @@
 """Slurm's commands inside a member. Who: the user's script; where: compute node.
 
-srun starts a task at once, beside the neighbours, on the member's own CPUs; `scontrol requeue`
+srun starts a task at once, alongside the neighbours, on the member's own CPUs; `scontrol requeue`
 and `scancel` of the own job id act on this member, not on the pack. sbatch, salloc and an srun
 for another job do not see what csub put into the member's environment. Everything else goes to
 the real command unchanged.
@@ -26,7 +26,7 @@ from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
 # What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
-# fails beside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
+# fails alongside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
 _DROPPED = frozenset(
     {
         "cpus-per-task",
@@ -114,7 +114,7 @@ def own_job_ids(environment: Mapping[str, str]) -> frozenset[str]:
 def rewrite_srun(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str] | None, dict[str, str]]:
-    """The arguments and environment with which srun starts beside the neighbours.
+    """The arguments and environment with which srun starts alongside the neighbours.
 
     Returns:
         None instead of arguments where srun means another job and must stay as it is.

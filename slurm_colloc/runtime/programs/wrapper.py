@@ -7,7 +7,7 @@ the wrapper gives the script exactly the environment it was handed and writes do
     wrapper.py LAUNCH_FILE
 
 The launch file (JSON, removed as soon as it was read, it holds the environment) says everything;
-see runtime.launch.step_command.build_launch. Records are written beside it: PREFIX.started and
+see runtime.launch.step_command.build_launch. Records are written alongside it: PREFIX.started and
 PREFIX.exit.
 """
 

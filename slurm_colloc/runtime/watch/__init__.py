@@ -1,1 +1,1 @@
-"""The monitor beside the members, and what the runner reads of it."""
+"""The monitor alongside the members, and what the runner reads of it."""

@@ -1,4 +1,4 @@
-"""The monitor beside a pack's members, and the directory in which they publish their progress."""
+"""A pack's monitor, and the directory in which members publish their progress."""
 
 from __future__ import annotations
 

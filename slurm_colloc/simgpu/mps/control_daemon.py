@@ -157,7 +157,7 @@ class ControlDaemon:
                     return
                 self.servers.note_exit(pid, raw_status)
 
-    # -- whoever connects --------------------------------------------------------------------------
+    # -- those that connect ------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket, *, privileged: bool) -> None:
         self.log("Accepting connection...")

@@ -102,7 +102,7 @@ def may_have_begun(pack: Path | str, number: int, attempt: int, starts: int) -> 
     """True where the runner has begun the start that follows a member's `starts` starts.
 
     The runner writes the start's first file and then looks whether the member is held; csub holds
-    it and then looks here. Whoever comes second sees the other.
+    it and then looks here. The one that comes second sees the other.
     """
     prefix = f"run.{attempt}.{starts + 1}."
     try:

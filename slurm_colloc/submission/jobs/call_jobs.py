@@ -47,7 +47,7 @@ from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A job with what travels beside it."""
+    """A job with what travels alongside it."""
 
     job: Job
     script: bytes

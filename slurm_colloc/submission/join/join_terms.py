@@ -174,7 +174,7 @@ class Prospect:
         )
 
     def _is_over(self) -> bool:
-        """Nobody looks after it any more: Slurm showed its job when somebody asked last."""
+        """It is not looked after any more: Slurm showed its job when somebody asked last."""
         is_open = os.path.lexists(self._state.open / self._pack_id)
         return not is_open or read_ended(self._path) is not None
 

@@ -112,7 +112,7 @@ def compute_closed(batch: Batch, pack: PlannedPack, policy: Policy) -> str:
 
 
 def encode_environment(environment: Mapping[str, str]) -> bytes:
-    """A captured environment as it is written beside the member."""
+    """A captured environment as it is written alongside the member."""
     return build_environment_block(
         {
             name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")

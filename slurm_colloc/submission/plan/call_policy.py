@@ -26,7 +26,7 @@ from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Sett
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 
 MONITOR_HOST_MEMORY_MB = 96
-"""What the monitor takes beside an NVIDIA driver, at the most that was seen."""
+"""What the monitor takes alongside an NVIDIA driver, at the most that was seen."""
 
 
 def choose_policy(call: Call, settings: Settings) -> Policy:

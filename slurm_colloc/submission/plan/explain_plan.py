@@ -55,7 +55,7 @@ def _explain_across(
 ) -> list[PairExplanation]:
     """What keeps jobs of two parts apart, a pair of kinds at a time.
 
-    That is what Slurm is asked, or that one of them shares with nobody, so no limit counts.
+    That is what Slurm is asked, or that one of them does not share, so no limit counts.
     """
     kinds = [_find_kinds(planned, call_plan) for planned in (first, second)]
     found = []

@@ -15,7 +15,7 @@ class PlannedPack:
 
     Attributes:
         plan: Its plan.
-        candidates: Its members' jobs with what travels beside them, in the order of the plan's
+        candidates: Its members' jobs with what travels alongside them, in the order of the plan's
             members.
     """
 

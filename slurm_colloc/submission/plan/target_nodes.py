@@ -117,7 +117,7 @@ class GpuMatch:
 
     Attributes:
         gpu_type: The type to ask for, so that it holds; None where nothing needs to be asked.
-        is_other: It does not hold, or nobody can say: another GPU model may be given.
+        is_other: It does not hold, or that is not known: another GPU model may be given.
         reason: Why not, in a sentence.
     """
 
@@ -159,7 +159,7 @@ def match_gpu_type(
     if len(matching) == 1 and not narrowing:
         return GpuMatch(matching[0])
     names = ", ".join(kind or "without a type" for kind in types)
-    beside = f" beside {narrowing[0]}" if narrowing else ""
+    beside = f" along with {narrowing[0]}" if narrowing else ""
     return GpuMatch(
         is_other=True,
         reason=f"GPUs there are of several types ({names}) and none is asked for{beside}: of what "

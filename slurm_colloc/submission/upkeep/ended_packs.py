@@ -149,7 +149,7 @@ class Ending:
         return [f"{ended}; submitted again as job {job_id}"], True
 
     def _find_obstacle(self, never: Sequence[int]) -> str | None:
-        """Why they are not submitted again; '' if they are, None if nobody expects it."""
+        """Why they are not submitted again; '' if they are, None if that is not expected."""
         if self._last is SlurmJobState.CANCELLED:
             return None
         if self._last is SlurmJobState.COMPLETED:
@@ -183,7 +183,7 @@ class Ending:
 
 
 def list_never_started(path: Path) -> list[int]:
-    """Members of a pack that no runner has started, and that nobody has cancelled or moved."""
+    """Members of a pack that no runner has started, and that has not been cancelled or moved."""
     attempt = read_attempt(path)
     found = []
     for number in list_members(path):
@@ -214,7 +214,7 @@ def list_held(path: Path) -> list[int]:
 
 
 def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:
-    """Write Slurm's last word on a pack, after which nobody looks at it any more."""
+    """Write Slurm's last word on a pack, after which it is not looked at any more."""
     path = state.pack_path(record.pack_id)
     if read_ended(path) is None:
         write_ended(path, last)

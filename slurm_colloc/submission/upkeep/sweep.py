@@ -178,7 +178,7 @@ def find_job(
 
 
 def _read_last_word(path: Path, job: SlurmJob | None) -> SlurmJobState | None:
-    """How a pack's job ended: ABSENT where nobody here knows, None while it is not over."""
+    """How a pack's job ended: ABSENT where that is not known, None while it is not over."""
     if job is None:
         return read_ended(path) or SlurmJobState.ABSENT
     return job.state if job.state in OVER else None
