@@ -256,7 +256,6 @@ def test_a_signal_at_any_moment_leaves_all_of_a_submission_or_nothing(
     earlier = set(list_slurm_jobs(user))
     submitted: list[str] = []
     cancelled: list[str] = []
-    answered = 0
     for attempt in range(14):
         before = set(list_slurm_jobs(user))
         csub = user.start(PACK)
@@ -272,7 +271,6 @@ def test_a_signal_at_any_moment_leaves_all_of_a_submission_or_nothing(
             cancelled += new
         elif "Submitted batch job" in out:
             assert new == [out.split()[3]]
-            answered += 1
         elif number is signal.SIGINT:
             # Before its first line Python itself says what it was doing, or is not even up.
             is_early = csub.returncode == -signal.SIGINT and not err

@@ -68,7 +68,7 @@ class PairReasons:
             first_number=jobs[i].number,
             second_number=jobs[j].number,
             packs=tuple(jobs[index].name for index in beside),
-            pack_indices=alongside,
+            pack_indices=beside,
             pairs=pairs,
             broken=broken,
             text="; ".join(b.text for b in broken),
