@@ -16,7 +16,8 @@ import pytest
 from slurm_colloc.model.queue_waits import LEAST_JOBS
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of, wait_until
+from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of
+from ..wait_until import wait_until
 from .bed import Accounting, running_accounting
 
 __all__ = ["accounts"]

@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ from slurm_colloc.sandbox.installation import find_installation
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
-
-
-def wait_for(look: Callable[[], object], what: str = "") -> None:
-    """Look again and again until there is something to see."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")

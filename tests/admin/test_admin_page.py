@@ -16,7 +16,7 @@ import pytest
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
-from .conftest import wait_for
+from ..wait_until import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "admin.md"
@@ -160,7 +160,7 @@ def test_the_page_leads_to_a_pack_under_the_nodes_mps_and_back(
         ).stdout
         return [json.loads(line) for line in text.splitlines()]
 
-    wait_for(lambda: [entry["hook"] for entry in log()] == ["prolog", "epilog"], "no epilog")
+    wait_until(lambda: [entry["hook"] for entry in log()] == ["prolog", "epilog"], "no epilog")
     assert [entry["action"] for entry in log()] == ["prepared", "undone"]
     assert {entry["outcome"] for entry in log()} == {""}
 

@@ -19,7 +19,8 @@ from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.sandbox_record import read_record
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
-from .conftest import PATIENCE_S, wait_for
+from ..wait_until import wait_until
+from .conftest import PATIENCE_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -88,8 +89,10 @@ def node(base: Path, sandbox: Sandbox, node_tree: Path) -> Iterator[Node]:
     sent = f"/proc/{slurmd.pid}/root/run/slurm/conf/slurm.conf"
     try:
         # The controller calls it idle for a while whether it runs or not.
-        wait_for(lambda: slurmd.poll() is not None or os.path.lexists(sent))
-        wait_for(lambda: slurmd.poll() is not None or read_node_state(sandbox) == "idle")
+        wait_until(lambda: slurmd.poll() is not None or os.path.lexists(sent), "slurmd is up")
+        wait_until(
+            lambda: slurmd.poll() is not None or read_node_state(sandbox) == "idle", "it is idle"
+        )
         if slurmd.poll() == 99:
             pytest.skip("no mount namespaces here")
         assert slurmd.poll() is None, (sandbox.layout.log / "configless.out").read_text()
@@ -146,7 +149,7 @@ def test_hooks_of_a_node_that_has_its_slurm_conf_from_the_controller(node: Node)
     ):
         subprocess.run(argv, env=environ, check=True, stdout=subprocess.DEVNULL)
     cached = Path(node.run("readlink", "-f", "/run/slurm/conf/slurm.conf").strip())
-    wait_for(lambda: f"Prolog={places.hooks_path}/prolog.sh" in cached.read_text())
+    wait_until(lambda: f"Prolog={places.hooks_path}/prolog.sh" in cached.read_text(), "it was sent")
     done = subprocess.run(
         [
             *("sbatch", "--parsable", "--wait", "--gres=gpu:1", "--time=1", "--output=/dev/null"),
@@ -169,5 +172,5 @@ def test_hooks_of_a_node_that_has_its_slurm_conf_from_the_controller(node: Node)
         lines = node.csub("log", "--job", job, "--json").splitlines()
         return [json.loads(line)["hook"] for line in lines]
 
-    wait_for(lambda: read_hooks() == ["prolog", "epilog"])
+    wait_until(lambda: read_hooks() == ["prolog", "epilog"], "both ran")
     assert read_node_state(sandbox) == "idle"

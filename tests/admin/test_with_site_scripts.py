@@ -16,7 +16,7 @@ from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 
-from .conftest import wait_for
+from ..wait_until import wait_until
 
 CSUB = Path(sys.executable).with_name("csub")
 USER = "nobody"
@@ -95,7 +95,7 @@ class Node:
         )
         assert done.returncode == 0, done.stderr
         job = done.stdout.strip()
-        wait_for(lambda: f"epilog {job} " in self.log.read_text())
+        wait_until(lambda: f"epilog {job} " in self.log.read_text(), "its epilog ran")
         return job
 
 

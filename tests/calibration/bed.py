@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from slurm_colloc.calibration.cells import Cell, CellTraining, Group
 
@@ -21,14 +17,6 @@ def cell(*names: str) -> Cell:
 
 def group(*cells: Cell, mode: str = "timeslice") -> Group:
     return Group("some", mode, cells)
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:g} s: {what}")
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

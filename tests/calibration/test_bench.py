@@ -18,7 +18,8 @@ from slurm_colloc.calibration.training_server import Pool
 from slurm_colloc.calibration.workloads import TINY, WORKLOADS
 from slurm_colloc.errors import NodeError
 
-from .bed import PATIENCE_S, cell, group, is_running, list_descendants, wait_until
+from ..wait_until import wait_until
+from .bed import PATIENCE_S, cell, group, is_running, list_descendants
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -16,7 +16,8 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
-from .bed import PATIENCE_S, is_running, wait_until
+from ..wait_until import wait_until
+from .bed import PATIENCE_S, is_running
 
 
 @pytest.fixture

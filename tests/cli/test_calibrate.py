@@ -14,8 +14,9 @@ import pytest
 
 from slurm_colloc.store.calibrations import read_calibration
 
-from ..calibration.bed import PATIENCE_S, is_running, list_descendants, wait_until
+from ..calibration.bed import PATIENCE_S, is_running, list_descendants
 from ..calibration.tables import TABLES
+from ..wait_until import wait_until
 
 pytestmark = pytest.mark.long
 

@@ -31,27 +31,6 @@ POLL_S = 0.1
 SLURM_LOOK_S = 1.5
 
 
-def wait_until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
-    """Wait for something to become true and return it; fail with `what` where it does not."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        begin_s = time.monotonic()
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {patience_s:g} s: {what}")
-        pause_after_look(begin_s)
-
-
-def pause_after_look(begin_s: float) -> None:
-    """Wait before the next look, for as long as one takes.
-
-    Many looks are a whole csub; waiting must not keep a core from what is waited for.
-    """
-    time.sleep(min(1.0, max(POLL_S, time.monotonic() - begin_s)))
-
-
 @dataclass
 class CsubUser:
     """Somebody who uses csub on a sandbox, with a home and a state directory of their own."""

@@ -15,7 +15,8 @@ import pytest
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import can_reach_checkout, running_sandbox, wait_until
+from ..wait_until import wait_until
+from .conftest import can_reach_checkout, running_sandbox
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from slurm_colloc.simgpu.install import list_nodes, snapshot
 from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 OPTIONS = ("--requeue", "--gres=gpu:1", "-c1", "--mem=100M", "--time=10")
 

@@ -14,7 +14,8 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, running_sandbox, user_of, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

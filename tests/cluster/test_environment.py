@@ -9,7 +9,8 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, user_of, wait_until, wait_until_quiet
+from ..wait_until import wait_until
+from .conftest import CsubUser, user_of, wait_until_quiet
 
 pytestmark = pytest.mark.slurm
 

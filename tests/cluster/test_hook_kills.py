@@ -26,7 +26,8 @@ from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from ..signalling import send_signal
-from .conftest import CsubUser, user_of, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, user_of
 from .hooks import (
     list_prepared,
     read_audit,

@@ -19,7 +19,8 @@ from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.installation import find_installation
 
-from .conftest import CsubUser, require_slurm, user_of, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, require_slurm, user_of
 from .hooks import (
     changed_policy,
     list_prepared,

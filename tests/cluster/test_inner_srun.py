@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

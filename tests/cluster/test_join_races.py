@@ -10,7 +10,8 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, running_sandbox, user_of, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, running_sandbox, user_of
 from .joins import (
     block,
     check_slurm_has_room,

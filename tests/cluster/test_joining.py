@@ -18,7 +18,8 @@ from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping
 from slurm_colloc.store.learned.profiles import compute_family
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from .conftest import CsubUser, can_reach_checkout, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, can_reach_checkout
 
 
 class NoSlurm:

@@ -11,7 +11,8 @@ import pytest
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import (
     OPTIONS,
     Untouched,

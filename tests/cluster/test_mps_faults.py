@@ -9,7 +9,8 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import (
     OPTIONS,
     Untouched,

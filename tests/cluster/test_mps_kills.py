@@ -9,7 +9,8 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import ProcessId, identify, is_alive
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import (
     HELLO,
     OPTIONS,

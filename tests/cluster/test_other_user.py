@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 pytestmark = [
     pytest.mark.slurm,

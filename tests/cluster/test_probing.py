@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import explained, journal, pack_directory, write_settings
 
 pytestmark = pytest.mark.slurm

@@ -12,7 +12,8 @@ import pytest
 
 from slurm_colloc.store.pack.pack_directory import read_moved
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import explained, journal, pack_directory, write_settings
 
 pytestmark = pytest.mark.slurm

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from .conftest import CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser
 from .mps import read_parent
 
 pytestmark = pytest.mark.slurm

@@ -20,7 +20,8 @@ from slurm_colloc.host.system.node_processes import (
     read_uid,
 )
 
-from .conftest import CsubUser, administrate, wait_until
+from ..wait_until import wait_until
+from .conftest import CsubUser, administrate
 from .mps import (
     explained,
     journal,

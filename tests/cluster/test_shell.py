@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PATIENCE_S, CsubUser, wait_until
+from ..wait_until import wait_until
+from .conftest import PATIENCE_S, CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 
-from ..cluster.conftest import CsubUser, wait_until
+from ..cluster.conftest import CsubUser
+from ..wait_until import wait_until
 
 FOREVER = "while :; do sleep 0.1; done"
 

@@ -7,8 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-from ..cluster.conftest import CsubUser, wait_until
+from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
+from ..wait_until import wait_until
 
 GO = "echo $$ > ran.$1; while [ ! -e go.$1 ]; do sleep 0.1; done; exit ${2:-0}"
 

@@ -16,7 +16,8 @@ from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
-from ..cluster.conftest import running_sandbox, wait_until
+from ..cluster.conftest import running_sandbox
+from ..wait_until import wait_until
 from .cluster import FakeSlurm
 
 UNKNOWN_JOB = "999999"

@@ -12,7 +12,7 @@ from slurm_colloc.errors import SlurmRefused, SlurmUnreachable
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.accounting import read_history, read_qos
 
-from ..cluster.conftest import wait_until
+from ..wait_until import wait_until
 from .conftest import Bed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_colloc.errors import SlurmRefused
 
-from ..cluster.conftest import wait_until
+from ..wait_until import wait_until
 from .conftest import FOREVER, GO, STEP, UNKNOWN_JOB, Bed
 
 # Cancelling and signals ---------------------------------------------------------------------------

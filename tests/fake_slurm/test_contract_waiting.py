@@ -9,7 +9,7 @@ import pytest
 
 from slurm_colloc.model.member import SlurmJobState
 
-from ..cluster.conftest import wait_until
+from ..wait_until import wait_until
 from .conftest import FOREVER, Bed
 
 # Jobs from submission to end ----------------------------------------------------------------------

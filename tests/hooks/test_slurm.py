@@ -13,8 +13,9 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of, wait_until
+from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
 from ..cluster.joins import list_packs
+from ..wait_until import wait_until
 from .conftest import install
 
 __all__ = ["accounts"]  # a fixture

@@ -24,8 +24,9 @@ from slurm_colloc.store.pack.node_setup import Setup, write_setup
 from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
 
 from ..instrument.bed import ROOT, build_environment
-from ..simgpu.conftest import Simulation, wait_until
+from ..simgpu.conftest import Simulation
 from ..store.builders import build_member, build_pack
+from ..wait_until import wait_until
 from .bed import Bed, environment_of
 
 pytestmark = [

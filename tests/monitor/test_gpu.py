@@ -10,7 +10,8 @@ import pytest
 
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS
 
-from ..simgpu.conftest import Simulation, wait_until
+from ..simgpu.conftest import Simulation
+from ..wait_until import wait_until
 from .bed import Bed, Row, environment_of
 
 MEASURED = [name for name, _ in GPU_COLUMNS[3:]]

@@ -13,7 +13,7 @@ import pytest
 from slurm_colloc.instrument import layout
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
-from ..simgpu.conftest import wait_until
+from ..wait_until import wait_until
 from .bed import Bed
 
 BURN = "python3 -c 'sum(i * i for i in range({count}))'"

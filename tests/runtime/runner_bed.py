@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, re
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, read_pack
 
 from ..store.builders import build_pack
+from ..wait_until import wait_until
 
 CONFIG = {"KillWait": "30 sec", "JobRequeue": "1", "ProctrackType": "proctrack/linuxproc"}
-PATIENCE_S = 30.0
 
 NOBODY = 2**30
 """A process id that no process can have (proc(5), pid_max)."""
@@ -217,11 +216,3 @@ def end_process(process: StartedProcess) -> None:
     """End a process and wait for it."""
     process.kill()
     wait_until(lambda: process.poll() is not None, "it has ended")
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)

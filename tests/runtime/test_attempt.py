@@ -27,7 +27,8 @@ from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.pack_directory import read_pack
 
-from .runner_bed import Bed, wait_until
+from ..wait_until import wait_until
+from .runner_bed import Bed
 
 ROOT = Path(slurm_colloc.__file__).parents[1]
 

@@ -14,7 +14,8 @@ import pytest
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.outcome.verdict import StopReason
 
-from .runner_bed import NOBODY, Bed, wait_until
+from ..wait_until import wait_until
+from .runner_bed import NOBODY, Bed
 
 
 def test_a_member_that_has_come_up_is_written_as_running(bed: Bed) -> None:

@@ -26,7 +26,8 @@ from slurm_colloc.runtime.launch.member_processes import (
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
-from .runner_bed import PlainProcess, wait_until
+from ..wait_until import wait_until
+from .runner_bed import PlainProcess
 from .test_members import SPEC
 
 

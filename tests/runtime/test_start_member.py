@@ -17,7 +17,8 @@ from slurm_colloc.runtime.launch.step_command import build_srun_argv, build_wrap
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_holds import write_held
 
-from .runner_bed import Bed, wait_until
+from ..wait_until import wait_until
+from .runner_bed import Bed
 
 SRUN = """#!/bin/sh
 for word; do printf '%s\\n' "$word"; done >"$ASKED"

@@ -17,7 +17,8 @@ from slurm_colloc.runtime.launch.step_command import StartedProcess, start_proce
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
-from .runner_bed import Bed, wait_until
+from ..wait_until import wait_until
+from .runner_bed import Bed
 
 TELL = """
 import signal, sys, time

@@ -9,8 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ import pytest
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
 
+from ..wait_until import wait_until
+
 PATIENCE_S = 60
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return value
 
 
 def is_alive(pid: int) -> bool:

@@ -10,8 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from slurm_colloc.simgpu.install import (
     snapshot,
 )
 from slurm_colloc.simgpu.nvml.gpu_state import Node
+
+from ..wait_until import wait_until
 
 PATIENCE_S = 60.0
 NOBODY = 65534
@@ -142,17 +143,6 @@ class Simulation:
         return any(
             one.pid == process.pid and one.updated_s > 0 for one in self.node.read_processes()
         )
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:g} s: {what}")
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

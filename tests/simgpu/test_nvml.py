@@ -6,7 +6,8 @@ import pytest
 
 from slurm_colloc.simgpu.install import DRIVER_VERSION
 
-from .conftest import Simulation, wait_until
+from ..wait_until import wait_until
+from .conftest import Simulation
 
 MIB = 1024 * 1024
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6

@@ -11,7 +11,8 @@ import pytest
 from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
 from slurm_colloc.simgpu.training.cuda_context import choose_devices
 
-from .conftest import Simulation, wait_until
+from ..wait_until import wait_until
+from .conftest import Simulation
 
 TOTAL_MB, RESERVED_MB, CONTEXT_MB = 143771, 616, 512
 

@@ -13,7 +13,8 @@ import pytest
 
 from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
 
-from .conftest import PATIENCE_S, Simulation, wait_until
+from ..wait_until import wait_until
+from .conftest import PATIENCE_S, Simulation
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
+
+from ..wait_until import wait_until
 
 COMMENT = "fast|slow  [csub 17]"
 STEP_NAME = "m|1"
@@ -16,8 +16,6 @@ MANY_TASKS = ",".join(str(number * number) for number in range(40))
 EVERY_OTHER = "0-12:2"
 """`squeue --array` leaves out the last one of such an array."""
 
-_PATIENCE_S = 60.0
-
 
 def run(*argv: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
@@ -25,13 +23,6 @@ def run(*argv: str) -> str:
 
 def submit(*options: str, script: str = "sleep 300") -> str:
     return run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {_PATIENCE_S:g} s: {what}"
-        time.sleep(0.1)
 
 
 def wait_for_state(job_id: str, state: str) -> None:

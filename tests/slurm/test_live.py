@@ -14,6 +14,7 @@ from slurm_colloc.sandbox import daemons
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 
+from ..wait_until import wait_until
 from . import contract, scenario
 from .conftest import Live
 
@@ -24,7 +25,7 @@ UNKNOWN_JOB = "999999"
 
 def wait_for_reason(access: SlurmAccess, live: Live) -> None:
     """After each change, and after a start, Slurm needs a moment to say why a job waits."""
-    scenario.wait_until(
+    wait_until(
         lambda: access.list_jobs()[live.jobs["pending"]].reason in ("Resources", "Priority"),
         "Slurm says why the pending job waits",
     )
@@ -55,7 +56,7 @@ def test_the_same_jobs_are_listed_as_by_squeue(access: SlurmAccess) -> None:
 @pytest.mark.smoke
 def test_tasks_of_an_array_that_started_are_listed_each_by_its_number(access: SlurmAccess) -> None:
     job = scenario.submit("--array=0-1", "--time=1", "--mem=100M", script="true")
-    scenario.wait_until(
+    wait_until(
         lambda: all(find_state(access, f"{job}_{task}") == "COMPLETED" for task in (0, 1)),
         "both tasks are shown as completed",
     )
@@ -122,7 +123,7 @@ def test_a_job_that_grew_runs_with_all_its_cpus(access: SlurmAccess) -> None:
         script='[ "$SLURM_CPUS_ON_NODE" = 3 ] && [ "$SLURM_CPUS_PER_TASK" = 3 ]',
     )  # fmt: skip
     access.update_job(job, {"NumCPUs": "3", "CPUsPerTask": "3", "StartTime": "now"})
-    scenario.wait_until(
+    wait_until(
         lambda: access.list_jobs()[job].state not in ("PENDING", "RUNNING", "COMPLETING"),
         "the job that grew has ended",
     )
@@ -136,10 +137,10 @@ def test_cancelling_sends_term_before_kill(access: SlurmAccess, live: Live) -> N
         "--time=5", "--mem=100M",
         script=f"trap 'echo TERM >{told}; exit' TERM; echo ready >{told}; sleep 300 & wait",
     )  # fmt: skip
-    scenario.wait_until(lambda: told.is_file() and "ready" in told.read_text(), "the script runs")
+    wait_until(lambda: told.is_file() and "ready" in told.read_text(), "the script runs")
     # scancel signals the steps; the batch script itself is told before the allocation ends.
     access.cancel(job)
-    scenario.wait_until(lambda: "TERM" in told.read_text(), "the script was told")
+    wait_until(lambda: "TERM" in told.read_text(), "the script was told")
 
 
 @pytest.mark.smoke
