@@ -276,5 +276,11 @@ def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: 
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"typer", "slurm_colloc.submission.upkeep.sweep"} <= loaded
-    unwanted = ("pydantic", "slurm_colloc.planning", "slurm_colloc.submission.submit", "jinja2")
+    unwanted = (
+        "pydantic",
+        "slurm_colloc.planning",
+        "slurm_colloc.submission.submit",
+        "slurm_colloc.submission.packs.submit_batch",
+        "jinja2",
+    )
     assert sorted(name for name in loaded if name.startswith(unwanted)) == []
