@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import time
@@ -14,6 +13,13 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
+from ..commands.refusals import (
+    check_refused,
+    list_state,
+    mounting_small_disk,
+    pack_directory,
+    put_state_at,
+)
 from ..wait_until import wait_until
 from .conftest import CsubUser, running_sandbox, user_of
 
@@ -22,27 +28,6 @@ pytestmark = pytest.mark.slurm
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
 PACK = ("pack", "--gres=gpu:1", "-c1", "--mem=100M", "--time=5")
-
-
-def list_state(user: CsubUser) -> set[str]:
-    """What a submission leaves: packs, job ids, marks, locks and unfinished files."""
-    folders = [user.state / name for name in ("packs", "open", "jobs", "making")]
-    left = {str(path) for folder in folders if folder.exists() for path in folder.iterdir()}
-    return left | {str(path) for path in user.state.glob("*.tmp*")}
-
-
-def list_jobs(user: CsubUser) -> list[str]:
-    return user.run(["squeue", "-h", "--me", "-o", "%i"]).stdout.split()
-
-
-def check_refused(user: CsubUser, words: tuple[str, ...], status: int, sentence: str) -> None:
-    """csub says exactly this on standard error, and has changed nothing."""
-    before, jobs = list_state(user), list_jobs(user)
-    ended = user.run(["csub", *words], check=False)
-    assert ended.stderr == f"csub: error: {sentence}\n"
-    assert (ended.returncode, ended.stdout) == (status, "")
-    assert list_state(user) == before
-    assert list_jobs(user) == jobs
 
 
 NOT_AVAILABLE = "Batch job submission failed: Requested node configuration is not available"
@@ -178,12 +163,6 @@ def test_with_the_controller_down_nothing_changes_and_csub_says_why(
 # The state directory -----------------------------------------------------------------------------
 
 
-def put_state_at(user: CsubUser, path: Path) -> None:
-    settings = user.home / "settings.toml"
-    settings.write_text(f'state_dir = "{path}"\n')
-    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
-
-
 @pytest.mark.smoke
 @needs_root
 @pytest.mark.parametrize("words", [("ok.sh",), (*PACK, "ok.sh", "ok.sh")], ids=["lone", "pack"])
@@ -221,24 +200,8 @@ def test_a_state_directory_of_somebody_else_is_not_used(scripts: CsubUser) -> No
 @pytest.fixture
 def small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
     """A user whose state lies on a file system of 256 KB."""
-    disk = scripts.home / "disk"
-    disk.mkdir()
-    argv = [
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size=256k,uid={scripts.uid},mode=0700",
-        "none",
-        str(disk),
-    ]
-    if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    put_state_at(scripts, disk / "state")
-    try:
-        yield scripts
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounting_small_disk(scripts) as user:
+        yield user
 
 
 @needs_root
@@ -323,11 +286,6 @@ def test_a_state_directory_that_the_nodes_do_not_see_is_said_on_the_node(
 
 
 # Damaged files -----------------------------------------------------------------------------------
-
-
-def pack_directory(user: CsubUser, job_id: str) -> Path:
-    index = json.loads(user.index(job_id).read_text())
-    return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
 
 
 def test_a_runner_refuses_a_pack_that_it_cannot_read(scripts: CsubUser) -> None:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from ..cluster.conftest import CsubUser
 
 
@@ -24,3 +32,37 @@ def check_refused(user: CsubUser, words: tuple[str, ...], status: int, sentence:
     assert (ended.returncode, ended.stdout) == (status, "")
     assert list_state(user) == before
     assert list_jobs(user) == jobs
+
+
+def put_state_at(user: CsubUser, path: Path) -> None:
+    settings = user.home / "settings.toml"
+    settings.write_text(f'state_dir = "{path}"\n')
+    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
+
+
+def pack_directory(user: CsubUser, job_id: str) -> Path:
+    index = json.loads(user.index(job_id).read_text())
+    return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
+
+
+@contextlib.contextmanager
+def mounting_small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
+    """A user whose state lies on a file system of 256 KB."""
+    disk = scripts.home / "disk"
+    disk.mkdir()
+    argv = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size=256k,uid={scripts.uid},mode=0700",
+        "none",
+        str(disk),
+    ]
+    if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    put_state_at(scripts, disk / "state")
+    try:
+        yield scripts
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

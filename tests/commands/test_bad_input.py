@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,14 @@ import pytest
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
-from .refusals import check_refused, list_jobs, list_state
+from .refusals import (
+    check_refused,
+    list_jobs,
+    list_state,
+    mounting_small_disk,
+    pack_directory,
+    put_state_at,
+)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
@@ -76,12 +81,6 @@ def test_without_slurm_csub_says_so_and_names_the_way_out(scripts: CsubUser) -> 
     assert list_state(scripts) == set()
 
 
-def put_state_at(user: CsubUser, path: Path) -> None:
-    settings = user.home / "settings.toml"
-    settings.write_text(f'state_dir = "{path}"\n')
-    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
-
-
 def test_a_file_in_the_place_of_the_state_directory_is_named(scripts: CsubUser) -> None:
     put_state_at(scripts, scripts.home / "ok.sh")
     for words in (("ok.sh",), ("queue",), ("queue", "--all"), ("show", "1")):
@@ -96,24 +95,8 @@ def test_a_file_in_the_place_of_the_state_directory_is_named(scripts: CsubUser) 
 @pytest.fixture
 def small_disk(scripts: CsubUser) -> Iterator[CsubUser]:
     """A user whose state lies on a file system of 256 KB."""
-    disk = scripts.home / "disk"
-    disk.mkdir()
-    argv = [
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size=256k,uid={scripts.uid},mode=0700",
-        "none",
-        str(disk),
-    ]
-    if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    put_state_at(scripts, disk / "state")
-    try:
-        yield scripts
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounting_small_disk(scripts) as user:
+        yield user
 
 
 @needs_root
@@ -168,11 +151,6 @@ def test_a_file_size_limit_is_a_failed_write_like_any_other(scripts: CsubUser) -
     assert ended.stderr.endswith(": File too large\n")
     assert list_state(scripts) == before
     assert list_jobs(scripts) == jobs
-
-
-def pack_directory(user: CsubUser, job_id: str) -> Path:
-    index = json.loads(user.index(job_id).read_text())
-    return user.state / "packs" / f"{index['submission']}.{index['indices'][0]}"
 
 
 @pytest.mark.parametrize(
