@@ -259,6 +259,7 @@ def effective_state(
     carried: bool = False,
     moved: bool = False,
     held: bool = False,
+    begun: bool = True,
 ) -> MemberState:
     """Say what a member is, from what the runner wrote last and what Slurm says of its job.
 
@@ -271,6 +272,8 @@ def effective_state(
             The job's exit code is the worst member's, so it is COMPLETED only if all are.
         moved: It never started here and was submitted again in another pack.
         held: It is held: while it waits it outlives its pack, unless that is cancelled.
+        begun: A runner of its pack has started. A pack that failed before that had a batch script
+            that could not start, and so have all of its members.
 
     Returns:
         The state to show. This is the only place that says LOST: the job is over, and no process
@@ -289,6 +292,7 @@ def effective_state(
         return recorded
     if slurm in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED, SlurmJobState.COMPLETING):
         return MemberState.RUNNING if carried else recorded
-    if carried and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
+    counts_as_job = carried or (slurm is SlurmJobState.FAILED and not begun)
+    if counts_as_job and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
         return MemberState(slurm.value)
     return _ENDED_LIKE_THE_JOB.get(slurm, MemberState.LOST)

@@ -21,6 +21,7 @@ from slurm_colloc.model.sbatch.dependency import describe
 from slurm_colloc.model.share_request import AUTO
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
@@ -247,13 +248,15 @@ def _build_member(
         carried=view.record.carried,
         moved=moved_to is not None,
         held=files.is_held,
+        begun=view.attempt > 0,
     )
     return MemberView(
         member=MemberId(shown_id, files.number),
         state=effective,
         record=record,
         reason=_name_dependency(
-            _compute_reason(effective, record, view, path, is_held=files.is_held), value["job"]
+            _compute_reason(effective, record, view, path, value["job"], is_held=files.is_held),
+            value["job"],
         ),
         name=name,
         wall_limit_s=wall_limit_s,
@@ -272,7 +275,13 @@ def _name_dependency(reason: str, job: Mapping[str, Any]) -> str:
 
 
 def _compute_reason(
-    state: MemberState, record: StateRecord | None, view: PackView, path: str, *, is_held: bool
+    state: MemberState,
+    record: StateRecord | None,
+    view: PackView,
+    path: str,
+    job: Mapping[str, Any],
+    *,
+    is_held: bool,
 ) -> str:
     if state is MemberState.PENDING:
         return _compute_waiting_reason(record, view, is_held=is_held)
@@ -284,12 +293,19 @@ def _compute_reason(
         kill = find_kill(path, view.attempt if record is None else record.attempt)
         if kill is not None:
             return f"{kill}; {kill.refusal}" if kill.refusal else str(kill)
-        if view.attempt == 0 and view.slurm_state is SlurmJobState.FAILED:
-            return "it ended before the pack began: do the compute nodes see the state directory?"
         return "its Slurm job is gone, and how it ended is not known"
     if record is not None and record.state is state:
         return record.reason
+    if state is MemberState.FAILED and view.attempt == 0:
+        missing = find_missing_directories(str(job.get("directory", "")), _list_patterns(job))
+        why = missing[0] if missing else "do the compute nodes see the state directory?"
+        return f"Slurm could not start its batch script: {why}"
     return f"its Slurm job: {view.slurm_state.value}" if view.slurm_state else ""
+
+
+def _list_patterns(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Its output files, each with the option that names it."""
+    return [(name, job[name]) for name in ("output", "error") if isinstance(job.get(name), str)]
 
 
 def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ _LOGS = ("csub logs {id}", "what it wrote")
 _CANCEL = ("csub cancel {id}", "end it")
 _WHY = ("csub show {id}", "which lines show it (Evidence)")
 _LIMITS = ("csub --gpu-mem=... SCRIPT", "submit it again with what it needs of the GPU's memory")
+
+_NEVER = "Waiting does not help: it does not start unless its request or Slurm's settings change."
 
 MEANINGS: dict[MemberState, Meaning] = {
     MemberState.PENDING: Meaning(
@@ -198,8 +201,10 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
         meaning = CAUSES.get(cause, meaning)
     evidence = member.record.evidence if member.record is not None else ()
     lines += [f"  {'Shown by:':<10} {line}" for line in evidence]
-    lines += _render_meaning(meaning, str(member.member))
     reason = find_reason(member.reason) if member.state is MemberState.PENDING else None
+    if reason is not None and reason.is_for_ever and not held:
+        meaning = dataclasses.replace(meaning, next=_NEVER)
+    lines += _render_meaning(meaning, str(member.member))
     if reason is not None and reason.advice and not held:
         lines.append(f"  To know:   {_render_advice(reason, view.job_id or '')}")
     return "".join(f"{escape_controls(line)}\n" for line in lines)

@@ -18,10 +18,12 @@ class Reason:
         meaning: What it means, as a clause.
         advice: What the user can do, as a sentence without a full stop; empty for nothing but
             waiting.
+        is_for_ever: Waiting does not help: the request or Slurm's configuration has to change.
     """
 
     meaning: str
     advice: str = ""
+    is_for_ever: bool = False
 
 
 REASONS: dict[str, Reason] = {
@@ -37,6 +39,7 @@ REASONS: dict[str, Reason] = {
     "DependencyNeverSatisfied": Reason(
         "a job that it depends on ended otherwise than it demands, so it will never start",
         "cancel it, or drop the condition: scontrol update JobId=ID Dependency=",
+        is_for_ever=True,
     ),
     "JobHeldUser": Reason("it is held", "csub release lets it go on"),
     "JobHeldAdmin": Reason(
@@ -55,7 +58,14 @@ REASONS: dict[str, Reason] = {
         "scontrol show partition shows the limits",
     ),
     "PartitionTimeLimit": Reason(
-        "it asks for more time than its partition allows", "submit it with a shorter --time"
+        "it asks for more time than its partition allows",
+        "submit it with a shorter --time",
+        is_for_ever=True,
+    ),
+    "PartitionConfig": Reason(
+        "its partition has no node that could hold it: too many CPUs, GPUs or too much memory",
+        "sinfo -o '%P %c %m %G' shows what each partition has; submit it with less",
+        is_for_ever=True,
     ),
     "ReqNodeNotAvail": Reason(
         "a node that it needs is down, drained or reserved",
@@ -63,28 +73,48 @@ REASONS: dict[str, Reason] = {
     ),
     "NodeDown": Reason("a node that it needs is down", "sinfo -R shows why"),
     "BadConstraints": Reason(
-        "no node can ever give what it asks for", "check --constraint, --gres, --mem and CPUs"
+        "no node can ever give what it asks for",
+        "check --constraint, --gres, --mem and CPUs",
+        is_for_ever=True,
     ),
     "Licenses": Reason("it waits for a licence"),
     "Reservation": Reason("its reservation has not begun, or is full"),
-    "ReservationDeleted": Reason("its reservation is gone", "cancel it and submit it without"),
-    "InvalidAccount": Reason("its account is not valid", "sacctmgr show assoc user=$USER"),
-    "InvalidQOS": Reason("its QoS is not valid", "sacctmgr show assoc user=$USER"),
-    "QOSNotAllowed": Reason("its partition or account does not allow its QoS"),
+    "ReservationDeleted": Reason(
+        "its reservation is gone", "cancel it and submit it without", is_for_ever=True
+    ),
+    "InvalidAccount": Reason(
+        "its account is not valid", "sacctmgr show assoc user=$USER", is_for_ever=True
+    ),
+    "InvalidQOS": Reason(
+        "its QoS is not valid", "sacctmgr show assoc user=$USER", is_for_ever=True
+    ),
+    "QOSNotAllowed": Reason(
+        "its partition or account does not allow its QoS",
+        "submit it with another --qos or --partition",
+        is_for_ever=True,
+    ),
     "QOSJobLimit": Reason("as many jobs run as its QoS allows"),
     "QOSResourceLimit": Reason("the resources that its QoS allows are in use"),
-    "QOSTimeLimit": Reason("its QoS does not allow so much time"),
+    "QOSTimeLimit": Reason(
+        "its QoS does not allow so much time", "submit it with a shorter --time", is_for_ever=True
+    ),
     "QOSUsageThreshold": Reason("its account has used more than its QoS demands"),
     "AssociationJobLimit": Reason("as many jobs run as its account allows"),
     "AssociationResourceLimit": Reason("the resources that its account allows are in use"),
     "AssociationTimeLimit": Reason("its account has used its time"),
-    "MaxMemPerLimit": Reason("it asks for more host memory than Slurm allows per node or CPU"),
+    "MaxMemPerLimit": Reason(
+        "it asks for more host memory than Slurm allows per node or CPU",
+        "submit it with less --mem",
+        is_for_ever=True,
+    ),
     "Prolog": Reason("the node is being prepared for it"),
     "Cleaning": Reason("its last attempt is being cleaned up; it starts again after that"),
     "NodeNotAvail": Reason("a node that it needs is not available"),
     "BurstBufferResources": Reason("it waits for burst buffer space"),
     "BurstBufferStageIn": Reason("its files are being staged in"),
-    "DeadLine": Reason("it cannot end before its --deadline"),
+    "DeadLine": Reason(
+        "it cannot end before its --deadline", "submit it with a later one", is_for_ever=True
+    ),
     "launch_failed_requeued_held": Reason(
         "its start failed on the node, and Slurm holds it",
         "scontrol release ID lets it try again; the node's prolog may have failed",

@@ -54,6 +54,7 @@ class Facts:
         latest: The newest figures of the pack's monitor; None where there are none.
         is_gpu_unprepared: Its runner has not written yet how members share the GPU.
         takes_one: Its GPU takes one member at a time.
+        last_line: The last line that it has written, of a failure; empty for none.
     """
 
     now: float
@@ -64,6 +65,7 @@ class Facts:
     latest: Mapping[str, Any] | None = None
     is_gpu_unprepared: bool = False
     takes_one: bool = False
+    last_line: str = ""
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -249,6 +251,8 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     if member.state is MemberState.FAILED and cause not in _PLAIN:
         reason = f"{cause}: {reason}" if reason else cause
     parts = [reason] if reason else []
+    if facts.last_line:
+        parts.append(f"the last line of its output: {facts.last_line}")
     if record is not None and record.started_at is not None:
         elapsed = compute_elapsed_s(member, facts.now)
         where = f"ran on {format_where(member)}"
@@ -282,6 +286,12 @@ def describe_request(fields: Mapping[str, str]) -> str:
         parts.append(gres.removeprefix("gres:").removeprefix("gres/"))
     partition = fields.get("Partition", "")
     where = f" on a node of partition {partition}" if partition else ""
+    if (named := fields.get("ReqNodeList", "")) not in _UNKNOWN:
+        where = f" on {named}, which --nodelist names"
+    if (left_out := fields.get("ExcNodeList", "")) not in _UNKNOWN:
+        where += f", without {left_out} (--exclude)"
+    if (features := fields.get("Features", "")) not in _UNKNOWN:
+        where += f" with {features} (--constraint)"
     return f"{_join(parts)}{where}" if parts else ""
 
 

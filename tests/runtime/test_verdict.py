@@ -62,7 +62,12 @@ def build_record(status: int, *foreign: int, **changes: Any) -> dict[str, Any]:
         (
             build_record(127 << 8, problem="it could not be started: x: No such file"),
             None,
-            Verdict(M.FAILED, ExitCode(127), "it could not be started: x: No such file"),
+            Verdict(
+                M.FAILED,
+                ExitCode(127),
+                "it could not be started: x: No such file",
+                without_script=True,
+            ),
         ),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -217,14 +218,19 @@ def _tell_missing(
     chosen: Sequence[tuple[PackView, MemberView]], offsets: dict[str, int], *, error: bool
 ) -> None:
     for view, member in chosen:
-        if offsets[str(member.member)] == 0 and (
-            member.record is None or member.record.started_at is None
-        ):
-            path = _path(view, member, error=error)
-            text = f"{member.member} is {member.state.value}: no output in {path} yet"
-            if len(chosen) == 1:
-                raise NotFound(text, hint="csub logs -f waits for it")
-            note(text)
+        has_run = member.record is not None and member.record.started_at is not None
+        path = _path(view, member, error=error)
+        if offsets[str(member.member)] or (has_run and Path(path).exists()):
+            continue
+        text = f"{member.member} is {member.state.value}: no output in {path}"
+        if member.is_final:
+            why = f" ({member.reason})" if member.reason else ""
+            text, hint = f"{text}{why}", f"csub why {member.member} says more"
+        else:
+            text, hint = f"{text} yet", "csub logs -f waits for it"
+        if len(chosen) == 1:
+            raise NotFound(text, hint=hint)
+        note(text)
 
 
 DEFAULT_AGE = "7d"

@@ -15,7 +15,9 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
+from slurm_colloc.report.last_output_line import read_last_line
 from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import Facts, explain_why
 from slurm_colloc.store.atomic_files import read_json
@@ -24,6 +26,7 @@ from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
 from slurm_colloc.store.pack.sample_files import latest_path
 
+_FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
 
 
@@ -53,6 +56,7 @@ class Inquiry:
             latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
             is_gpu_unprepared=unprepared,
             takes_one=takes_one,
+            last_line=_read_last_line(view, member),
         )
 
     def _read_ramp(self, view: PackView) -> RampRecord | None:
@@ -103,6 +107,13 @@ class Inquiry:
             return ""
         job_id = read_slurm_job_id(self._session.state.pack_path(member.moved_to))
         return f"{job_id.partition('_')[0]}/{member.member.number}" if job_id else ""
+
+
+def _read_last_line(view: PackView, member: MemberView) -> str:
+    if member.state not in _FAILURES or member.record is None:
+        return ""
+    out, err = find_log_paths(view, member)
+    return read_last_line((err, out))
 
 
 def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:

@@ -14,6 +14,11 @@ from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import choose_packs_to_join, find_room, tell_joined
 from slurm_colloc.cli.submit.submission_answer import answer
+from slurm_colloc.cli.submit.submission_notes import (
+    describe_nothing_shared,
+    is_watched,
+    list_missing_directories,
+)
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
@@ -58,6 +63,8 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
     call, policy = prepare_call(call, session, local=local)
+    for text in list_missing_directories(call):
+        note(text)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry
 
@@ -158,6 +165,10 @@ def _tell(call: Call, session: Session, made: CallPlan, submitted: Sequence[Subm
         tell_packs(session, call, submitted)
     answer(call.options, made, submitted)
     sys.stdout.flush()
+    if is_watched() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
+        why = describe_nothing_shared(made, made.policy)
+        if why:
+            note(why)
 
 
 def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:

@@ -60,13 +60,14 @@ class MpsOptions:
 
 
 def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the daemon of a simulated GPU must know; empty on a real one.
+    """What tells the daemon of a simulated GPU whose GPUs it has; a real one does not look at it.
+
+    The batch script's environment has the node's name alone: the simulated programs know their
+    own directory.
 
     Args:
         environ: The runner's environment.
     """
-    if "SIMGPU_ROOT" not in environ:
-        return {}
     return {name: environ[name] for name in PASSED_ON if name in environ}
 
 

@@ -97,7 +97,9 @@ def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
             return _end(verdict, around, EndCause.MPS_CULPRIT, evidence, reason, is_culprit=True)
         return _end(verdict, around, EndCause.CUDA_FAULT, evidence, verdict.reason)
     cause = choose_plain_cause(
-        MemberState.FAILED, verdict.exit_code, started=not verdict.never_started
+        MemberState.FAILED,
+        verdict.exit_code,
+        started=not (verdict.never_started or verdict.without_script),
     )
     return Blame(verdict, cause, evidence, around.retries)
 

@@ -34,6 +34,7 @@ class Verdict:
         foreign: Something other than the runner ended it or signalled it: the pack may be
             coming to its end, and nothing must be started before Slurm shows that it goes on.
         never_started: The step or process did not come up at all.
+        without_script: Its wrapper came up, and could not start its script.
         too_late: Slurm starts no step any more because the pack's time is up, although it may
             show the pack running for up to a minute more.
         ended_at: When it ended, in seconds since the epoch; None where nothing says it.
@@ -44,6 +45,7 @@ class Verdict:
     reason: str = ""
     foreign: bool = False
     never_started: bool = False
+    without_script: bool = False
     too_late: bool = False
     ended_at: float | None = None
 
@@ -92,8 +94,14 @@ def _judge_record(record: Mapping[str, Any], asked: StopReason | None) -> Verdic
     if record.get("oom_kills"):
         return Verdict(MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit")
     foreign = any(number == SIGTERM for number, _ in record["foreign_signals"])
-    reason = record.get("problem") or describe_code(code)
-    return Verdict(judge_exit_code(code), code, reason, foreign=foreign)
+    problem = record.get("problem")
+    return Verdict(
+        judge_exit_code(code),
+        code,
+        problem or describe_code(code),
+        foreign=foreign,
+        without_script=bool(problem),
+    )
 
 
 def judge_exit_code(code: ExitCode) -> MemberState:

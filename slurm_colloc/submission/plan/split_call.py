@@ -14,6 +14,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.plan.impossible_requests import refuse_impossible
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.target_nodes import Destination, Destinations, match_gpu_type
 
@@ -62,7 +63,7 @@ def divide_call(
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
-        NoPackPossible: A job asks for more GPU memory than the GPU has.
+        NoPackPossible: A job asks for more than any GPU or node has.
         UsageProblem: `--profile-like` names nothing.
     """
     buckets: dict[object, list[int]] = {}
@@ -72,16 +73,18 @@ def divide_call(
     for indices in buckets.values():
         chosen = [candidates[index] for index in indices]
         knowledge = gather_knowledge(chosen, settings)
-        # Slurm is asked only where something may share.
-        sharing = next((c.job for c in chosen if c.job.came_together and c.job.gpus == 1), None)
-        if sharing is None:
+        # Slurm is asked only where something may share, or might wait for ever.
+        first = next((c.job for c in chosen if c.job.gpus), None)
+        destination = Destination(Capacity()) if first is None else destinations.read(first)
+        _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
+        for candidate in chosen:
+            refuse_impossible(candidate.job, destination.shapes, max_time_s=destination.max_time_s)
+        if not any(c.job.came_together and c.job.gpus == 1 for c in chosen):
             jobs = tuple(c.job for c in chosen)
             parts.append(
                 _warn(Part(tuple(indices), jobs, Capacity(), knowledge), knowledge.profiles)
             )
             continue
-        destination = destinations.read(sharing)
-        _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
         own = _settle_gpu_type(
             indices, chosen, knowledge, destination, destinations, keeps_whole=keeps_whole
         )
@@ -102,6 +105,11 @@ def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
     warnings = []
     for place, profile in profiles.items():
         job, peak_mb = part.jobs[place], profile.gpu_memory_peak_mb
+        if profile.known_by is KnownBy.EXACT and profile.sm_activity == 0:
+            warnings.append(
+                f"{job.name}: its earlier runs never used the GPU (SM activity 0 %): a job without "
+                "--gres starts sooner"
+            )
         if profile.known_by not in _MEASURED or not job.gpu_memory_mb or not peak_mb:
             continue
         if job.gpu_memory_mb < peak_mb:

@@ -33,6 +33,9 @@ class Destination:
             where the job asks for a type, or nothing is known.
         gpu_types_elsewhere: Those of all other nodes that Slurm showed.
         gpu_memory_most_mb: Memory of the largest GPU there; None where unknown.
+        shapes: The kinds of nodes there.
+        max_time_s: How long a job may run there by partition and QoS; None for no limit, or where
+            that is not known.
         reasons: What is not known of it and should be, a sentence each.
     """
 
@@ -40,6 +43,8 @@ class Destination:
     gpu_types: tuple[str | None, ...] = ()
     gpu_types_elsewhere: tuple[str | None, ...] = ()
     gpu_memory_most_mb: int | None = None
+    shapes: tuple[NodeShape, ...] = ()
+    max_time_s: int | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -93,6 +98,8 @@ class Destinations:
             types,
             tuple(kind for kind in list_gpu_types(shapes) if kind not in types),
             max(known) if is_known else None,
+            tuple(choose_shapes(shapes, partition)),
+            max_wall_s,
             (f"how long a job may run by its QoS is not known: {unknown}",) if unknown else (),
         )
 

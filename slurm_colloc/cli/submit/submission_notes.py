@@ -1,0 +1,67 @@
+"""What a submission tells a beginner: directories that are not there, and why nothing shares."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import PackPlan, Policy, SharingMode
+from slurm_colloc.store.missing_directories import find_missing_directories
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.plan.plan_call import CallPlan
+
+_MARKS = ("runs alone: ", "no further member: ")
+
+
+def list_missing_directories(call: Call) -> list[str]:
+    """Directories that jobs name and that are not on this machine, a sentence each, once.
+
+    They are no error: a job may wait for another that makes them, and nodes may see more.
+    """
+    found: dict[str, None] = {}
+    for job in (candidate.job for candidate in call.candidates):
+        patterns = [(name, pattern) for name, pattern in _list_outputs(job) if pattern is not None]
+        for text in find_missing_directories(job.directory, patterns):
+            found[f"{job.script_name}: {text} here; unless it is made in time, the job fails"] = (
+                None
+            )
+    return list(found)
+
+
+def _list_outputs(job: Job) -> tuple[tuple[str, str | None], ...]:
+    return (("output", job.output), ("error", job.error))
+
+
+def describe_nothing_shared(made: CallPlan, policy: Policy) -> str:
+    """Why no job of a call shares a GPU; empty where one does, or that was asked for.
+
+    Args:
+        made: The call's plan.
+        policy: How far sharing may go.
+    """
+    if policy.mode is SharingMode.EXCLUSIVE or policy.degree_is_asked:
+        return ""
+    packs = made.plan.packs
+    if any(len(pack.members) > 1 for pack in packs):
+        return ""
+    if all(job.gpus == 0 for job in made.jobs):
+        return "no GPU is asked for (--gres=gpu:1), so there is nothing to share"
+    if len(packs) < 2:
+        return ""
+    why = _find_reason(packs)
+    return f"none of these jobs shares a GPU: {why}" if why else ""
+
+
+def _find_reason(packs: Sequence[PackPlan]) -> str:
+    for pack in packs:
+        for text in pack.reasons:
+            for mark in _MARKS:
+                if mark in text:
+                    return text.partition(mark)[2]
+    return ""
+
+
+def is_watched() -> bool:
+    """A person reads standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()

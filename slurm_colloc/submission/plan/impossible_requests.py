@@ -1,0 +1,83 @@
+"""Requests that no node of the partition can ever hold; pure.
+
+Slurm takes many of them and lets them wait for ever, with the reasons PartitionConfig or
+PartitionTimeLimit (squeue(1), JOB REASON CODES), unless the site sets EnforcePartLimits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_colloc.errors import NoPackPossible
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.slurm.output_formats import NodeShape
+
+
+def refuse_impossible(
+    job: Job, shapes: Sequence[NodeShape], *, max_time_s: int | None = None
+) -> None:
+    """Refuse a job that would wait for ever.
+
+    Args:
+        job: The job. Of one that cannot share, and may have several tasks or nodes, only the time
+            is looked at; sbatch itself refuses what no nodes can hold.
+        shapes: The kinds of nodes on which it may land. None of them tells nothing: a partition
+            that is not there is named by sbatch itself.
+        max_time_s: How long a job may run there, by partition and QoS; None for no limit, or where
+            that is not known.
+
+    Raises:
+        NoPackPossible: No node there can hold it, or none may for so long.
+    """
+    if not shapes:
+        return
+    where = _name_partitions(shapes)
+    if not job.alone_because:
+        _refuse_too_large(job, shapes, where)
+    if max_time_s is not None and job.time_limit_s is not None and job.time_limit_s > max_time_s:
+        raise NoPackPossible(
+            f"{job.script_name}: it asks for --time={format_time_limit(job.time_limit_s)}, and "
+            f"{where} allows {format_time_limit(max_time_s)} at most",
+            hint="give a shorter --time, or another partition or QoS",
+        )
+
+
+def _refuse_too_large(job: Job, shapes: Sequence[NodeShape], where: str) -> None:
+    counts = {shape: _count_gpus(shape, job.gpu_type) for shape in shapes}
+    most = max(counts.values())
+    if job.gpus > most:
+        kind = f" of type {job.gpu_type}" if job.gpu_type else ""
+        has = f"a node of {where} has {most} at most" if most else f"no node of {where} has any"
+        raise NoPackPossible(
+            f"{job.script_name}: it asks for {_count(job.gpus, 'GPU')}{kind}, and {has}",
+            hint="sinfo -o '%P %c %m %G' shows what each partition has",
+        )
+    usable = [shape for shape, count in counts.items() if count >= job.gpus]
+    cpus = max(shape.cpus for shape in usable)
+    if job.cpus > cpus:
+        raise NoPackPossible(
+            f"{job.script_name}: it asks for {_count(job.cpus, 'CPU')}, and a node of {where} "
+            f"has {cpus} at most",
+            hint="ask for fewer, or for another partition",
+        )
+    memory = max(shape.host_memory_mb for shape in usable)
+    if job.host_memory_mb is not None and job.host_memory_mb > memory:
+        raise NoPackPossible(
+            f"{job.script_name}: it asks for {job.host_memory_mb} MB of host memory, and a node of "
+            f"{where} has {memory} MB at most",
+            hint="ask for less, or for another partition",
+        )
+
+
+def _count_gpus(shape: NodeShape, gpu_type: str | None) -> int:
+    return sum(count for kind, count in shape.gpus if gpu_type is None or kind == gpu_type)
+
+
+def _name_partitions(shapes: Sequence[NodeShape]) -> str:
+    names = list(dict.fromkeys(shape.partition for shape in shapes))
+    return f"partition{'s' * (len(names) > 1)} {', '.join(names)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
