@@ -151,6 +151,9 @@ def test_the_calibration_of_each_group_is_named(node: LoginNode) -> None:
     other = dataclasses.replace(CALIBRATION, gpu_model="NVIDIA A30", residual=0.09)
     write_calibration(calibration_path(user_folder(node.state), "NVIDIA A30"), other)
     node.learn_small()
+    (node.home / "bin" / "sinfo").write_text(
+        '#!/bin/sh\necho "gpu*|64|512000|gpu:h200:4,gpu:a30:4|1-00:00:00|n/a"\n'
+    )
     (node.home / "a30.sh").write_text(
         (node.home / SMALL).read_text().replace("h200", "a30").replace("small", "a30")
     )

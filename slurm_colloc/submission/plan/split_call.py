@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_colloc.errors import NoPackPossible
+from slurm_colloc.errors import NoPackPossible, SlurmUnreachable
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.settings import Settings
@@ -73,13 +73,12 @@ def divide_call(
     for indices in buckets.values():
         chosen = [candidates[index] for index in indices]
         knowledge = gather_knowledge(chosen, settings)
-        # Slurm is asked only where something may share, or might wait for ever.
-        first = next((c.job for c in chosen if c.job.gpus), None)
-        destination = Destination(Capacity()) if first is None else destinations.read(first)
+        shares = any(c.job.came_together and c.job.gpus == 1 for c in chosen)
+        destination = _find_destination([c.job for c in chosen], destinations, shares=shares)
         _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
         for candidate in chosen:
             refuse_impossible(candidate.job, destination.shapes, max_time_s=destination.max_time_s)
-        if not any(c.job.came_together and c.job.gpus == 1 for c in chosen):
+        if not shares:
             jobs = tuple(c.job for c in chosen)
             parts.append(
                 _warn(Part(tuple(indices), jobs, Capacity(), knowledge), knowledge.profiles)
@@ -98,6 +97,22 @@ def divide_call(
             }
             parts.append(_warn(part, measured))
     return parts
+
+
+def _find_destination(
+    jobs: Sequence[Job], destinations: Destinations, *, shares: bool
+) -> Destination:
+    """Where jobs may land; Slurm is asked only where some may share, or might wait for ever."""
+    first = next((job for job in jobs if job.gpus), None)
+    if first is None:
+        return Destination(Capacity())
+    try:
+        return destinations.read(first)
+    except SlurmUnreachable:
+        # Jobs that run alone are sbatch's to refuse; it has more to say.
+        if shares:
+            raise
+        return Destination(Capacity())
 
 
 def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
