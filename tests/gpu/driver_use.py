@@ -36,7 +36,7 @@ import time; t = [time.monotonic()]
 import pynvml; t.append(time.monotonic())
 pynvml.nvmlInit(); t.append(time.monotonic())
 import runpy; child = runpy.run_path({child!r}); t.append(time.monotonic())
-assert not child["read_all"](pynvml)["problem"]; t.append(time.monotonic())
+assert not child["read_all"](pynvml, set())["problem"]; t.append(time.monotonic())
 print(t)
 """
 
