@@ -7,7 +7,10 @@ are, not by the name of their directory. Loads nothing but os, for the sake of t
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
 
 SHIM_MARK = b"# csub: acts on one member of a pack\n"
 """The second line of each shim."""

@@ -33,9 +33,14 @@ def choose_batch_export(export: str | None) -> str:
     With anything but ALL Slurm itself loads the login environment on the node, below what is
     exported (sbatch(1); NIL loads it in 22.05 only), so the same is asked for the pack.
     """
-    if export is None or export == "ALL":
+    if exports_all(export):
         return "ALL"
-    return "NIL" if export == "NIL" else "NONE"
+    return "NIL" if (export or "").upper() == "NIL" else "NONE"
+
+
+def exports_all(export: str | None) -> bool:
+    """Everything is exported; sbatch takes these words in any case (sbatch.c)."""
+    return export is None or export.upper() == "ALL"
 
 
 def speaks_of_a_member(name: str) -> bool:
@@ -112,10 +117,10 @@ def compute_captured(environment: Mapping[str, str], export: str | None) -> dict
         for name, value in environment.items()
         if not in_a_job or not name.startswith(_OUTER_JOB) or name in _OF_THE_CLIENT
     }
-    if export is None or export == "ALL":
+    if export is None or exports_all(export):
         return own
     chosen = {name: value for name, value in own.items() if name.startswith(_ALWAYS)}
-    if export in ("NONE", "NIL"):
+    if export.upper() in ("NONE", "NIL"):
         return chosen
     for word in split_export(export):
         name, assigned, value = word.partition("=")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.model.sbatch.export import describe_set
+from slurm_colloc.model.sbatch.export import describe_set, exports_all
 from slurm_colloc.planning.cpu_division import format_cpu_mask
 
 STEP_SCRUB = (
@@ -142,7 +142,7 @@ def compose_environment(
     environment.update(_compute_array_variables(job, place))
     if place.starts and place.shared:
         environment["SLURM_RESTART_COUNT"] = str(place.starts)
-    if job.export not in (None, "ALL") and "SLURM_JOB_ID" in added:
+    if job.export is not None and not exports_all(job.export) and "SLURM_JOB_ID" in added:
         environment["SLURM_EXPORT_ENV"] = job.export
     return environment
 

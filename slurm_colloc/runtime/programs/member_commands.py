@@ -11,7 +11,6 @@ What is not needed each time is imported where it is needed: most calls are ques
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from slurm_colloc.runtime.programs.own_member import find_member, is_inside
@@ -19,21 +18,19 @@ from slurm_colloc.slurm.real_command import find_real_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
     from slurm_colloc.runtime.programs.own_member import OwnMember
 
 _SUBMITTING = ("sbatch", "salloc", "srun")
 
 
-def main(shim: str, arguments: Sequence[str]) -> int:  # noqa: RET503 - execve never returns
+def main(shim: str, arguments: Sequence[str]) -> int:
     """Act as the command that the shim is called after; the exit status is the command's.
 
     Never returns where the real command takes over.
     """
-    # Python ignores SIGPIPE, and what it executes would inherit that.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     name = os.path.basename(shim)
     environment = read_own_environment()
     real = find_real_command(name, environment.get("PATH"))
@@ -51,7 +48,19 @@ def main(shim: str, arguments: Sequence[str]) -> int:  # noqa: RET503 - execve n
         from slurm_colloc.model.sbatch.export import remove_member_variables
 
         environment = remove_member_variables(environment)
-    os.execve(real, call, environment)
+    return become(real, call, environment)
+
+
+def become(real: str, call: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Go on as the real command.
+
+    Python ignores SIGPIPE and SIGXFSZ, and what it executes would inherit that.
+    """
+    import signal
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execve(real, list(call), dict(environment))
 
 
 def _act(

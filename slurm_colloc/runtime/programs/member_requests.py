@@ -12,6 +12,7 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_signal
 from slurm_colloc.runtime.programs.command_words import CommandOptions
+from slurm_colloc.runtime.programs.own_answers import spawn
 from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
@@ -58,7 +59,7 @@ def ask_for(
         check_allowed(Path(member.pack), division.request)
     if division.rest is not None:
         words = [call[0], *division.rest]
-        pid = os.posix_spawn(real, words, dict(environment))
+        pid = spawn(real, words, environment)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if division.request is not None:
         ask_runner(member.pack, division.request)

@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
 from slurm_colloc.planning.cpu_division import format_cpu_mask
 from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
+from slurm_colloc.runtime.programs.member_commands import become
 from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
 
@@ -62,7 +63,7 @@ def start_step(
         return None
     # So that the runner knows that there are steps to look for.
     Path(f"{member.values['prefix']}.steps").touch(mode=0o600)
-    os.execve(real, ["srun", *rewritten], step_environment)
+    become(real, ["srun", *rewritten], step_environment)
 
 
 def rewrite_srun(

@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# SIGPIPE and SIGXFSZ, here by number: the module signal takes longer to import than all others.
+_IGNORED_BY_PYTHON = (13, 25)
 _STANDARD = "%Y-%m-%dT%H:%M:%S"
 
 
@@ -99,14 +101,26 @@ def parse_span(text: str) -> int | None:
     return seconds + int(days or 0) * 86400
 
 
+def spawn(
+    real: str,
+    call: Sequence[str],
+    environment: Mapping[str, str],
+    actions: Sequence[tuple[int, int, int]] = (),
+) -> int:
+    """Start a command; its process id. It gets the signals that Python ignores."""
+    return os.posix_spawn(
+        real, list(call), dict(environment), file_actions=actions, setsigdef=_IGNORED_BY_PYTHON
+    )
+
+
 def read_output(real: str, call: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command; its exit status and what it wrote to standard output.
 
     What it writes to standard error goes where this process's goes.
     """
     reading, writing = os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_CLOSE, reading)]
-    pid = os.posix_spawn(real, list(call), dict(environment), file_actions=actions)
+    # The other end closes by itself when the command is executed.
+    pid = spawn(real, call, environment, [(os.POSIX_SPAWN_DUP2, writing, 1)])
     os.close(writing)
     with open(reading, encoding="utf-8", errors="surrogateescape", newline="") as file:
         text = file.read()
