@@ -10,13 +10,17 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 SHIM_MARK = b"# csub: acts on one member of a pack\n"
 """The second line of each shim."""
 
-_CSUB_MARK = b"slurm_colloc.__main__"
-"""What stands in the program that pip makes of csub's entry point."""
+_CSUB_MARKS = (b"slurm_colloc.__main__", b"-m slurm_colloc ")
+"""What stands in the program that pip makes of csub's entry point, and in that of the nodes."""
+
+CALLED_VARIABLE = "SLURM_COLLOC_CALLED"
+"""Set while csub calls an sbatch that is a script, and so may lead back to csub: the paths that
+were tried. It is in no job."""
 
 _LOOK_BYTES = 1024
 
@@ -63,7 +67,7 @@ def identify(path: str) -> tuple[int, int]:
 def is_own(path: str) -> bool:
     """A shim of a pack, or csub itself: by a link, or as a copy."""
     head = read_head(path)
-    return head.startswith(b"#!") and (SHIM_MARK in head or _CSUB_MARK in head)
+    return head.startswith(b"#!") and any(mark in head for mark in (SHIM_MARK, *_CSUB_MARKS))
 
 
 def is_script(path: str) -> bool:
@@ -83,3 +87,21 @@ def read_head(path: str) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def choose_sbatch(environment: Mapping[str, str], itself: str) -> tuple[str, dict[str, str]] | None:
+    """The sbatch to call, and the environment for it; None where each leads back to csub.
+
+    Args:
+        environment: The environment; it says which were tried.
+        itself: The path by which csub was called.
+    """
+    tried = [path for path in environment.get(CALLED_VARIABLE, "").split(os.pathsep) if path]
+    skipped = {identify(path) for path in [itself, *tried]} - {(0, 0)}
+    found = find_real_command("sbatch", environment.get("PATH"), skipped=skipped)
+    if found is None:
+        return None
+    rest = {name: text for name, text in environment.items() if name != CALLED_VARIABLE}
+    if is_script(found):
+        rest[CALLED_VARIABLE] = os.pathsep.join([*tried, found])
+    return found, rest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.model.sbatch.export import describe_set, exports_all
+from slurm_colloc.model.sbatch.export import describe_set, exports_all, speaks_of_a_member
 from slurm_colloc.planning.cpu_division import format_cpu_mask
 
 STEP_SCRUB = (
@@ -104,7 +104,8 @@ def compute_added_by_slurm(batch: Mapping[str, str], sent: Mapping[str, str]) ->
     return {
         name: value
         for name, value in batch.items()
-        if name not in _OF_THE_SHELL and sent.get(name) != value
+        # A site's sbatch may have left what csub told it (slurm.real_command).
+        if name not in _OF_THE_SHELL and sent.get(name) != value and not speaks_of_a_member(name)
     }
 
 
