@@ -28,6 +28,6 @@ def test_steps_take_the_export_of_a_job_where_sbatch_says_so(user: CsubUser, exp
     options = [f"--export={export}", "--parsable", "-o"]
     user.run([user.find("sbatch"), *options, "sbatch.out", "see.sh"])
     user.csub(*options, "csub.out", "see.sh")
-    for name in ("sbatch.out", "csub.out"):
-        wait_until(lambda name=name: user.output(name), f"{name} is written", 60)
+    wait_until(lambda: user.output("sbatch.out"), "sbatch's job has run")
+    wait_until(lambda: user.output("csub.out"), "csub's job has run")
     assert user.output("csub.out") == user.output("sbatch.out")

@@ -103,7 +103,9 @@ def test_where_there_is_no_real_one_it_is_said(as_sbatch: CsubUser) -> None:
         [f"{folder}/sbatch", "train.sh"], check=False, environment=here, timeout_s=60
     )
     assert ended.returncode != 0
-    assert "no Slurm here" in ended.stderr or "lead back to csub" in ended.stderr
+    # One of the wrappers adds the machine's own folder.
+    said = ("no Slurm here", "leads back to csub", "no configuration here")
+    assert any(text in ended.stderr for text in said)
     assert len(ended.stderr.splitlines()) <= 2
 
 

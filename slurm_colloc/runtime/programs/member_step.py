@@ -12,7 +12,15 @@ from slurm_colloc.planning.cpu_division import format_cpu_mask
 from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.programs.member_commands import become
 from slurm_colloc.runtime.programs.own_member import OwnMember
-from slurm_colloc.slurm.options import Given, parse_srun_line, render_arguments
+from slurm_colloc.slurm.options import (
+    Concern,
+    Given,
+    Option,
+    UnknownOption,
+    parse_srun_line,
+    render_arguments,
+)
+from slurm_colloc.slurm.site_options import ask_argument
 
 # What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
 # fails alongside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
@@ -58,7 +66,19 @@ def start_step(
     Raises:
         UsageProblem: The command line is wrong.
     """
-    rewritten, step_environment = rewrite_srun(call[1:], environment, member)
+    site_options: list[Option] = []
+    while True:
+        try:
+            rewritten, step_environment = rewrite_srun(
+                call[1:], environment, member, site_options=site_options
+            )
+            break
+        except UnknownOption as problem:
+            argument = ask_argument(real, problem.name) if problem.name else None
+            if argument is None:
+                # srun says itself what it does not know.
+                become(real, call, environment)
+            site_options.append(Option(problem.name, None, argument, Concern.STEP))
     if rewritten is None:
         return None
     # So that the runner knows that there are steps to look for.
@@ -67,14 +87,18 @@ def start_step(
 
 
 def rewrite_srun(
-    arguments: Sequence[str], environment: Mapping[str, str], member: OwnMember
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    member: OwnMember,
+    *,
+    site_options: Sequence[Option] = (),
 ) -> tuple[list[str] | None, dict[str, str]]:
     """The arguments and environment with which srun starts alongside the neighbours.
 
     Returns:
         None instead of arguments where srun means another job and must stay as it is.
     """
-    line = parse_srun_line(arguments)
+    line = parse_srun_line(arguments, site_options=site_options)
     for given in line.values:
         if given.option.canonical_name in _OTHER_JOB and given.value not in member.ids:
             return None, dict(environment)
