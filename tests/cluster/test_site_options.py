@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,12 +21,15 @@ SOURCE = Path(__file__).with_name("site_plugin.c")
 
 
 @pytest.fixture(scope="module")
-def site(accounts: tuple[str, ...]) -> Iterator[Sandbox]:
+def site() -> Iterator[Sandbox]:
     """A cluster whose plugstack.conf names the plug-in."""
     if shutil.which("cc") is None:
         pytest.skip("the plug-in needs a C compiler")
     with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=16) as sandbox:
-        told = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True)
+        environment = {**os.environ, **sandbox.env(dict(os.environ))}
+        told = subprocess.run(
+            ["sbatch", "--version"], env=environment, capture_output=True, text=True, check=True
+        )
         numbers = re.findall(r"\d+", told.stdout)[:3]
         version = f"(({numbers[0]}<<16)|({int(numbers[1])}<<8)|{numbers[2]})"
         plugin = sandbox.layout.etc / "site_image.so"
