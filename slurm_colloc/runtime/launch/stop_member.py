@@ -11,7 +11,8 @@ from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.member_processes import InnerSteps, kill, terminate
+from slurm_colloc.runtime.launch.inner_steps import InnerSteps
+from slurm_colloc.runtime.launch.member_processes import kill, terminate
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
