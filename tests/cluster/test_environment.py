@@ -93,6 +93,12 @@ OF_EVERY_STEP = {
 }
 
 
+def read_inside(member: dict[str, str]) -> dict[str, str]:
+    """What a member's shims know of it."""
+    text = (Path(member["SLURM_COLLOC_START"]).parent / "inside").read_text()
+    return dict(pair.partition("=")[::2] for pair in text.split("\0"))
+
+
 @dataclass
 class Environments:
     """What the same script saw under sbatch, alone under csub, and in a pack."""
@@ -203,7 +209,7 @@ def test_export_reaches_exactly_what_it_names(environments: Environments, how: s
 
 def test_memory_that_was_not_asked_for_is_the_members_share(environments: Environments) -> None:
     [member] = environments.read("plain", "pack")
-    assert member["SLURM_MEM_PER_NODE"] == member["SLURM_COLLOC_HOST_MEMORY_MB"]
+    assert member["SLURM_MEM_PER_NODE"] == read_inside(member)["host_memory_mb"]
     assert "SLURM_MEM_PER_CPU" not in member
 
 
