@@ -35,6 +35,7 @@ class PathWatch:
         self._journal = journal
         self._looks_s = looks_s
         self._due: dict[str, list[float]] = {}
+        self._told: dict[str, set[str]] = {}
 
     def look(self, members: Iterable[Member]) -> None:
         """Look at the members whose time it is; say what was found, once for each program."""
@@ -64,7 +65,10 @@ class PathWatch:
                     name = os.fsdecode(read_small(f"/proc/{entry}/comm")).rstrip("\n")
                     lost.setdefault(member.prefix, set()).add(name)
         for member in due.values():
-            if names := lost.get(member.prefix):
+            told = self._told.setdefault(member.prefix, set())
+            names = lost.get(member.prefix, set()) - told
+            told |= names
+            if names:
                 self._journal.write(
                     "path_lost",
                     member=member.number,
