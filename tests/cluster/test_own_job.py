@@ -15,9 +15,11 @@ ENDINGS = {
     "login shell": ("/bin/bash -l", "scancel $SLURM_JOB_ID"),
     "path set anew": ("/bin/bash", "export PATH=/usr/bin:/bin; scancel $SLURM_JOB_ID"),
     "command by its path": ("/bin/bash", "$(type -P -a scancel | tail -1) $SLURM_JOB_ID"),
-    "cleared environment": ("/bin/sh", 'exec env -i PATH="$PATH" SLURM_CONF="$SLURM_CONF" '
-                            'scancel $SLURM_JOB_ID'),
-}  # fmt: skip
+    "cleared environment": (
+        "/bin/sh",
+        'exec env -i PATH="$PATH" SLURM_CONF="$SLURM_CONF" scancel $SLURM_JOB_ID',
+    ),
+}
 
 
 @pytest.mark.smoke
