@@ -104,7 +104,7 @@ def test_long_names_have_a_width_and_a_suffix_as_squeue_reads_them() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["-hl", "-j4711_3"], ["-h", "--jobs=4713"]),
+        (["-hl", "-j4711_3"], ["-h", "-l", "--jobs=4713"]),
         (["--jobs=99,4711/3"], ["--jobs=99,4713"]),
         (["-hj4711/3"], ["-h", "--jobs=4713"]),
         (["--me", "-t", "R"], ["--me", "-t", "R"]),
@@ -137,6 +137,7 @@ def test_ids_may_follow_as_words() -> None:
         ["-i", "5"],
         ["-o", "%L", "-O", "timeleft"],
         ["-o", "100%"],
+        ["-l", "-o", "%L"],
         ["-o", "plain"],
         ["--no-such-option"],
         ["-Mall"],
@@ -148,6 +149,7 @@ def test_what_cannot_be_followed_is_squeue_s_alone(arguments: list[str]) -> None
 
 def test_a_format_of_the_environment_counts_where_none_is_given() -> None:
     assert ask(environment={"SQUEUE_FORMAT": "%L"})[0][-1].endswith("\x1e\x1f%L\x1f")
+    assert ask("-l", environment={"SQUEUE_FORMAT": "%L"})[0][:2] == ["-l", "-O"]
     assert ask("-o", "%j", environment={"SQUEUE_FORMAT": "%L"})[0][-1].endswith("%j\x1f")
     assert ask(environment={"SQUEUE_FORMAT2": "timeleft"})[0][-2] == "-O"
 

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 _HEAD, _MARK = "\x1e", "\x1f"
 _DEFAULT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
-_DEFAULT_LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
-"""squeue(1), --format and --long; the same from 22.05 to 26.05."""
+_DEFAULT_LONG = (
+    "jobarrayid:.18 ,partition:.9 ,name:.8 ,username:.8 ,state:.8 ,timeused:.10 ,timelimit:.9 ,"
+    "numnodes:.6 ,reasonlist:"
+)
+"""squeue(1), --format and --long; the same from 22.05 to 26.05. --long excludes --format, and goes
+before SQUEUE_FORMAT."""
 
 _WIDTH = 20
 """Of a field of --Format that names none."""
@@ -115,12 +119,16 @@ def build_question(
     if _LEFT_ALONE.intersection(kinds) or ("o" in kinds and "O" in kinds):
         return None
     formats = {key: value or "" for key, value, _ in options if key in ("o", "O")}
-    if not formats:
+    if "l" in kinds:
+        if "o" in kinds:
+            return None
+        formats = formats or {"O": _DEFAULT_LONG}
+    elif not formats:
         formats = {
             key: environment[name]
             for key, name in (("o", "SQUEUE_FORMAT"), ("O", "SQUEUE_FORMAT2"))
             if name in environment
-        } or {"o": _DEFAULT_LONG if "l" in kinds else _DEFAULT}
+        } or {"o": _DEFAULT}
     if len(formats) > 1:
         return None
     kind, text = next(iter(formats.items()))
@@ -131,7 +139,7 @@ def build_question(
     for key, value, shown in options:
         if key == "j" and value is not None:
             words.append(f"--jobs={_translate(value, member)}")
-        elif key not in ("o", "O", "l"):
+        elif key not in ("o", "O"):
             words += shown
     operands = [_translate(word, member) for word in operands]
     return [*words, f"-{kind}", marked[0], *(["--", *operands] if operands else [])], marked[1]
