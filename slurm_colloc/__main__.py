@@ -11,6 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
+from slurm_colloc.cli.submit.in_place_of_sbatch import (
+    choose_sbatch_call,
+    hand_over,
+    is_called_sbatch,
+    is_led_back,
+)
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.printable import escape_controls
 
@@ -26,6 +32,23 @@ _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     """The function that a command line means."""
+    if is_called_sbatch():
+        return choose_sbatch_call(argv)
+    command = _choose_subcommand(argv)
+    if command is not None:
+        return command
+    if is_led_back():
+        return lambda: hand_over(argv)
+    from slurm_colloc.cli.submit.submit_command import run_submit
+
+    first = argv[0] if argv else ""
+    is_pack, is_probe = first == "pack", first == "probe"
+    words = argv[1:] if is_pack or is_probe or first == "submit" else argv
+    return lambda: run_submit(words, pack=is_pack, probe=is_probe)
+
+
+def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
+    """The same for all that is no submission; None for one."""
     first = argv[0] if argv else ""
     if first == "sandbox":
         from slurm_colloc.sandbox.sandbox_command import main as run_sandbox
@@ -50,11 +73,7 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         from slurm_colloc.cli.submit.check_command import run_check
 
         return lambda: run_check(argv[1:])
-    from slurm_colloc.cli.submit.submit_command import run_submit
-
-    is_pack, is_probe = first == "pack", first == "probe"
-    words = argv[1:] if is_pack or is_probe or first == "submit" else argv
-    return lambda: run_submit(words, pack=is_pack, probe=is_probe)
+    return None
 
 
 def _tell_version() -> int:

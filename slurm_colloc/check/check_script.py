@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
 from slurm_colloc.check.python_collisions import find_python_collisions
+from slurm_colloc.check.reaching_commands import CommandReach
 from slurm_colloc.check.shell_collisions import find_shell_collisions
 from slurm_colloc.check.shell_programs import base_name, program_at
 from slurm_colloc.check.shell_reading import parse_shell
@@ -66,7 +67,7 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
         )
         return [unread], [file]
     script = parse_shell(text, job.arguments)
-    findings = find_shell_collisions(script, file)
+    findings = find_shell_collisions(script, file, choose_reach(text))
     findings += _tell_not_understood(script, file)
     read = [file]
     for program in list(find_programs(script, file, job.directory))[:_MOST_PROGRAMS]:
@@ -86,6 +87,19 @@ def choose_interpreter(text: str) -> str:
     if _SHELLS.match(name):
         return "shell"
     return "python" if _PYTHON.match(name) else ""
+
+
+def choose_reach(text: str) -> CommandReach:
+    """What reaches csub's own commands where a script begins.
+
+    A login shell sets PATH anew; bash puts it back (runtime.launch.bash_protection).
+    """
+    words = text.split("\n", 1)[0].removeprefix("#!").split()
+    is_login = any(
+        word == "--login" or (re.fullmatch(r"-[a-z]*l[a-z]*", word) is not None) for word in words
+    )
+    is_bash = any(base_name(word) == "bash" for word in words)
+    return CommandReach(is_bash, 1 if is_login and not is_bash else None)
 
 
 def _tell_not_understood(script: ShellScript, file: str) -> list[ScriptFinding]:

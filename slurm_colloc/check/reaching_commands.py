@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from slurm_colloc.check.collisions import ScriptFinding, requeue_finding, shorten
 from slurm_colloc.check.shell_programs import arguments_of, base_name, program_at
-from slurm_colloc.check.shell_words import JOB_IDS, Command, ShellWord, find_job_id
+from slurm_colloc.check.shell_words import (
+    JOB_IDS,
+    Assignment,
+    Command,
+    ShellWord,
+    find_job_id,
+)
 
 _GPU_SETTINGS = re.compile(
     r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"
@@ -18,7 +25,30 @@ _GPU_SETTINGS = re.compile(
 _LIST_PROCESSES = frozenset({"pgrep", "ps", "pidof", "lsof", "fuser", "nvidia-smi"})
 
 
-def check_slurm(command: Command, file: str) -> Iterator[ScriptFinding]:
+_BASH_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
+"""Commands there are functions in a member's bash; see runtime.launch.bash_protection."""
+
+
+@dataclass(frozen=True)
+class CommandReach:
+    """What reaches csub's own scancel and scontrol at a point of a script.
+
+    Attributes:
+        is_bash: bash runs it, and has functions for them, whatever PATH is.
+        path_set_at: The line where PATH was set anew; None where it was not.
+    """
+
+    is_bash: bool = False
+    path_set_at: int | None = None
+
+    def after(self, step: Assignment) -> CommandReach:
+        """What holds after an assignment."""
+        if step.name != "PATH" or any(part.text == "PATH" for part in step.value.holes):
+            return self
+        return replace(self, path_set_at=step.line)
+
+
+def check_slurm(command: Command, file: str, reach: CommandReach) -> Iterator[ScriptFinding]:
     """Slurm's commands that act on the own job, and a srun that goes past csub's."""
     at = program_at(command)
     first = command.words[0].literal if command.words else None
@@ -35,13 +65,56 @@ def check_slurm(command: Command, file: str) -> Iterator[ScriptFinding]:
         return
     text = command.words[at].literal or ""
     words = command.words[at + 1 :]
+    if at > 0:
+        # Another program starts it: bash's functions are not asked.
+        reach = replace(reach, is_bash=False)
+    lost = _find_lost(command, text, words, file, reach)
     if base_name(text) == "scontrol":
         if not any(word.literal in ("requeue", "requeuehold") for word in words):
             return
         hold = any(word.literal == "requeuehold" for word in words)
-        yield from _check_own_job(text, command.line, words, file, "restarts", refused=hold)
+        if lost is None:
+            yield from _check_own_job(text, command.line, words, file, "restarts", refused=hold)
+        else:
+            yield lost
     elif base_name(text) == "scancel":
-        yield from _check_own_job(text, command.line, words, file, "ends", refused=False)
+        if lost is None:
+            yield from _check_own_job(text, command.line, words, file, "ends", refused=False)
+        else:
+            yield lost
+
+
+def _find_lost(
+    command: Command, text: str, words: tuple[ShellWord, ...], file: str, reach: CommandReach
+) -> ScriptFinding | None:
+    """A command about the own job that goes past csub's; None where it does not."""
+    if not any(find_job_id(word.parts) or _names_array(word) for word in words):
+        return None
+    name = base_name(text)
+    what = shorten(f"{text} {' '.join(word.source or word.shown for word in words)}")
+    verb = "ends" if name == "scancel" else "restarts"
+    if text.startswith("/"):
+        if reach.is_bash and text.rpartition("/")[0] in _BASH_FOLDERS:
+            return None
+        return ScriptFinding(
+            "slurm-command-by-path",
+            file,
+            command.line,
+            what,
+            f"it goes past csub's {name}, and {verb} all members of the pack",
+            f"write {name} without its path",
+        )
+    if reach.path_set_at is None or reach.is_bash:
+        return None
+    return ScriptFinding(
+        "slurm-command-lost",
+        file,
+        command.line,
+        what,
+        f"PATH is set anew in line {reach.path_set_at}, so Slurm's own {name} is found, "
+        f"and {verb} all members of the pack",
+        f"keep what PATH has (PATH=...:$PATH), or call {name} from bash, without a program before",
+    )
 
 
 def _check_own_job(
@@ -51,16 +124,7 @@ def _check_own_job(
     named = [word for word in words if find_job_id(word.parts) or _names_array(word)]
     if not named:
         return
-    if text.startswith("/"):
-        yield ScriptFinding(
-            "slurm-command-by-path",
-            file,
-            line,
-            shorten(what),
-            f"it goes past csub's {base_name(text)}, and {verb} all members of the pack",
-            f"write {base_name(text)} without its path",
-        )
-    elif refused:
+    if refused:
         yield ScriptFinding(
             "slurm-command-refused",
             file,

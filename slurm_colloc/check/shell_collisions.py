@@ -14,6 +14,7 @@ from slurm_colloc.check.collisions import (
     temporary_finding,
 )
 from slurm_colloc.check.reaching_commands import (
+    CommandReach,
     check_gpu,
     check_processes,
     check_removal,
@@ -161,18 +162,24 @@ _ADDRESS = re.compile(r"^[\w.\-\0\[\]]*:(\d+)$")
 _NO_GPU = ("", "-1", "NoDevFiles")
 
 
-def find_shell_collisions(script: ShellScript, file: str) -> list[ScriptFinding]:
+def find_shell_collisions(
+    script: ShellScript, file: str, reach: CommandReach | None = None
+) -> list[ScriptFinding]:
     """What in a script would collide.
 
     Args:
         script: The script.
         file: What the user calls it.
+        reach: What reaches csub's own commands where it begins; None for PATH alone.
     """
     found: list[ScriptFinding] = []
+    reach = reach or CommandReach()
     for step in script.steps:
         if isinstance(step, Assignment):
             found += _check_assignment(step, file)
+            reach = reach.after(step)
         else:
+            found += check_slurm(step, file, reach)
             for check in _COMMAND_CHECKS:
                 found += check(step, file)
     return found
@@ -235,7 +242,6 @@ def _is_client(words: tuple[ShellWord, ...]) -> bool:
 _COMMAND_CHECKS: tuple[Callable[[Command, str], Iterator[ScriptFinding]], ...] = (
     _check_ports,
     check_names,
-    check_slurm,
     check_gpu,
     check_processes,
     check_removal,

@@ -15,7 +15,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.collect_starts import StartCollector
-from slurm_colloc.runtime.launch.member_processes import InnerSteps
+from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.launch.stop_member import MemberControl
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector

@@ -10,6 +10,16 @@ from slurm_colloc.slurm.option_definition import Argument, Option
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SRUN_ONLY
 
 
+class UnknownOption(UsageProblem):
+    """An option that no table has; a plug-in of the site may have brought it.
+
+    Attributes:
+        name: The long name as it was given; empty for a letter.
+    """
+
+    name = ""
+
+
 @dataclass(frozen=True)
 class Given:
     """One option as it was given.
@@ -123,7 +133,8 @@ class OptionParser:
             option = self._letters.get(letter)
             if option is None:
                 inside = f" (in {word.text})" if len(letters) > 1 else ""
-                raise self._problem(word, f"-{letter}{inside} is no {self._kind} option")
+                told = self._problem(word, f"-{letter}{inside} is no {self._kind} option")
+                raise UnknownOption(told.message)
             attached = letters[position + 1 :]
             if option.argument is Argument.NONE:
                 givens.append(self._given(option, None, word))
@@ -155,7 +166,10 @@ class OptionParser:
             if fitting:
                 candidates = sorted(f"--{option.name}" for option in fitting)
                 raise self._problem(word, f"--{name} is ambiguous", _either(candidates))
-        raise self._unknown(name, word)
+        told = self._unknown(name, word)
+        unknown = UnknownOption(told.message, hint=told.hint)
+        unknown.name = name
+        raise unknown
 
     def _unknown(self, name: str, word: OptionWord) -> UsageProblem:
         # Only for a message, so not worth loading on every call.

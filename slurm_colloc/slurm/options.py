@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.option_definition import Argument, Concern, Option
-from slurm_colloc.slurm.option_parser import Given, OptionParser, OptionWord, ParsedLine
+from slurm_colloc.slurm.option_parser import (
+    Given,
+    OptionParser,
+    OptionWord,
+    ParsedLine,
+    UnknownOption,
+)
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, SRUN_ONLY, SRUN_OPTIONS
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "OptionWord",
     "Options",
     "ParsedLine",
+    "UnknownOption",
     "find_option",
     "merge_options",
     "parse_command_line",
@@ -134,15 +141,19 @@ def parse_command_line(argv: Sequence[str], *, site_options: Sequence[Option] = 
     return parsed
 
 
-def parse_srun_line(argv: Sequence[str]) -> ParsedLine:
+def parse_srun_line(argv: Sequence[str], *, site_options: Sequence[Option] = ()) -> ParsedLine:
     """Parse the arguments of an srun command, without the program's name.
 
     The words begin with the command, or with `:` where more components follow.
 
+    Args:
+        argv: The arguments.
+        site_options: What plugins of the site add to srun.
+
     Raises:
         UsageProblem: As for `parse_command_line`.
     """
-    return OptionParser(SRUN_OPTIONS, (), kind="srun").parse(
+    return OptionParser((*SRUN_OPTIONS, *site_options), (), kind="srun").parse(
         [OptionWord(text, "the srun command line") for text in argv]
     )
 

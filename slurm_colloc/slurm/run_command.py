@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from slurm_colloc.errors import (
     SlurmRefused,
     SlurmUnreachable,
 )
+from slurm_colloc.slurm.real_command import choose_sbatch, find_real_command
 
 QUERY_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
@@ -92,9 +94,11 @@ def run_slurm(
         SlurmNoAnswer: It did not end in time, or was killed.
     """
     env = build_client_environment(os.environ) if environment is None else dict(environment)
+    program, env = choose_program(argv, env)
     try:
         process = subprocess.Popen(
             list(argv),
+            executable=program,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -105,11 +109,7 @@ def run_slurm(
             process_group=None if held is None else 0,
         )
     except FileNotFoundError as error:
-        raise SlurmUnreachable(
-            f"there is no Slurm here: {argv[0]} is not installed or not in PATH",
-            hint="call csub where sbatch works, or run without Slurm with csub --local",
-            argv=argv,
-        ) from error
+        raise _build_missing(argv) from error
     except OSError as error:
         raise SlurmError(
             f"cannot run {argv[0]}: {os.strerror(error.errno or 0)}", argv=argv
@@ -140,6 +140,38 @@ def run_slurm(
     if process.returncode != 0:
         raise build_slurm_error(argv, process.returncode, stderr)
     return Output(stdout, stderr)
+
+
+def choose_program(
+    argv: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Which program a command is, and its environment: never csub itself, nor a member's shim.
+
+    csub may be called sbatch, and inside a member the shims come first in PATH.
+
+    Raises:
+        SlurmUnreachable: It is not installed.
+    """
+    name = argv[0]
+    if "/" in name:
+        return name, dict(environment)
+    if name == "sbatch":
+        chosen = choose_sbatch(environment, sys.argv[0])
+        if chosen is None:
+            raise _build_missing(argv)
+        return chosen
+    found = find_real_command(name, environment.get("PATH"))
+    if found is None:
+        raise _build_missing(argv)
+    return found, dict(environment)
+
+
+def _build_missing(argv: Sequence[str]) -> SlurmUnreachable:
+    return SlurmUnreachable(
+        f"there is no Slurm here: {argv[0]} is not installed or not in PATH",
+        hint="call csub where sbatch works, or run without Slurm with csub --local",
+        argv=argv,
+    )
 
 
 class HeldInterrupts:

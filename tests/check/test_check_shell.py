@@ -100,7 +100,11 @@ POSITIVES = {
     # Slurm
     "scontrol requeue $SLURM_JOB_ID": [(OWN, 2)],
     'scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"': [(OWN, 2)],
-    "/usr/bin/scontrol requeue $SLURM_JOB_ID": [("slurm-command-by-path", 2)],
+    "/usr/bin/scontrol requeue $SLURM_JOB_ID": [(OWN, 2)],
+    "nohup /usr/bin/scontrol requeue $SLURM_JOB_ID": [("slurm-command-by-path", 2)],
+    "PATH=/usr/bin:/bin\nscancel $SLURM_JOB_ID": [(OWN, 3)],
+    "PATH=/usr/bin:/bin\ntimeout 9 scancel $SLURM_JOB_ID": [("slurm-command-lost", 3)],
+    "PATH=$HOME/bin:$PATH\ntimeout 9 scancel $SLURM_JOB_ID": [(OWN, 3)],
     "scontrol requeue $SLURM_ARRAY_JOB_ID": [("own-job-other-id", 2)],
     "scontrol requeuehold $SLURM_JOB_ID": [("slurm-command-refused", 2)],
     "trap 'scontrol requeue $SLURM_JOB_ID' USR1": [(OWN, 2)],
@@ -114,6 +118,28 @@ POSITIVES = {
 @pytest.mark.parametrize("body", POSITIVES)
 def test_what_collides_is_found_with_its_line(body: str) -> None:
     assert find(body) == POSITIVES[body]
+
+
+@pytest.mark.parametrize(
+    ("first", "body", "kind"),
+    [
+        ("#!/bin/sh", "scancel $SLURM_JOB_ID", OWN),
+        ("#!/bin/sh", "export PATH=/usr/bin; scancel $SLURM_JOB_ID", "slurm-command-lost"),
+        ("#!/bin/sh", "PATH=/opt/x:$PATH; scancel $SLURM_JOB_ID", OWN),
+        ("#!/bin/sh", "/usr/bin/scancel $SLURM_JOB_ID", "slurm-command-by-path"),
+        ("#!/bin/sh -l", "scontrol requeue $SLURM_JOB_ID", "slurm-command-lost"),
+        ("#!/bin/zsh --login", "scancel $SLURM_JOB_ID", "slurm-command-lost"),
+        ("#!/bin/bash -l", "scancel $SLURM_JOB_ID", OWN),
+        ("#!/bin/bash -l", "env scancel $SLURM_JOB_ID", OWN),
+        ("#!/usr/bin/env bash", "export PATH=/usr/bin\nscancel $SLURM_JOB_ID", OWN),
+    ],
+)
+def test_commands_that_csub_cannot_keep_in_reach_are_found(
+    first: str, body: str, kind: str
+) -> None:
+    job = Job(1, "train", "train.sh", (), "/nonexistent")
+    findings, _ = check_script_text(job, f"{first}\n{body}\n".encode())
+    assert [finding.kind for finding in findings] == [kind]
 
 
 NEGATIVES = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +52,13 @@ OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
 OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
     "PATH": "the member's srun, scontrol and others come first (the rest is compared)",
     "SLURM_COLLOC_PACK": "for these commands",
-    "SLURM_COLLOC_RUN": "for these commands",
-    "SLURM_COLLOC_CPUS": "for these commands",
-    "SLURM_COLLOC_HOST_MEMORY_MB": "for these commands",
-    "SLURM_COLLOC_SET": "for these commands",
+    "SLURM_COLLOC_START": "for these commands",
+    "SLURM_COLLOC_SET": "what jobs that it submits are not to see",
+    "BASH_ENV": "keeps these commands in reach of bash",
+    "BASH_FUNC_scancel%%": "the same, where a site's profile sets BASH_ENV",
+    "BASH_FUNC_scontrol%%": "the same",
+    "BASH_FUNC_squeue%%": "the same",
+    "BASH_FUNC_sbatch%%": "the same",
     "SLURM_OVERLAP": "an srun called by its path runs beside the neighbours",
     "SLURM_CPU_BIND": "an srun called by its path runs on the member's CPUs",
     "TMPDIR": "a directory of its own, where nobody set it",
@@ -87,6 +91,12 @@ OF_EVERY_STEP = {
     "SLURM_DISTRIBUTION": "of CPUs that srun chooses; here the member's are given",
     "_": "the shell's: the srun that comes first on PATH",
 }
+
+
+def read_inside(member: dict[str, str]) -> dict[str, str]:
+    """What a member's shims know of it."""
+    text = (Path(member["SLURM_COLLOC_START"]).parent / "inside").read_text()
+    return dict(pair.partition("=")[::2] for pair in text.split("\0"))
 
 
 @dataclass
@@ -166,7 +176,7 @@ def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
     for sbatch, member in zip(expected, actual, strict=True):
         assert compare(sbatch, member, allowed) == []
         shims, _, rest = member["PATH"].partition(":")
-        assert shims == f"{member['SLURM_COLLOC_PACK']}/bin"
+        assert shims == str(Path(member["SLURM_COLLOC_START"]).parent / "bin")
         # With --export=NIL, Slurm 24.11 and 26.05 give none; the shell then has its own.
         assert rest == sbatch.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         # A member's limit is stretched, because it shares the GPU.
@@ -199,7 +209,7 @@ def test_export_reaches_exactly_what_it_names(environments: Environments, how: s
 
 def test_memory_that_was_not_asked_for_is_the_members_share(environments: Environments) -> None:
     [member] = environments.read("plain", "pack")
-    assert member["SLURM_MEM_PER_NODE"] == member["SLURM_COLLOC_HOST_MEMORY_MB"]
+    assert member["SLURM_MEM_PER_NODE"] == read_inside(member)["host_memory_mb"]
     assert "SLURM_MEM_PER_CPU" not in member
 
 

@@ -120,3 +120,36 @@ def test_a_lone_script_gets_the_signals_that_slurm_sends_to_the_batch_script(
     rows = user.finish(job_id)
     assert user.output(f"slurm-{job_id}.out") == "up\ngot it\n"
     assert rows[1]["exit_code"] == {"code": 6, "signal": 0}
+
+
+COUNT = """import signal, time
+times = []
+signal.signal(signal.SIGUSR1, lambda *_: times.append(time.time()))
+print("up", flush=True)
+end = time.time() + 10
+while time.time() < end:
+    time.sleep(0.1)
+print("count", len(times), flush=True)
+"""
+
+
+@pytest.mark.smoke
+def test_a_step_inside_a_member_gets_each_signal_once(small: CsubUser) -> None:
+    user = small
+    (user.home / "count.py").write_text(COUNT)
+    directives = "#SBATCH --gres=gpu:1"
+    step = "srun python3 count.py"
+    user.script("limit.sh", step, directives=directives + "\n#SBATCH --signal=USR1@25")
+    cancel = f"{step} & sleep 5; scancel -s USR1 $SLURM_JOB_ID; wait"
+    user.script("cancel.sh", cancel, directives=directives)
+    user.script("both.sh", f"{step} & {step} & sleep 5; scancel -s USR1 $SLURM_JOB_ID; wait")
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "--max-slowdown=1", "-t0:30", "limit.sh", "cancel.sh", "both.sh"
+    )
+    # Slurm itself signals a named step twice while another job waits (22.05).
+    user.submit("--gres=gpu:1", "limit.sh")
+    rows = user.finish(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    told = [user.output(f"slurm-{job_id}_{number}.out").split() for number in (1, 2, 3)]
+    assert told[:2] == [["up", "count", "1"]] * 2
+    assert told[2] == ["up", "up", "count", "1", "count", "1"]

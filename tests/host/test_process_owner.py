@@ -23,7 +23,7 @@ def family() -> Iterator[tuple[int, int, int]]:
     code = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
-        "names = {'SLURM_COLLOC_PACK': '/state/pack', 'SLURM_COLLOC_RUN': sys.argv[1]}\n"
+        "names = {'SLURM_COLLOC_PACK': '/state/pack', 'SLURM_COLLOC_START': sys.argv[1]}\n"
         "environment = {**os.environ, **names}\n"
         "step = subprocess.Popen(['sleep', '60'], env=environment, start_new_session=True)\n"
         "print(child.pid, step.pid, flush=True)\n"

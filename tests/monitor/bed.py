@@ -64,7 +64,7 @@ class Bed:
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "SLURM_COLLOC_PACK": str(self.pack),
-            "SLURM_COLLOC_RUN": prefix,
+            "SLURM_COLLOC_START": prefix,
             **(extra or {}),
         }
         launch = {

@@ -96,7 +96,7 @@ def test_a_process_outside_the_tree_is_found_by_its_environment(bed: Bed) -> Non
     bed.start_member(7, "sleep 60 & wait")
     # What an srun inside the script starts is no child of the script.
     bed.start_member(
-        8, "sleep 60 & wait", extra={"SLURM_COLLOC_RUN": f"{bed.pack}/members/0007/run.1.1"}
+        8, "sleep 60 & wait", extra={"SLURM_COLLOC_START": f"{bed.pack}/members/0007/run.1.1"}
     )
     (bed.progress / "0008.1").rmdir()
     monitor = bed.start_monitor()

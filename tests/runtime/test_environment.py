@@ -14,6 +14,7 @@ from slurm_colloc.runtime.launch.member_environment import (
     build_step_environment,
     compose_environment,
     compute_added_by_slurm,
+    compute_own_resources,
     parse_pairs,
 )
 from slurm_colloc.store.pack.pack_directory import build_environment_block, parse_environment_block
@@ -22,7 +23,8 @@ JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)
 PLACE = MemberContext(
     job_id="4711", member="4711/3", pack="/state/p", run="/state/p/members/0003/run.1.1",
-    shims="/state/p/bin", cpus=(2, 3), starts=0, tmpdir="/tmp/csub-4711-3", port=12345, shared=True,
+    shims="/state/p/members/0003/bin", cpus=(2, 3), starts=0, tmpdir="/tmp/csub-4711-3",
+    port=12345, shared=True,
 )  # fmt: skip
 CAPTURED = {"PATH": "/usr/bin", "HOME": "/home/ada", "MINE": "1"}
 # What a pack's batch script finds beside what sbatch was given.
@@ -52,7 +54,8 @@ def compose(
     added: dict[str, str] = ADDED,
     plan: MemberPlan = PLAN,
 ) -> dict[str, str]:
-    return compose_environment(captured, added, job, plan, place)
+    alone = compose_environment(captured, added, job, plan, place)
+    return alone | compute_own_resources(captured, added, alone, plan, place)
 
 
 def ask(**shape: str) -> Job:
@@ -147,8 +150,8 @@ def test_a_lone_job_sees_what_slurm_set_for_it() -> None:
 
 
 def test_the_shims_stand_before_the_users_own_path() -> None:
-    assert compose()["PATH"] == "/state/p/bin:/usr/bin"
-    assert compose(captured={})["PATH"] == "/state/p/bin:/usr/local/bin:/usr/bin:/bin"
+    assert compose()["PATH"] == "/state/p/members/0003/bin:/usr/bin"
+    assert compose(captured={})["PATH"] == "/state/p/members/0003/bin:/usr/local/bin:/usr/bin:/bin"
 
 
 def test_an_srun_by_its_absolute_path_stays_on_the_members_cpus() -> None:
@@ -156,6 +159,20 @@ def test_an_srun_by_its_absolute_path_stays_on_the_members_cpus() -> None:
     assert found["SLURM_OVERLAP"] == "1"
     assert found["SLURM_CPU_BIND"] == "mask_cpu:0xc"
     assert "SLURM_CPU_BIND" not in compose(place=dataclasses.replace(PLACE, cpus=()))
+
+
+@pytest.mark.parametrize(
+    ("export", "expected"),
+    [(None, None), ("ALL", None), ("all", None), ("NONE", "NONE"), ("NIL", "NIL"),
+     ("ALL,X=1", "ALL,X=1"), ("HOME", "HOME")],
+)  # fmt: skip
+def test_the_export_of_a_job_is_that_of_its_steps_where_sbatch_says_so(
+    export: str | None, expected: str | None
+) -> None:
+    job = dataclasses.replace(JOB, export=export)
+    lone = dataclasses.replace(PLACE, shared=False, shims="", tmpdir="", port=None, cpus=())
+    for place in (PLACE, lone):
+        assert compose(job, place).get("SLURM_EXPORT_ENV") == expected
 
 
 def test_a_start_after_a_requeue_says_so() -> None:

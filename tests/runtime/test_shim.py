@@ -1,279 +1,316 @@
-"""srun, scontrol and scancel inside a member: what they become."""
+"""The shims of a member as programs: whose they are, and what is left of the environment."""
 
 from __future__ import annotations
 
-import os
-import signal
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_real_command, write_shims
-from slurm_colloc.runtime.programs.shim import (
-    own_job_ids,
-    rewrite_srun,
-    translate_scancel,
-    translate_scontrol,
-)
+from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
+from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_shims, give_shims, write_shims
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
 from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
 
-INSIDE = {
-    "PATH": "/bin",
-    "SLURM_JOB_ID": "4713",
-    "SLURM_JOBID": "4713",
-    "SLURM_ARRAY_JOB_ID": "4711",
-    "SLURM_ARRAY_TASK_ID": "3",
-    "SLURM_COLLOC_MEMBER": "4711/3",
-    "SLURM_COLLOC_PACK": "/state/packs/p",
-    "SLURM_COLLOC_CPUS": "0,2",
-    "SLURM_COLLOC_HOST_MEMORY_MB": "500",
-    "SLURM_OVERLAP": "1",
-    "SLURM_CPU_BIND": "mask_cpu:0x5",
+LEAKS: dict[str, list[str | None]] = {
+    "TMPDIR": ["/tmp/csub-4711-3-abc", None],
+    "MASTER_PORT": ["12345", None],
+    "OMP_NUM_THREADS": ["2", "7"],
+    "SLURM_OVERLAP": ["1", None],
+    "SLURM_CPU_BIND": ["mask_cpu:0x5", None],
 }
-RECIPE = ["--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=mask_cpu:0x5", "--mem=500"]
 
 
-def rewrite(*arguments: str, **changes: str) -> tuple[list[str], dict[str, str]]:
-    rewritten, environment = rewrite_srun(arguments, {**INSIDE, **changes})
-    assert rewritten is not None
-    return rewritten, environment
+class Inside:
+    """A member of a pack with shims, before commands that say what they are given."""
 
+    def __init__(self, base: Path) -> None:
+        self.pack = base / "my pack"
+        self.folder = self.pack / "members" / "0003"
+        self.folder.mkdir(parents=True)
+        (self.pack / "control").mkdir()
+        self.write_spec(requeue=None)
+        self.real = base / "real"
+        self.real.mkdir()
+        for name in SHIMMED:
+            (self.real / name).write_text('#!/bin/sh\nprintf "%s|" real "$0" "$@"\n')
+            (self.real / name).chmod(0o755)
+        write_shims(self.pack, sys.executable)
+        self.shims = find_shims(self.folder)
+        self.environment = {
+            "PATH": f"{self.shims}:{self.real}:/usr/bin:/bin",
+            "HOME": str(base),
+            "SLURM_JOB_ID": "4713",
+            "SLURM_COLLOC_MEMBER": "4711/3",
+            "SLURM_COLLOC_PACK": str(self.pack),
+            "SLURM_COLLOC_START": str(self.folder / "run.1.1"),
+            **{name: ours for name, (ours, _) in LEAKS.items() if ours},
+        }
+        known = {"job_id": "4713", "member": "4711/3", "prefix": str(self.folder / "run.1.1")}
+        bash_env = str(self.folder / "bash_env")
+        functions = build_bash_variables(self.environment, self.shims, bash_env)
+        self.environment |= functions
+        set_here = LEAKS | {name: [value, None] for name, value in functions.items()}
+        self.environment["SLURM_COLLOC_SET"] = json.dumps(set_here)
+        real = [str(self.real / name) for name in SHIMMED]
+        text = render_bash_env(self.environment, "4713", self.shims, real)
+        give_shims(self.folder, known, text)
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["python", "x.py"],
-        ["--exact", "python", "x.py"],
-        ["--gpus=1", "--gpu-bind=none", "python", "x.py"],
-        ["--gres=gpu:1", "--exclusive", "python", "x.py"],
-        ["-G", "1", "--mem-per-cpu=9G", "python", "x.py"],
-        ["--gpus-per-task=1", "--threads-per-core=1", "--hint=nomultithread", "python", "x.py"],
-    ],
-)
-def test_a_step_starts_beside_the_neighbours_on_the_members_cpus(arguments: list[str]) -> None:
-    rewritten, environment = rewrite(*arguments)
-    # Nothing is put before the command: it sees all that it needs.
-    assert rewritten == [*RECIPE, "--job-name=4711/3:python", "python", "x.py"]
-    assert "SLURM_OVERLAP" not in environment
-    assert "SLURM_CPU_BIND" not in environment
+    def write_spec(self, *, requeue: bool | None) -> None:
+        """Write what a pack knows of the member."""
+        job = Job(3, "a", "a.sh", (), "/", requeue=requeue)
+        spec = MemberSpec(job, MemberPlan(0, 1, None, None), umask=0o022)
+        write_json(self.folder / "spec.json", build_spec_mapping(spec))
 
+    def run(self, *argv: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command with the member's environment."""
+        return self.run_in(self.environment | changes, *argv)
 
-def test_what_the_user_asks_for_wins_where_it_harms_nobody() -> None:
-    rewritten, _ = rewrite(
-        "-n", "2", "-N1", "--cpu-bind=none", "--label", "--output=a b", "-J", "eval", "x", "-n", "9"
-    )
-    assert "--ntasks=1" not in rewritten
-    assert rewritten.count("--cpu-bind=none") == 1
-    assert not any(word.startswith("--cpu-bind=mask") for word in rewritten)
-    assert {"--ntasks=2", "--nodes=1", "--label", "--output=a b"} <= set(rewritten)
-    assert "--job-name=4711/3:eval" in rewritten
-    assert rewritten[-3:] == ["x", "-n", "9"]
+    def run_in(self, environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["/usr/bin/env", *argv], env=environment, capture_output=True, text=True, check=False,
+            timeout=30,
+        )  # fmt: skip
 
+    def run_script(self, shebang: str, body: str, **changes: str) -> str:
+        """Run a script with the member's environment; what it prints."""
+        script = self.pack / "script"
+        script.write_text(f"#!{shebang}\n{body}\n")
+        script.chmod(0o755)
+        ended = self.run(str(script), **changes)
+        return ended.stdout + ended.stderr
 
-def test_the_cpus_asked_for_are_seen_inside_the_step_only() -> None:
-    rewritten, environment = rewrite("-c", "2", "x")
-    assert "SLURM_CPUS_PER_TASK=2" in rewritten
-    assert not any("cpus-per-task" in word for word in rewritten)
-    assert "SLURM_CPUS_PER_TASK" not in environment
-
-
-def test_a_member_that_is_not_bound_binds_no_step() -> None:
-    rewritten, _ = rewrite("x", SLURM_COLLOC_CPUS="")
-    assert "--cpu-bind=none" in rewritten
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--jobid=99", "x"], ["-p", "gpu", "x"], ["-A", "lab", "x"], ["--qos=high", "x"]],
-)
-def test_an_srun_for_another_job_stays_as_it_is(arguments: list[str]) -> None:
-    assert rewrite_srun(arguments, INSIDE)[0] is None
-
-
-def test_an_srun_into_the_own_job_is_the_members() -> None:
-    assert rewrite("--jobid=4713", "x")[0][:5] == RECIPE
-
-
-def test_what_srun_does_not_know_is_told() -> None:
-    with pytest.raises(UsageProblem, match="--no-such-option is no srun option"):
-        rewrite_srun(["--no-such-option", "x"], INSIDE)
-
-
-def test_the_ids_by_which_a_script_means_itself() -> None:
-    assert own_job_ids(INSIDE) == {"4713", "4711_3", "4711/3"}
-    assert own_job_ids({"SLURM_JOB_ID": "4713"}) == {"4713"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["requeue", "4713"], Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")),
-        (["requeue", "4711_3"], Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")),
-        (
-            ["-Q", "REQUEUE", "JobId=4713"],
-            Request(Action.REQUEUE, 3, reason="scontrol requeue from inside"),
-        ),
-        (["requeue", "99"], None),
-        (["requeue", "4711_4"], None),
-        (["requeue", "4711"], None),
-        (["show", "job", "4713"], None),
-        (["hold", "4713"], None),
-        ([], None),
-    ],
-)
-def test_scontrol(arguments: list[str], expected: Request | None) -> None:
-    assert translate_scontrol(arguments, INSIDE) == expected
-
-
-def test_a_requeue_on_hold_is_refused_for_one_member() -> None:
-    with pytest.raises(UsageProblem, match="requeuehold cannot be done for one member"):
-        translate_scontrol(["requeuehold", "4713"], INSIDE)
-
-
-CANCEL = Request(Action.CANCEL, 3, reason="scancel from inside")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["4713"], CANCEL),
-        (["4711_3"], CANCEL),
-        (["-Q", "4713", "4711_3"], CANCEL),
-        (["-s", "TERM", "4713"], CANCEL),
-        (["--signal=SIGKILL", "4713"], CANCEL),
-        (["-s", "USR1", "4713"],
-         Request(Action.SIGNAL, 3, signal.SIGUSR1, steps_only=True, reason="scancel -s")),
-        (["-sUSR1", "--batch", "4713"],
-         Request(Action.SIGNAL, 3, signal.SIGUSR1, reason="scancel -s")),
-        (["4713", "--signal=12", "-f"],
-         Request(Action.SIGNAL, 3, signal.SIGUSR2, reason="scancel -s")),
-        (["4713", "99"], None),
-        (["4713.1"], None),
-        (["4711"], None),
-        (["4711_4"], None),
-        (["--user=ada"], None),
-        (["--name=x", "4713"], None),
-        ([], None),
-    ],
-)  # fmt: skip
-def test_scancel(arguments: list[str], expected: Request | None) -> None:
-    assert translate_scancel(arguments, INSIDE) == expected
-
-
-@pytest.mark.parametrize("arguments", [["-s", "NOISE", "4713"], ["4713", "-s"]])
-def test_a_signal_that_does_not_exist_is_told(arguments: list[str]) -> None:
-    with pytest.raises(UsageProblem, match="scancel: there is no signal"):
-        translate_scancel(arguments, INSIDE)
-
-
-# -- the shims as programs ---------------------------------------------------------------------
+    def take_requests(self) -> list[Request]:
+        return take_requests(self.pack)
 
 
 @pytest.fixture
-def inside(tmp_path: Path) -> dict[str, str]:
-    """The environment of a member whose pack has shims, before commands that say what they are."""
-    pack = tmp_path / "my pack"
-    (pack / "control").mkdir(parents=True)
-    write_spec(pack, requeue=None)
-    shims = write_shims(pack, sys.executable)
-    real = tmp_path / "real"
-    real.mkdir()
+def inside(tmp_path: Path) -> Inside:
+    return Inside(tmp_path)
+
+
+CANCEL = [Request(Action.CANCEL, 3, reason="scancel from inside")]
+
+
+def test_a_shim_writes_no_bytecode_under_the_limits_of_a_script(inside: Inside) -> None:
     for name in SHIMMED:
-        (real / name).write_text('#!/bin/sh\nprintf "%s|" real "$0" "$@"\n')
-        (real / name).chmod(0o755)
-    return {
-        **INSIDE,
-        "PATH": f"{shims}:{real}:{os.defpath}",
-        "SLURM_COLLOC_PACK": str(pack),
-        "SLURM_COLLOC_RUN": str(pack / "run.1.1"),
-    }
+        assert " -IBS " in Path(inside.shims, name).read_text()
 
 
-def write_spec(pack: Path, *, requeue: bool | None) -> None:
-    """Write what a pack knows of member 3."""
-    job = Job(3, "a", "a.sh", (), "/", requeue=requeue)
-    folder = pack / "members" / "0003"
-    folder.mkdir(parents=True, exist_ok=True)
-    spec = MemberSpec(job, MemberPlan(0, 1, None, None), umask=0o022)
-    write_json(folder / "spec.json", build_spec_mapping(spec))
+def test_a_shim_hands_over_to_the_real_command_behind_it(inside: Inside) -> None:
+    ended = inside.run("srun", "echo", "a b", "")
+    assert ended.returncode == 0, ended.stderr
+    words = ended.stdout.split("|")
+    assert words[:4] == ["real", str(inside.real / "srun"), "--overlap", "--nodes=1"]
+    assert words[-4:] == ["echo", "a b", "", ""]
+    # So that the runner knows that there are steps to look for.
+    assert (inside.folder / "run.1.1.steps").exists()
 
 
-def run(environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["/usr/bin/env", *argv], env=environment, capture_output=True, text=True, check=False
+def test_what_is_not_the_members_own_goes_to_the_real_command_unchanged(inside: Inside) -> None:
+    assert inside.run("scancel", "99").stdout.endswith("/scancel|99|")
+    assert inside.run("scontrol", "show", "nodes").stdout.endswith("|show|nodes|")
+    assert inside.run("squeue", "--json").stdout.endswith("/squeue|--json|")
+
+
+def test_a_requeue_from_inside_becomes_a_request(inside: Inside) -> None:
+    ended = inside.run("scontrol", "requeue", "4713")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    requests = [Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")]
+    assert inside.take_requests() == requests
+
+
+def test_of_several_jobs_only_the_others_reach_slurm(inside: Inside) -> None:
+    assert inside.run("scancel", "4713", "99").stdout.endswith("/scancel|99|")
+    assert inside.take_requests() == CANCEL
+
+
+def test_a_requeue_that_was_ruled_out_is_refused(inside: Inside) -> None:
+    inside.write_spec(requeue=False)
+    ended = inside.run("scontrol", "requeue", "4713,99")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--no-requeue" in ended.stderr
+    assert inside.take_requests() == []
+
+
+# -- identity ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIMMED)
+def test_a_program_that_clears_its_environment_reaches_the_real_command_once(
+    inside: Inside, name: str
+) -> None:
+    cleared = {"PATH": inside.environment["PATH"]}
+    assert (
+        inside.run_in(cleared, name, "--version").stdout == f"real|{inside.real}/{name}|--version|"
     )
 
 
-def test_a_shim_writes_no_bytecode_under_the_limits_of_a_script(inside: dict[str, str]) -> None:
-    shims = Path(inside["PATH"].split(":")[0])
-    for name in SHIMMED:
-        assert f" -IB -m slurm_colloc.runtime.programs.shim {name} " in (shims / name).read_text()
-
-
-def test_a_shim_hands_over_to_the_real_command_behind_it(inside: dict[str, str]) -> None:
-    ended = run(inside, "srun", "echo", "a b", "")
-    assert ended.returncode == 0, ended.stderr
-    words = ended.stdout.split("|")
-    assert words[:4] == [
-        "real",
-        f"{Path(inside['SLURM_COLLOC_PACK']).parent}/real/srun",
-        *RECIPE[:2],
-    ]
-    assert words[-4:] == ["echo", "a b", "", ""]
-    # So that the runner knows that there are steps to look for.
-    assert Path(f"{inside['SLURM_COLLOC_RUN']}.steps").exists()
-
-
-def test_what_is_not_the_members_own_goes_to_the_real_command_unchanged(
-    inside: dict[str, str],
+@pytest.mark.parametrize("name", SHIMMED)
+def test_a_program_that_clears_slurm_s_variables_reaches_the_real_command_once(
+    inside: Inside, name: str
 ) -> None:
-    assert run(inside, "scancel", "99").stdout.endswith("/scancel|99|")
-    assert run(inside, "scontrol", "show", "job", "4713").stdout.endswith("|show|job|4713|")
+    kept = {key: text for key, text in inside.environment.items() if "SLURM" not in key}
+    assert inside.run_in(kept, name, "-V").stdout == f"real|{inside.real}/{name}|-V|"
 
 
-def test_a_requeue_from_inside_becomes_a_request(inside: dict[str, str]) -> None:
-    ended = run(inside, "scontrol", "requeue", "4713")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert take_requests(inside["SLURM_COLLOC_PACK"]) == [
-        Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")
-    ]
+def test_shims_of_several_packs_before_each_other_end_at_the_real_command(
+    inside: Inside, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Inside(tmp_path / "other")
+    (tmp_path / "link").symlink_to(other.shims)
+    copies = tmp_path / "copies"
+    shutil.copytree(Path(inside.shims).resolve(), copies)
+    path = f"{inside.shims}:{tmp_path}/link:{copies}:{other.shims}:{inside.real}:/usr/bin:/bin"
+    assert inside.run("scancel", "99", PATH=path).stdout == f"real|{inside.real}/scancel|99|"
 
 
-def test_a_requeue_that_was_ruled_out_is_refused(inside: dict[str, str]) -> None:
-    write_spec(Path(inside["SLURM_COLLOC_PACK"]), requeue=False)
-    ended = run(inside, "scontrol", "requeue", "4713")
+@pytest.mark.parametrize("command", [["scancel", "4800"], ["scancel", "4713"]])
+def test_in_a_job_that_the_member_submitted_a_shim_is_the_real_command(
+    inside: Inside, command: list[str]
+) -> None:
+    ended = inside.run(*command, SLURM_JOB_ID="4800")
+    assert ended.stdout.endswith(f"/scancel|{command[1]}|")
+    assert inside.take_requests() == []
+
+
+def test_outside_of_any_job_a_shim_is_the_real_command(inside: Inside) -> None:
+    outside = {"PATH": inside.environment["PATH"]}
+    assert inside.run_in(outside, "scancel", "4713").stdout.endswith("/scancel|4713|")
+
+
+def test_below_the_member_s_wrapper_a_cleared_environment_is_no_other_job(
+    inside: Inside, tmp_path: Path
+) -> None:
+    # As runtime.launch.step_command starts it; what it runs has nothing in its environment.
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text("import subprocess, sys; sys.exit(subprocess.run(sys.argv[2:]).returncode)")
+    launch = str(inside.folder / "run.1.1.launch")
+    shim = f"{inside.shims}/scancel"
+    cleared = ["/usr/bin/env", "-i", f"PATH={inside.environment['PATH']}"]
+    for call in ([shim, "4713"], [f"{inside.pack}/bin/scancel", "4713"]):
+        ended = inside.run(sys.executable, str(wrapper), launch, *cleared, *call)
+        assert (ended.stdout, ended.stderr) == ("", "")
+        assert inside.take_requests() == CANCEL
+
+
+def test_a_shim_without_a_real_command_says_so(inside: Inside) -> None:
+    ended = inside.run(f"{inside.shims}/scancel", "4713", PATH=inside.shims)
     assert ended.returncode == 2
-    assert "--no-requeue" in ended.stderr
-    assert take_requests(inside["SLURM_COLLOC_PACK"]) == []
+    assert ended.stderr == "csub: error: scancel: command not found in PATH behind csub's own\n"
 
 
-def test_outside_of_a_pack_a_shim_is_the_real_command(inside: dict[str, str]) -> None:
-    outside = {"PATH": inside["PATH"], "SLURM_COLLOC_PACK": inside["SLURM_COLLOC_PACK"]}
-    assert run(outside, "scancel", "4713").stdout.endswith("/scancel|4713|")
+def test_the_real_command_is_no_directory_and_not_the_shim_by_another_path(
+    inside: Inside, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong" / "srun").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(inside.shims)
+    path = f"{tmp_path}/link::{tmp_path}/wrong:{tmp_path}/none:{inside.real}"
+    assert find_real_command("srun", path) == f"{inside.real}/srun"
+    assert find_real_command("sinfo", path) is None
 
 
-def test_a_shim_without_a_real_command_says_so(inside: dict[str, str]) -> None:
-    shims = inside["PATH"].split(":")[0]
-    ended = run({**inside, "PATH": shims}, f"{shims}/scancel", "4713")
-    assert ended.returncode == 2
-    assert ended.stderr == ("csub: error: scancel: command not found in PATH behind csub's own\n")
+# -- what jobs that a member submits see -------------------------------------------------------
+
+SHOW = 'env -0 | tr "\\0" "\\n"'
 
 
-def test_the_real_command_is_no_directory_and_not_the_shim_by_another_path(tmp_path: Path) -> None:
-    shims, real = tmp_path / "shims", tmp_path / "real"
-    for folder in (shims, real, tmp_path / "wrong" / "srun"):
-        folder.mkdir(parents=True)
-    for folder in (shims, real):
-        (folder / "srun").write_text("#!/bin/sh\n")
-        (folder / "srun").chmod(0o755)
-    (tmp_path / "link").symlink_to(shims)
-    path = f"{tmp_path}/link::{tmp_path}/wrong:{tmp_path}/none:{real}"
-    assert find_real_command("srun", path, str(shims)) == f"{real}/srun"
-    assert find_real_command("scancel", path, str(shims)) is None
+def parse(text: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+
+
+def assert_clean(seen: dict[str, str], inside: Inside) -> None:
+    assert not [name for name in seen if name.startswith("SLURM_COLLOC")]
+    # A site's profile may export others.
+    assert not seen.keys() & build_bash_variables({}, "", "").keys()
+    assert not seen.keys() & {"TMPDIR", "MASTER_PORT", "SLURM_OVERLAP", "SLURM_CPU_BIND"}
+    assert seen["OMP_NUM_THREADS"] == "7"
+    assert str(inside.pack) not in seen["PATH"]
+
+
+def make_showing(inside: Inside, name: str) -> None:
+    (inside.real / name).write_text(f"#!/bin/sh\n{SHOW}\n")
+
+
+@pytest.mark.parametrize("job_id", ["4713", "4800"])
+@pytest.mark.parametrize("name", ["sbatch", "salloc"])
+def test_what_is_submitted_through_a_shim_sees_nothing_of_the_member(
+    inside: Inside, name: str, job_id: str
+) -> None:
+    make_showing(inside, name)
+    assert_clean(parse(inside.run(name, "x.sh", SLURM_JOB_ID=job_id).stdout), inside)
+
+
+def test_what_the_member_has_set_since_is_its_own(inside: Inside) -> None:
+    make_showing(inside, "sbatch")
+    seen = parse(inside.run("sbatch", TMPDIR="/scratch/mine", OMP_NUM_THREADS="16").stdout)
+    assert (seen["TMPDIR"], seen["OMP_NUM_THREADS"]) == ("/scratch/mine", "16")
+
+
+@pytest.mark.parametrize("shebang", ["/bin/bash", "/bin/bash -l", "/bin/bash -eu"])
+def test_bash_takes_everything_back_in_a_job_that_inherited_it(
+    inside: Inside, shebang: str
+) -> None:
+    # As after `/usr/bin/sbatch`, which no shim has seen.
+    told = inside.run_script(shebang, f"type -t scancel\n{SHOW}", SLURM_JOB_ID="4800")
+    assert_clean(parse(told), inside)
+    assert not told.startswith("function")
+
+
+# -- bash, whatever becomes of PATH ------------------------------------------------------------
+
+CANCELLING = {
+    "by its name": "scancel $SLURM_JOB_ID",
+    "after PATH was set": "export PATH=/usr/bin:/bin; scancel $SLURM_JOB_ID",
+    "by its path": "REAL/scancel $SLURM_JOB_ID",
+    "by Slurm's usual path": "/usr/bin/scancel $SLURM_JOB_ID",
+    "in another bash": "export PATH=/usr/bin:/bin; bash -c 'scancel $SLURM_JOB_ID'",
+    "by a program of that bash": "export PATH=/usr/bin:/bin; bash -c 'env scancel $SLURM_JOB_ID'",
+    "in the background": "scancel $SLURM_JOB_ID & wait",
+    "without the variable": "export PATH=/usr/bin:/bin; id=$SLURM_JOB_ID; scancel $id",
+}
+
+
+@pytest.mark.parametrize("shebang", ["/bin/bash", "/bin/bash -l", "/bin/bash -eu"])
+@pytest.mark.parametrize("how", CANCELLING)
+def test_bash_cancels_the_member_alone(inside: Inside, shebang: str, how: str) -> None:
+    body = CANCELLING[how].replace("REAL", str(inside.real).replace(" ", "\\ "))
+    assert "real|" not in inside.run_script(shebang, body)
+    assert inside.take_requests() == CANCEL
+
+
+def test_where_the_profile_sets_bash_env_functions_are_left(inside: Inside) -> None:
+    body = "export PATH=/usr/bin:/bin; scancel $SLURM_JOB_ID"
+    assert inside.run_script("/bin/bash", body, BASH_ENV="/dev/null") == ""
+    assert inside.take_requests() == CANCEL
+
+
+def test_srun_stays_a_program_so_that_it_can_be_waited_for_and_ended(inside: Inside) -> None:
+    assert inside.run_script("/bin/bash -l", "type -t srun; type -t salloc") == "file\nfile\n"
+
+
+def test_what_the_user_has_bash_read_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine=yes\n")
+    (tmp_path / "b").mkdir()
+    inside = Inside(tmp_path / "b")
+    described = json.loads(inside.environment["SLURM_COLLOC_SET"])
+    described["BASH_ENV"][1] = "$BASE/mine"
+    environment = inside.environment | {"SLURM_COLLOC_SET": json.dumps(described)}
+    text = render_bash_env(environment, "4713", inside.shims, [])
+    (inside.folder / "bash_env").write_text(text)
+    told = inside.run_script("/bin/bash", 'echo "$mine ${csub_bash_env-unset}"', BASE=str(tmp_path))
+    assert told == "yes unset\n"
+
+
+def test_functions_of_a_pack_that_is_gone_are_the_real_commands(inside: Inside) -> None:
+    script = f"export PATH={inside.real}:/usr/bin:/bin; scancel 99"
+    Path(inside.shims).unlink()
+    assert inside.run_script("/bin/bash", script).endswith("/scancel|99|")

@@ -84,7 +84,7 @@ def test_its_environment_is_the_submission_s_with_what_is_its_own(
     assert environment["HOME"] == "/home/ada"
     assert environment["SECRET"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
     assert environment["SLURM_COLLOC_MEMBER"] == "7/1"
-    assert environment["PATH"].split(":")[0] == str(bed.pack / "bin")
+    assert environment["PATH"].split(":")[0] == str(bed.folder(1) / "bin")
     assert int(environment["MASTER_PORT"]) in PORTS
     assert environment["TMPDIR"] == bed.members.by_number[1].tmpdir == launch["own_tmpdir"]
     assert environment["TMPDIR"].startswith("/tmp/csub-7-1-")

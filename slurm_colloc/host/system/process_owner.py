@@ -80,12 +80,12 @@ def read_named_start(pid: int, pack: bytes) -> tuple[int, int] | None:
         block = read_small(f"/proc/{pid}/environ", _ENVIRONMENT_MOST)
     except OSError:
         return None
-    if b"SLURM_COLLOC_RUN=" not in block:
+    if b"SLURM_COLLOC_START=" not in block:
         return None
     words = dict(pair.partition(b"=")[::2] for pair in block.split(b"\0"))
     if words.get(b"SLURM_COLLOC_PACK") != pack:
         return None
     # PACK/members/NNNN/run.A.M: see runtime.launch.member_environment.
-    folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_RUN", b"")).rpartition("/")
+    folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_START", b"")).rpartition("/")
     number, start = folder.rpartition("/")[2], run.rpartition(".")[2]
     return (int(number), int(start)) if number.isdigit() and start.isdigit() else None

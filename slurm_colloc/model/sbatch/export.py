@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+SET_VARIABLE = "SLURM_COLLOC_SET"
+"""What csub set in a member's environment, as one JSON object: NAME: [value, value before]."""
+
+_NOT_OF_A_MEMBER = frozenset(
+    {
+        "SLURM_COLLOC_BASE",
+        "SLURM_COLLOC_RUN",
+        "SLURM_COLLOC_SETTINGS",
+        "SLURM_COLLOC_SLURM_ACCESS",
+    }
+)
+"""What a user or site sets for csub itself; every other SLURM_COLLOC_* speaks of one member."""
 
 # Variables of an allocation that csub itself was called in; they would speak of another job.
 _OUTER_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
 _OF_THE_CLIENT = frozenset(
-    {"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER", "SLURM_COLLOC_SETTINGS"}
+    {"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CONF_SERVER", *_NOT_OF_A_MEMBER}
 )
 
 _ALWAYS = ("SLURM_", "SPANK_")
@@ -20,27 +33,74 @@ def choose_batch_export(export: str | None) -> str:
     With anything but ALL Slurm itself loads the login environment on the node, below what is
     exported (sbatch(1); NIL loads it in 22.05 only), so the same is asked for the pack.
     """
-    if export is None or export == "ALL":
+    if exports_all(export):
         return "ALL"
-    return "NIL" if export == "NIL" else "NONE"
+    return "NIL" if (export or "").upper() == "NIL" else "NONE"
+
+
+def exports_all(export: str | None) -> bool:
+    """Everything is exported; sbatch takes these words in any case (sbatch.c)."""
+    return export is None or export.upper() == "ALL"
+
+
+def speaks_of_a_member(name: str) -> bool:
+    """True for a variable that csub sets for one member, and no other job may see."""
+    return name.startswith("SLURM_COLLOC_") and name not in _NOT_OF_A_MEMBER
+
+
+def describe_set(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """The value of SLURM_COLLOC_SET.
+
+    Args:
+        before: What sbatch would have given the member.
+        after: What it gets.
+    """
+    import json
+
+    return json.dumps(
+        {
+            name: [value, before.get(name)]
+            for name, value in sorted(after.items())
+            if name != "PATH" and before.get(name) != value and not speaks_of_a_member(name)
+        }
+    )
+
+
+def iterate_set(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
+    """What csub set: name, value, and the value before (None for none); nothing if unreadable."""
+    import json
+
+    try:
+        described = json.loads(environment.get(SET_VARIABLE, "{}"))
+        rows = [(name, value, before) for name, (value, before) in described.items()]
+    except (AttributeError, TypeError, ValueError):
+        return
+    for name, value, before in rows:
+        if isinstance(value, str) and (before is None or isinstance(before, str)):
+            yield name, value, before
 
 
 def remove_member_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what csub put into a member's: for jobs that a member submits."""
+    """An environment without what csub put into a member's: for jobs that a member submits.
+
+    What the member has changed since then is its own, and stays.
+    """
+    kept = {name: value for name, value in environment.items() if not speaks_of_a_member(name)}
+    for name, value, before in iterate_set(environment):
+        if kept.get(name) == value:
+            del kept[name]
+            if before is not None:
+                kept[name] = before
     pack = environment.get("SLURM_COLLOC_PACK")
-    if pack is None:
-        return dict(environment)
-    own = {"SLURM_OVERLAP", "SLURM_CPU_BIND", *environment.get("SLURM_COLLOC_SET", "").split(",")}
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name not in own
-        and (not name.startswith("SLURM_COLLOC_") or name == "SLURM_COLLOC_SETTINGS")
-    }
-    if "PATH" in kept:
+    if pack and "PATH" in kept:
         folders = kept["PATH"].split(":")
-        kept["PATH"] = ":".join(folder for folder in folders if folder != f"{pack}/bin")
+        kept["PATH"] = ":".join(folder for folder in folders if not is_shim_folder(folder, pack))
     return kept
+
+
+def is_shim_folder(folder: str, pack: str) -> bool:
+    """True for the directory of Slurm's commands of a member of this pack."""
+    return folder.startswith(f"{pack}/members/") and folder.endswith("/bin")
 
 
 def compute_captured(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
@@ -57,10 +117,10 @@ def compute_captured(environment: Mapping[str, str], export: str | None) -> dict
         for name, value in environment.items()
         if not in_a_job or not name.startswith(_OUTER_JOB) or name in _OF_THE_CLIENT
     }
-    if export is None or export == "ALL":
+    if export is None or exports_all(export):
         return own
     chosen = {name: value for name, value in own.items() if name.startswith(_ALWAYS)}
-    if export in ("NONE", "NIL"):
+    if export.upper() in ("NONE", "NIL"):
         return chosen
     for word in split_export(export):
         name, assigned, value = word.partition("=")

@@ -9,11 +9,11 @@ pack's size are replaced by the member's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.model.sbatch.export import describe_set, exports_all, speaks_of_a_member
 from slurm_colloc.planning.cpu_division import format_cpu_mask
 
 STEP_SCRUB = (
@@ -76,8 +76,8 @@ class MemberContext:
         member: Its name, `4711/3`.
         pack: Path of the pack's directory.
         run: Path prefix of the files of its present start.
-        shims: Directory of the srun, scontrol and scancel that act on this member alone; empty
-            where the real ones are right.
+        shims: Directory of Slurm's commands as this member sees them; empty where the real ones
+            are right.
         cpus: CPU numbers it is bound to; empty for no binding.
         starts: How often it was started before.
         tmpdir: Its own directory for temporary files; empty where it has none of its own.
@@ -104,7 +104,8 @@ def compute_added_by_slurm(batch: Mapping[str, str], sent: Mapping[str, str]) ->
     return {
         name: value
         for name, value in batch.items()
-        if name not in _OF_THE_SHELL and sent.get(name) != value
+        # A site's sbatch may have left what csub told it (slurm.real_command).
+        if name not in _OF_THE_SHELL and sent.get(name) != value and not speaks_of_a_member(name)
     }
 
 
@@ -115,7 +116,7 @@ def compose_environment(
     plan: MemberPlan,
     place: MemberContext,
 ) -> dict[str, str]:
-    """The complete environment of a member.
+    """The environment of a member, without what is its own among neighbours.
 
     Args:
         captured: The user's, as `--export` left it.
@@ -142,12 +143,8 @@ def compose_environment(
     environment.update(_compute_array_variables(job, place))
     if place.starts and place.shared:
         environment["SLURM_RESTART_COUNT"] = str(place.starts)
-    if job.export is not None and "SLURM_JOB_ID" in added:
+    if job.export is not None and not exports_all(job.export) and "SLURM_JOB_ID" in added:
         environment["SLURM_EXPORT_ENV"] = job.export
-    if place.shared:
-        # A TMPDIR that Slurm or the site set is the whole job's.
-        known = captured.keys() | (added.keys() - {"TMPDIR"})
-        _set_own_resources(environment, known, job, plan, place)
     return environment
 
 
@@ -236,38 +233,62 @@ def _compute_array_variables(job: Job, place: MemberContext) -> dict[str, str]:
     }
 
 
-def _set_own_resources(
-    environment: dict[str, str],
-    known: AbstractSet[str],
-    job: Job,
+def compute_own_resources(
+    captured: Mapping[str, str],
+    added: Mapping[str, str],
+    environment: Mapping[str, str],
     plan: MemberPlan,
     place: MemberContext,
-) -> None:
-    """What neighbours would otherwise fight for, unless the user or the site has set it."""
+) -> dict[str, str]:
+    """What neighbours would otherwise fight for, and how a member's shims are found.
+
+    Args:
+        captured: The user's environment: what stands there is not set again.
+        added: What Slurm and the site added.
+        environment: The member's, from `compose_environment`.
+        plan: Its place in the plan.
+        place: Where it runs.
+    """
+    if not place.shared:
+        return {}
+    # A TMPDIR that Slurm or the site set is the whole job's.
+    known = captured.keys() | (added.keys() - {"TMPDIR"})
     own = {"OMP_NUM_THREADS": str(plan.cpus)}
     if place.tmpdir:
         own["TMPDIR"] = place.tmpdir
     if place.port is not None:
         own["MASTER_PORT"] = own["PET_MASTER_PORT"] = str(place.port)
     own = {name: value for name, value in own.items() if name not in known}
-    environment.update(own)
     if not place.shims:
-        return
-    # What csub set itself: jobs that the member submits are not to see it.
-    share = [] if dict(job.shape).keys() & _HOST_MEMORY else ["SLURM_MEM_PER_NODE"]
-    environment["SLURM_COLLOC_SET"] = ",".join([*own, *share])
+        return own
     # For an srun that does not come through the shim (called by its absolute path): it runs
     # alongside the neighbours, on this member's CPUs.
-    environment["SLURM_OVERLAP"] = "1"
+    own["SLURM_OVERLAP"] = "1"
     if place.cpus:
-        environment["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
-    environment["SLURM_COLLOC_PACK"] = place.pack
-    environment["SLURM_COLLOC_RUN"] = place.run
-    environment["SLURM_COLLOC_CPUS"] = ",".join(str(cpu) for cpu in place.cpus)
-    if plan.host_memory_mb is not None:
-        environment["SLURM_COLLOC_HOST_MEMORY_MB"] = str(plan.host_memory_mb)
+        own["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
+    own["SLURM_COLLOC_PACK"] = place.pack
+    own["SLURM_COLLOC_START"] = place.run
     path = environment.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    environment["PATH"] = f"{place.shims}:{path}"
+    own["PATH"] = f"{place.shims}:{path}"
+    return own
+
+
+def describe_own(
+    environment: Mapping[str, str], final: Mapping[str, str], job: Job, place: MemberContext
+) -> str:
+    """What jobs that the member submits are not to see; the value of SLURM_COLLOC_SET.
+
+    Args:
+        environment: The member's, from `compose_environment`.
+        final: With all that was added to it.
+        job: The job.
+        place: Where it runs.
+    """
+    before = dict(environment)
+    if place.shared and not dict(job.shape).keys() & _HOST_MEMORY:
+        # Its share, for which it did not ask.
+        before.pop("SLURM_MEM_PER_NODE", None)
+    return describe_set(before, final)
 
 
 def build_step_environment(environment: Mapping[str, str]) -> dict[str, str]:

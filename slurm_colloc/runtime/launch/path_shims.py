@@ -1,49 +1,130 @@
-"""Slurm's commands as a member sees them first on its PATH.
+"""Slurm's commands as a member sees them first on its PATH, and what they know of it.
 
-Files of three lines that hand over to runtime.programs.shim; the real commands stand behind them.
+    PACK/bin/NAME               three lines that hand over to runtime.programs.shim
+    PACK/members/NNNN/bin       a link to PACK/bin: a shim knows from its own path whose it is
+    PACK/members/NNNN/inside    what it has to know, NAME=VALUE, each ended by a NUL
+    PACK/members/NNNN/bash_env  read by each bash inside the member, see bash_protection
+
+A program may clear or change its environment; none of this depends on it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_colloc.store.atomic_files import make_directory, write_atomic
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.runtime import programs
+from slurm_colloc.runtime.launch.member_environment import MemberContext
+from slurm_colloc.slurm.real_command import SHIM_MARK
+from slurm_colloc.store.atomic_files import make_directory, write_all, write_atomic
 
-SHIMMED = ("srun", "scontrol", "scancel", "sbatch", "salloc")
+SHIMMED = ("srun", "scontrol", "scancel", "squeue", "sbatch", "salloc")
+
+_PROGRAM = os.path.join(os.path.dirname(programs.__file__), "shim.py")
 
 
-def write_shims(pack: Path, python: str) -> Path:
-    """Write the shims of a pack; returns their directory.
+def write_shims(pack: Path, python: str) -> None:
+    """Write the shims of a pack.
 
     Raises:
         StateError: They cannot be written.
     """
     directory = pack / "bin"
     make_directory(directory)
+    program = f"{shlex.quote(python)} -IBS {shlex.quote(_PROGRAM)}"
+    text = f'#!/bin/sh\n{SHIM_MARK.decode()}exec {program} "$0" "$@"\n'
     for name in SHIMMED:
-        text = (
-            "#!/bin/sh\n"
-            f"# Acts on this member of the pack alone; the real {name} is used for all else.\n"
-            f'exec {shlex.quote(python)} -IB -m slurm_colloc.runtime.programs.shim {name} "$@"\n'
-        )
         write_atomic(directory / name, text.encode(), 0o700)
-    return directory
 
 
-def find_real_command(name: str, path: str, shims: str) -> str | None:
-    """The real command behind a shim; None if there is none.
+def find_shims(folder: Path) -> str:
+    """The directory of a member's shims.
 
     Args:
-        name: Its name.
-        path: The value of PATH.
-        shims: The directory of the shims.
+        folder: The member's directory.
     """
-    for directory in path.split(":"):
-        if not directory or os.path.realpath(directory) == os.path.realpath(shims):
-            continue
-        candidate = os.path.join(directory, name)
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
-            return candidate
-    return None
+    return str(folder / "bin")
+
+
+def build_inside(
+    place: MemberContext,
+    job: Job,
+    plan: MemberPlan,
+    *,
+    job_id: str,
+    submit_directory: str,
+    outputs: tuple[str | None, str | None],
+) -> dict[str, str]:
+    """What a member's shims know of it.
+
+    Args:
+        place: Where it runs.
+        job: The job.
+        plan: Its place in the plan.
+        job_id: Slurm's id of the pack, as its processes see it.
+        submit_directory: Where csub was called.
+        outputs: Its files for output and error; the latter None where it is the same.
+    """
+    inside = {
+        "job_id": job_id,
+        "member": place.member,
+        "prefix": place.run,
+        "cpus": ",".join(str(cpu) for cpu in place.cpus),
+        "cpu_count": str(plan.cpus),
+        "name": job.name,
+        "command": _describe_command(job, submit_directory),
+        "directory": os.path.normpath(job.directory),
+        "started_at": str(place.started_at),
+    }
+    if plan.host_memory_mb is not None:
+        inside["host_memory_mb"] = str(plan.host_memory_mb)
+    if plan.wall_limit_s is not None:
+        inside["wall_limit_s"] = str(plan.wall_limit_s)
+    output, error = outputs
+    if output is not None:
+        inside["output"] = os.path.join(job.directory, output)
+        inside["error"] = os.path.join(job.directory, error or output)
+    if job.array_task is not None:
+        inside["task_id"] = f"{place.job_id}_{job.array_task.task_id}"
+    return inside
+
+
+def _describe_command(job: Job, submit_directory: str) -> str:
+    """As `scontrol show job` has it: the script's whole path and its arguments."""
+    script = os.path.normpath(os.path.join(submit_directory, job.script_name))
+    if not os.path.exists(script):
+        found = shutil.which(job.script_name)
+        if found is None:
+            # --wrap, or standard input.
+            return "(null)"
+        script = found
+    return " ".join([script, *job.arguments])
+
+
+def give_shims(folder: Path, inside: Mapping[str, str], bash_env: str) -> None:
+    """Lay out what a member's shims and its bash read.
+
+    Args:
+        folder: The member's directory.
+        inside: What the shims know of it.
+        bash_env: The text of its BASH_ENV.
+
+    Raises:
+        OSError: The link cannot be made.
+        StateError: The files cannot be written.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.symlink("../../bin", find_shims(folder))
+    block = "".join(f"{name}={value}\0" for name, value in inside.items())
+    write_all(
+        {
+            folder / "inside": block.encode("utf-8", "surrogateescape"),
+            folder / "bash_env": bash_env.encode("utf-8", "surrogateescape"),
+        }
+    )

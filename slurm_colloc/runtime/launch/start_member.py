@@ -13,10 +13,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.sbatch.export import SET_VARIABLE
 from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch import member_environment as environments
-from slurm_colloc.runtime.launch.path_shims import write_shims
+from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
+from slurm_colloc.runtime.launch.path_shims import (
+    SHIMMED,
+    build_inside,
+    find_shims,
+    give_shims,
+    write_shims,
+)
 from slurm_colloc.runtime.launch.step_command import (
     build_launch,
     build_srun_argv,
@@ -25,6 +33,7 @@ from slurm_colloc.runtime.launch.step_command import (
 )
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
@@ -87,9 +96,9 @@ class MemberStarter:
         self._added = environments.compute_added_by_slurm(
             allocation.environment, dict(record.client_environment)
         )
-        self._shims = ""
-        if not lone and not record.local:
-            self._shims = str(write_shims(pack, sys.executable))
+        self._has_shims = not lone and not record.local
+        if self._has_shims:
+            write_shims(pack, sys.executable)
         self._ports: set[int] = set()
 
     def start(self, member: Member, place: PackPlace, likely_degree: int | None = None) -> bool:
@@ -117,7 +126,7 @@ class MemberStarter:
             member=name,
             pack=str(self._pack),
             run=member.prefix,
-            shims=self._shims,
+            shims=find_shims(directory) if self._has_shims else "",
             cpus=cpus,
             starts=member.record.starts,
             tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
@@ -125,7 +134,10 @@ class MemberStarter:
             shared=not self._lone,
             started_at=int(time.time()),
         )
-        composed = environments.compose_environment(captured, self._added, job, plan, where)
+        alone = environments.compose_environment(captured, self._added, job, plan, where)
+        composed = alone | environments.compute_own_resources(
+            captured, self._added, alone, plan, where
+        )
         member.gpu, on_gpu = self._place_on_gpu(member, likely_degree)
         composed.update(on_gpu)
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
@@ -136,6 +148,8 @@ class MemberStarter:
             truncates=job.truncate_output and not self._lone,
         )
         composed.update(self._watch(member, composed))
+        if self._has_shims:
+            self._give_shims(member, where, alone, composed, (output, error))
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
         launch = build_launch(
@@ -165,6 +179,33 @@ class MemberStarter:
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
         return True
+
+    def _give_shims(
+        self,
+        member: Member,
+        where: environments.MemberContext,
+        alone: Mapping[str, str],
+        composed: dict[str, str],
+        outputs: tuple[str | None, str | None],
+    ) -> None:
+        """Lay out the member's shims, and complete its environment."""
+        job, plan, job_id = member.spec.job, member.spec.plan, composed.get("SLURM_JOB_ID", "")
+        folder = Path(where.run).parent
+        bash_env = str(folder / "bash_env")
+        composed.update(build_bash_variables(composed, where.shims, bash_env))
+        composed[SET_VARIABLE] = environments.describe_own(alone, composed, job, where)
+        real = (find_real_command(name, composed.get("PATH")) for name in SHIMMED)
+        inside = build_inside(
+            where,
+            job,
+            plan,
+            job_id=job_id,
+            submit_directory=self._record.submit_directory,
+            outputs=outputs,
+        )
+        give_shims(
+            folder, inside, render_bash_env(composed, job_id, where.shims, [*filter(None, real)])
+        )
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
         job = member.spec.job

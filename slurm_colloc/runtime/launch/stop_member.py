@@ -11,7 +11,9 @@ from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.member_processes import InnerSteps, kill, terminate
+from slurm_colloc.runtime.launch.inner_steps import InnerSteps
+from slurm_colloc.runtime.launch.member_processes import kill, terminate
+from slurm_colloc.runtime.launch.path_watch import PathWatch
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -49,6 +51,7 @@ class MemberControl:
         self._states = states
         self._journal = journal
         self._kill_wait_s = kill_wait_s
+        self._path_watch = PathWatch(journal)
 
     def take_requests(self) -> list[Request]:
         """The requests that were left since the last look, oldest first."""
@@ -112,6 +115,7 @@ class MemberControl:
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
         now = time.monotonic()
+        self._path_watch.look(self._members.running())
         for member in self._members.running():
             if member.signal_at is not None and now >= member.signal_at:
                 member.signal_at = None

@@ -8,8 +8,8 @@ import time
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.collect_starts import StartCollector
+from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.member_processes import (
-    InnerSteps,
     ends_before_its_srun,
     outlives_its_srun,
     read_exit,

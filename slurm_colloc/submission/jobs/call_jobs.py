@@ -18,6 +18,7 @@ from slurm_colloc.model.sbatch.quantities import (
 )
 from slurm_colloc.slurm.options import (
     Concern,
+    Given,
     Options,
     ParsedLine,
     merge_options,
@@ -41,6 +42,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_option,
     read_slowdown,
 )
+from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.output_files import refuse_directories
 from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_pack_words
 
@@ -93,7 +95,8 @@ def collect_call(
     Raises:
         UsageProblem: Something in it is wrong; the message says what and where.
     """
-    line = parse_command_line(argv)
+    site = SiteOptions(environ)
+    line = site.parse(lambda options: parse_command_line(argv, site_options=options))
     environment = read_environment(environ)
     early = merge_options(environment=environment, command_line=line.values)
     if pack:
@@ -108,7 +111,7 @@ def collect_call(
         scripts = read_pack_words(line.words, directory)
     else:
         scripts = [read_call_script(line.words, early.text("wrap"), directory)]
-    merged = [_merge(script, line, environ) for script in scripts]
+    merged = [_merge(script, line, environ, site) for script in scripts]
     array = None
     if pack:
         for script, options in zip(scripts, merged, strict=True):
@@ -151,8 +154,16 @@ def list_values(merged: Sequence[Options], name: str) -> tuple[tuple[str, str], 
     return tuple(found.items())
 
 
-def _merge(script: Script, line: ParsedLine, environ: Mapping[str, str]) -> Options:
-    directives = () if script.is_wrapped else parse_directives(script.content, name=script.shown)
+def _merge(
+    script: Script, line: ParsedLine, environ: Mapping[str, str], site: SiteOptions
+) -> Options:
+    directives: Sequence[Given] = ()
+    if not script.is_wrapped:
+        directives = site.parse(
+            lambda options: parse_directives(
+                script.content, name=script.shown, site_options=options
+            )
+        )
     options = merge_options(
         directives=directives, environment=read_environment(environ), command_line=line.values
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.sbatch.export import remove_member_variables
 from slurm_colloc.resources import data_path
 from slurm_colloc.slurm.run_command import build_client_environment
 from slurm_colloc.store.atomic_files import read_json, write_json
@@ -139,7 +140,7 @@ def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     With `--export=ALL` Slurm passes it on as it is; everything else that the batch script finds
     was then added by Slurm or the site.
     """
-    client = build_client_environment(environ)
+    client = build_client_environment(remove_member_variables(environ))
     return {
         name: value
         for name, value in client.items()

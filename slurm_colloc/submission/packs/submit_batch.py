@@ -97,7 +97,11 @@ def submit_batch(
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
-        script_path = state.making / f"{submission}.sh"
+        carried = not settings.state_shared
+        # Slurm shows this path as the job's Command, so it stays as long as the pack; what travels
+        # in the script stays nowhere else.
+        folder = state.making if carried else state.pack_path(records[0].pack_id)
+        script_path = folder / f"{submission}.sh"
         try:
             script = _render_script(batch, submission, records, settings, state)
             write_atomic(script_path, script.encode("utf-8", "surrogateescape"), 0o700)
@@ -112,8 +116,9 @@ def submit_batch(
                 held=held,
             )
         finally:
-            with contextlib.suppress(OSError):
-                script_path.unlink()
+            if carried:
+                with contextlib.suppress(OSError):
+                    script_path.unlink()
     # From here on Slurm has the job: the packs stay, whatever happens to this process.
     _write_down(state, packs, job_id, carried=not settings.state_shared)
     if not held.came():

@@ -1,0 +1,162 @@
+"""`scontrol requeue` and `scancel` of the own job: requests to the runner about this member."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.sbatch.quantities import parse_signal
+from slurm_colloc.runtime.programs.command_words import CommandOptions
+from slurm_colloc.runtime.programs.own_answers import spawn
+from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.store.pack.pack_directory import read_spec
+from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+
+_SCANCEL = CommandOptions(
+    "A:bcfHiM:n:p:Qq:R:s:t:u:vVw:",
+    {
+        "account": "A", "admin-comment": "admin-comment", "batch": "b", "clusters": "M",
+        "cron": "c", "ctld": "ctld", "full": "f", "hurry": "H", "interactive": "i",
+        "jobname": "n", "me": "me", "name": "n", "nodelist": "w", "partition": "p", "qos": "q",
+        "quiet": "Q", "reservation": "R", "sibling": "sibling", "signal": "s", "state": "t",
+        "user": "u", "verbose": "v", "version": "V", "wckey": "wckey",
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Division:
+    """A command about the own job and others, divided.
+
+    Attributes:
+        request: What is asked for the member; None for nothing.
+        rest: The arguments that are left for the real command; None for none.
+    """
+
+    request: Request | None
+    rest: tuple[str, ...] | None
+
+
+def ask_for(
+    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
+) -> int | None:
+    """Do what was asked: the own part through the runner; None where it is none of the member's.
+
+    Raises:
+        UsageProblem: It cannot be done, or is wrong.
+    """
+    divide = divide_scontrol if call[0] == "scontrol" else divide_scancel
+    division = divide(call[1:], member)
+    if division is None:
+        return None
+    status = 0
+    if division.request is not None:
+        check_allowed(Path(member.pack), division.request)
+    if division.rest is not None:
+        words = [call[0], *division.rest]
+        pid = spawn(real, words, environment)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if division.request is not None:
+        ask_runner(member.pack, division.request)
+    return status
+
+
+def _divide_ids(words: Sequence[str], member: OwnMember) -> tuple[bool, list[str]]:
+    """Whether the own job is among ids, and the ids of others."""
+    others, is_own = [], False
+    for word in words:
+        key, equals, value = word.rpartition("=")
+        ids = value.split(",")
+        kept = [one for one in ids if one not in member.ids]
+        is_own = is_own or len(kept) < len(ids)
+        if kept:
+            others.append(f"{key}{equals}{','.join(kept)}")
+    return is_own, others
+
+
+def divide_scontrol(arguments: Sequence[str], member: OwnMember) -> Division | None:
+    """`scontrol requeue IDS`; None where the own job is not among them."""
+    options = [word for word in arguments if word.startswith("-")]
+    words = [word for word in arguments if not word.startswith("-")]
+    if not words or words[0].lower() not in ("requeue", "requeuehold"):
+        return None
+    is_own, others = _divide_ids(words[1:], member)
+    if not is_own:
+        return None
+    if words[0].lower() == "requeuehold":
+        raise UsageProblem("scontrol requeuehold cannot be done for one member of a pack")
+    request = Request(Action.REQUEUE, member.number, reason="scontrol requeue from inside")
+    is_left = any(word.lower() != "incomplete" for word in others)
+    return Division(request, (*options, words[0], *others) if is_left else None)
+
+
+def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | None:
+    """`scancel [-s SIGNAL] [-b|-f] IDS`; None where the own job is not among them.
+
+    Raises:
+        UsageProblem: It is, and what else is asked is not understood.
+    """
+    split = _SCANCEL.split(arguments)
+    if split is None:
+        if _divide_ids([word for word in arguments if not word.startswith("-")], member)[0]:
+            raise UsageProblem(
+                "scancel: an option is not known here, and Slurm's would end the whole pack",
+                hint="name the member's own job without it",
+            )
+        return None
+    options, operands = split
+    is_own, others = _divide_ids(operands, member)
+    if not is_own:
+        return None
+    given = {key: value or "" for key, value, _ in options}
+    shown = [word for _, _, words in options for word in words]
+    rest = (*shown, *others) if others else None
+    if not _is_meant(given, member):
+        return Division(None, rest)
+    number = _read_signal(given["s"]) if "s" in given else 0
+    if number in (0, signal.SIGTERM, signal.SIGKILL):
+        request = Request(Action.CANCEL, member.number, reason="scancel from inside")
+    else:
+        steps_only = not given.keys() & {"b", "f"}
+        request = Request(
+            Action.SIGNAL, member.number, signal=number, steps_only=steps_only, reason="scancel -s"
+        )
+    return Division(request, rest)
+
+
+def _is_meant(given: Mapping[str, str], member: OwnMember) -> bool:
+    """The member is what a call's filters leave; those that csub cannot judge leave it."""
+    names, state = given.get("n"), given.get("t", "RUNNING").upper()
+    if names is not None and member.values.get("name") not in names.split(","):
+        return False
+    return state in ("R", "RUNNING")
+
+
+def _read_signal(text: str) -> int:
+    try:
+        return parse_signal(text)
+    except ValueError as error:
+        raise UsageProblem(f"scancel: {error}") from error
+
+
+def check_allowed(pack: Path, request: Request) -> None:
+    """Refuse what the user has ruled out at submission.
+
+    Raises:
+        UsageProblem: It is a requeue of a job with --no-requeue.
+    """
+    if request.action is Action.REQUEUE and read_spec(pack, request.number).job.requeue is False:
+        raise UsageProblem("scontrol requeue: the job was submitted with --no-requeue")
+
+
+def ask_runner(pack: str, request: Request) -> None:
+    """Leave a request and wake the runner, which is another process of this user on this node."""
+    write_request(pack, request)
+    # It looks by itself within a second.
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int(Path(f"{pack}/runner_pid").read_text()), signal.SIGURG)

@@ -1,0 +1,170 @@
+"""srun inside a member: a step alongside the neighbours, on the member's CPUs and host memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
+from slurm_colloc.planning.cpu_division import format_cpu_mask
+from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
+from slurm_colloc.runtime.programs.member_commands import become
+from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.slurm.options import (
+    Concern,
+    Given,
+    Option,
+    UnknownOption,
+    parse_srun_line,
+    render_arguments,
+)
+from slurm_colloc.slurm.site_options import ask_argument
+
+# What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
+# fails alongside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
+_DROPPED = frozenset(
+    {
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "exact",
+        "exclusive",
+        "overlap",
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-task",
+        "gpus-per-socket",
+        "gpu-bind",
+        "gpu-freq",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "tres-per-task",
+        "hint",
+        "threads-per-core",
+        "ntasks-per-gpu",
+    }
+)
+# An srun with one of these asks for an allocation of its own, or steps into another one.
+_OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
+
+_OF_THE_MEMBER = (
+    *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_START_TIME",
+)
+
+
+def start_step(
+    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
+) -> int | None:
+    """Become srun; None where another job is meant.
+
+    Raises:
+        UsageProblem: The command line is wrong.
+    """
+    site_options: list[Option] = []
+    while True:
+        try:
+            rewritten, step_environment = rewrite_srun(
+                call[1:], environment, member, site_options=site_options
+            )
+            break
+        except UnknownOption as problem:
+            argument = ask_argument(real, problem.name) if problem.name else None
+            if argument is None:
+                # srun says itself what it does not know.
+                become(real, call, environment)
+            site_options.append(Option(problem.name, None, argument, Concern.STEP))
+    if rewritten is None:
+        return None
+    # So that the runner knows that there are steps to look for.
+    Path(f"{member.values['prefix']}.steps").touch(mode=0o600)
+    become(real, ["srun", *rewritten], step_environment)
+
+
+def rewrite_srun(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    member: OwnMember,
+    *,
+    site_options: Sequence[Option] = (),
+) -> tuple[list[str] | None, dict[str, str]]:
+    """The arguments and environment with which srun starts alongside the neighbours.
+
+    Returns:
+        None instead of arguments where srun means another job and must stay as it is.
+    """
+    line = parse_srun_line(arguments, site_options=site_options)
+    for given in line.values:
+        if given.option.canonical_name in _OTHER_JOB and given.value not in member.ids:
+            return None, dict(environment)
+    kept = [given for given in line.values if given.option.canonical_name not in _DROPPED]
+    names = {given.option.canonical_name for given in line.values}
+    options = ["--overlap"]
+    if not names & {"nodes"}:
+        options.append("--nodes=1")
+    if not names & {"ntasks", "ntasks-per-node"}:
+        options.append("--ntasks=1")
+    cpus = [int(cpu) for cpu in member.values.get("cpus", "").split(",") if cpu]
+    if "cpu-bind" not in names:
+        options.append(
+            f"--cpu-bind=mask_cpu:{format_cpu_mask(cpus)}" if cpus else "--cpu-bind=none"
+        )
+    memory = member.values.get("host_memory_mb")
+    if memory:
+        options.append(f"--mem={_choose_memory_mb(_last_value(kept, 'mem'), int(memory))}")
+        kept = [given for given in kept if given.option.canonical_name != "mem"]
+    options.append(f"--job-name={_step_name(kept, line.words, member)}")
+    job_name = _last_value(kept, "job-name")
+    kept = [given for given in kept if given.option.canonical_name != "job-name"]
+    command = list(line.words)
+    if command and "multi-prog" not in names:
+        asked = {
+            "SLURM_CPUS_PER_TASK": _last_value(line.values, "cpus-per-task"),
+            "SLURM_JOB_NAME": job_name,
+        }
+        command = [*_build_env_prefix(environment, asked), *command]
+    step = build_step_environment(environment)
+    if "SLURM_EXPORT_ENV" in environment:
+        # As in a batch script of sbatch: --export of the job is the default of its steps.
+        step["SLURM_EXPORT_ENV"] = environment["SLURM_EXPORT_ENV"]
+    for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND"):
+        step.pop(name, None)
+    return [*options, *render_arguments(kept), *command], step
+
+
+def _choose_memory_mb(asked: str | None, limit_mb: int) -> int:
+    """What a step gets: what it asks for within the member's own; `--mem=0` means all of it."""
+    try:
+        wanted = parse_host_memory_mb(asked) if asked else 0
+    except ValueError as error:
+        raise UsageProblem(f"srun: --mem={asked}: {error}") from error
+    return min(wanted or limit_mb, limit_mb)
+
+
+def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | None]) -> list[str]:
+    """What stands before a step's command, so that it sees the member's values.
+
+    srun must not see some of them, and slurmstepd sets others from the pack's allocation and
+    from the step's name.
+    """
+    values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
+    values |= {name: value for name, value in asked.items() if value}
+    if not values:
+        return []
+    return ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(values.items()))]
+
+
+def _step_name(kept: Sequence[Given], words: Sequence[str], member: OwnMember) -> str:
+    """`4711/3:python`: the runner finds the steps of a member by the part before the colon."""
+    name = _last_value(kept, "job-name") or (os.path.basename(words[0]) if words else "srun")
+    return f"{member.name}:{name}"
+
+
+def _last_value(givens: Sequence[Given], name: str) -> str | None:
+    values = [given.value for given in givens if given.option.canonical_name == name]
+    return values[-1] if values else None

@@ -1,0 +1,119 @@
+"""`scontrol show job` inside a member: the real answer, with the member's values in its record."""
+
+from __future__ import annotations
+
+import time
+
+from slurm_colloc.runtime.programs.own_answers import (
+    OwnAnswers,
+    parse_span,
+    read_output,
+    write_output,
+)
+from slurm_colloc.runtime.programs.own_member import OwnMember
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_INDENT = "\n   "
+_TO_THE_END = ("JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut")
+"""Fields that end with their line; their values may hold spaces."""
+
+
+def answer_show_job(
+    member: OwnMember, real: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> int | None:
+    """Ask scontrol; its exit status, or None where the real one is to answer alone."""
+    asked = build_question(arguments, member)
+    if asked is None:
+        return None
+    words, is_one_line = asked
+    status, text = read_output(real, ["scontrol", *words], environment)
+    time_format = environment.get("SLURM_TIME_FORMAT", "")
+    write_output(tell(text, member, time.time(), time_format, is_one_line=is_one_line))
+    return status
+
+
+def build_question(arguments: Sequence[str], member: OwnMember) -> tuple[list[str], bool] | None:
+    """The arguments with one field a line, and whether all of a job is to stand on one.
+
+    Returns:
+        None where the answer is no text for people.
+    """
+    words, is_one_line = [], False
+    for word in arguments:
+        if word.startswith(("--json", "--yaml", "--clusters", "-M", "--federation", "-F")):
+            return None
+        if word in ("-o", "--oneliner") or (len(word) > 3 and "--oneliner".startswith(word)):
+            is_one_line = True
+        elif word[:1] == "-" and word[1:2] != "-" and "o" in word:
+            is_one_line = True
+            words += [kept] if (kept := word.replace("o", "")) != "-" else []
+        else:
+            key, equals, value = word.rpartition("=")
+            words.append(f"{key}{equals}{member.job_id}" if value in member.ids else word)
+    return words, is_one_line
+
+
+def tell(
+    text: str, member: OwnMember, now: float, time_format: str = "", *, is_one_line: bool = False
+) -> str:
+    """What scontrol has answered, about the own job with the member's values."""
+    records = text.split("\n\n")
+    for number, record in enumerate(records):
+        words = record.split(None, 1)
+        if words and words[0] == f"JobId={member.job_id}":
+            records[number] = _tell_own(record, member, now, time_format)
+    if is_one_line:
+        return "".join(f"{record.replace(_INDENT, ' ')}\n" for record in records if record.strip())
+    return "\n\n".join(records)
+
+
+def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> str:
+    pairs = [word.partition("=") for word in record.split()]
+    spans = {
+        name: parse_span(value)
+        for name, _, value in reversed(pairs)
+        if name in ("RunTime", "TimeLimit")
+    }
+    limit_s, used_s = spans.get("TimeLimit"), spans.get("RunTime")
+    left_s = None if limit_s is None else max(0, limit_s - (used_s or 0))
+    answers = OwnAnswers(member, now, left_s, time_format)
+    new = {
+        "RunTime": _format_whole(answers.used_s),
+        "TimeLimit": _format_whole(answers.limit_s),
+        "StartTime": answers.moment(answers.started_at),
+        "EndTime": answers.moment(answers.ends_at),
+        "MinMemoryNode": answers.host_memory,
+        "NumCPUs": answers.text("cpu_count"),
+        "JobName": answers.text("name"),
+        "Command": answers.text("command"),
+        "WorkDir": answers.text("directory"),
+        "StdOut": answers.text("output"),
+        "StdErr": answers.text("error"),
+    }
+    return "\n".join(_replace_in(line, new) for line in record.split("\n"))
+
+
+def _replace_in(line: str, new: Mapping[str, str | None]) -> str:
+    for name, value in new.items():
+        if value is None:
+            continue
+        before, found, rest = f" {line}".partition(f" {name}=")
+        if found:
+            behind = "" if name in _TO_THE_END else rest[len(rest.split(" ", 1)[0]) :]
+            line = f"{before}{found}{value}{behind}"[1:]
+            if name in _TO_THE_END:
+                break
+    return line
+
+
+def _format_whole(seconds: int | None) -> str | None:
+    """`[D-]HH:MM:SS`, as scontrol writes times."""
+    if seconds is None:
+        return None
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{f'{days}-' if days else ''}{hour:02}:{minute:02}:{second:02}"

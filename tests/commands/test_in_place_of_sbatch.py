@@ -1,0 +1,126 @@
+"""csub under the name sbatch: the real one is found, and csub never calls itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+
+CSUB = Path(sys.executable).parent / "csub"
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to(CSUB)
+
+
+def make_link_to_link(path: Path) -> None:
+    (path.parent / "csub-link").symlink_to(CSUB)
+    path.symlink_to("csub-link")
+
+
+def make_copy(path: Path) -> None:
+    shutil.copy(CSUB, path)
+
+
+def make_wrapper(path: Path) -> None:
+    path.write_text(f'#!/bin/sh\n# The lab\'s sbatch.\nexec {CSUB} "$@"\n')
+    path.chmod(0o755)
+
+
+def make_careful_wrapper(path: Path) -> None:
+    folder = path.parent
+    path.write_text(
+        f'#!/bin/bash\nexport PATH=${{PATH//{folder.name}/none}}:/usr/bin\nexec {CSUB} "$@"\n'
+    )
+    path.chmod(0o755)
+
+
+def make_long_wrapper(path: Path) -> None:
+    path.write_text("#!/bin/sh\n" + "# words\n" * 400 + f'"{CSUB}" "$@"\nexit $?\n')
+    path.chmod(0o755)
+
+
+WAYS = {
+    "link": make_link,
+    "link to a link": make_link_to_link,
+    "copy": make_copy,
+    "wrapper": make_wrapper,
+    "careful wrapper": make_careful_wrapper,
+    "long wrapper": make_long_wrapper,
+}
+
+
+@pytest.fixture(params=WAYS)
+def as_sbatch(request: pytest.FixtureRequest, user: CsubUser) -> CsubUser:
+    """A user whose own folder, with an sbatch that is csub, comes first in PATH."""
+    folder = user.home / "mybin"
+    folder.mkdir()
+    make: Callable[[Path], None] = WAYS[request.param]
+    make(folder / "sbatch")
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    user.script("train.sh", "exit 0")
+    return user
+
+
+def test_a_job_is_submitted_once_and_by_csub(as_sbatch: CsubUser) -> None:
+    job_id = as_sbatch.run(["sbatch", "--parsable", "train.sh"]).stdout.strip()
+    assert job_id.isdigit()
+    assert job_id in as_sbatch.csub("show", job_id).stdout
+    shown = as_sbatch.run(["squeue", "--noheader", "--states=all", "--format=%i"]).stdout
+    assert shown.split() == [job_id]
+
+
+def test_csub_submits_too(as_sbatch: CsubUser) -> None:
+    assert as_sbatch.submit("train.sh").isdigit()
+
+
+def test_two_in_a_row_lead_to_the_real_one(as_sbatch: CsubUser) -> None:
+    second = as_sbatch.home / "second"
+    second.mkdir()
+    make_wrapper(second / "sbatch")
+    path = as_sbatch.environment["PATH"]
+    as_sbatch.extra["PATH"] = f"{second}:{path}"
+    assert as_sbatch.run(["sbatch", "--parsable", "train.sh"]).stdout.strip().isdigit()
+
+
+def test_the_job_sees_nothing_of_it(as_sbatch: CsubUser) -> None:
+    as_sbatch.script("see.sh", "env")
+    job_id = as_sbatch.run(["sbatch", "--parsable", "see.sh"]).stdout.strip()
+    as_sbatch.finish(job_id)
+    assert "SLURM_COLLOC_CALLED" not in as_sbatch.output(f"slurm-{job_id}.out")
+
+
+def test_where_there_is_no_real_one_it_is_said(as_sbatch: CsubUser) -> None:
+    folder = as_sbatch.environment["PATH"].split(os.pathsep)[0]
+    here = {"PATH": f"{folder}:{as_sbatch.home}"}
+    ended = as_sbatch.run(
+        [f"{folder}/sbatch", "train.sh"], check=False, environment=here, timeout_s=60
+    )
+    assert ended.returncode != 0
+    # One of the wrappers adds the machine's own folder.
+    said = ("no Slurm here", "leads back to csub", "no configuration here")
+    assert any(text in ended.stderr for text in said)
+    assert len(ended.stderr.splitlines()) <= 2
+
+
+@pytest.fixture
+def linked(user: CsubUser) -> CsubUser:
+    folder = user.home / "mybin"
+    folder.mkdir()
+    make_link(folder / "sbatch")
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    return user
+
+
+@pytest.mark.parametrize("script", ["queue", "pack", "wait"])
+def test_under_the_name_sbatch_a_subcommand_is_a_script(linked: CsubUser, script: str) -> None:
+    linked.script(script, "exit 0")
+    job_id = linked.run(["sbatch", "--parsable", script]).stdout.strip()
+    assert job_id.isdigit()
+    assert linked.members(job_id)[1]["name"] == script

@@ -1,0 +1,105 @@
+"""scancel and `scontrol requeue` inside a member: the own job, and that of others."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.runtime.programs.member_requests import (
+    Division,
+    divide_scancel,
+    divide_scontrol,
+)
+from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.store.pack.runner_requests import Action, Request
+
+MEMBER = OwnMember(
+    "/state/packs/p/members/0003",
+    {"job_id": "4713", "member": "4711/3", "task_id": "4711_3", "name": "train"},
+)
+REQUEUE = Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")
+CANCEL = Request(Action.CANCEL, 3, reason="scancel from inside")
+
+
+def test_the_ids_by_which_a_script_means_itself() -> None:
+    assert MEMBER.ids == {"4713", "4711_3", "4711/3"}
+    assert OwnMember("/x", {"job_id": "4713", "member": "4713/1"}).ids == {"4713", "4713/1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["requeue", "4713"], Division(REQUEUE, None)),
+        (["requeue", "4711_3"], Division(REQUEUE, None)),
+        (["-Q", "REQUEUE", "JobId=4713"], Division(REQUEUE, None)),
+        (["requeue", "Incomplete", "4713"], Division(REQUEUE, None)),
+        # Others in the same call are for Slurm; the own job never is.
+        (["-Q", "requeue", "4713,99"], Division(REQUEUE, ("-Q", "requeue", "99"))),
+        (["requeue", "98", "4713", "99"], Division(REQUEUE, ("requeue", "98", "99"))),
+        (["requeue", "99"], None),
+        (["requeue", "4711_4"], None),
+        (["requeue", "4711"], None),
+        (["show", "job", "4713"], None),
+        (["hold", "4713"], None),
+        ([], None),
+    ],
+)
+def test_scontrol(arguments: list[str], expected: Division | None) -> None:
+    assert divide_scontrol(arguments, MEMBER) == expected
+
+
+@pytest.mark.parametrize("ids", ["4713", "99,4713"])
+def test_a_requeue_on_hold_is_refused_for_one_member(ids: str) -> None:
+    with pytest.raises(UsageProblem, match="requeuehold cannot be done for one member"):
+        divide_scontrol(["requeuehold", ids], MEMBER)
+
+
+def signalled(number: signal.Signals, *, steps_only: bool) -> Division:
+    request = Request(Action.SIGNAL, 3, number, steps_only=steps_only, reason="scancel -s")
+    return Division(request, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["4713"], Division(CANCEL, None)),
+        (["4711_3"], Division(CANCEL, None)),
+        (["-Q", "4713", "4711_3"], Division(CANCEL, None)),
+        (["-s", "TERM", "4713"], Division(CANCEL, None)),
+        (["--signal=SIGKILL", "4713"], Division(CANCEL, None)),
+        (["-s", "USR1", "4713"], signalled(signal.SIGUSR1, steps_only=True)),
+        (["-sUSR1", "--batch", "4713"], signalled(signal.SIGUSR1, steps_only=False)),
+        (["-bs", "USR1", "4713"], signalled(signal.SIGUSR1, steps_only=False)),
+        (["4713", "--signal=12", "-f"], signalled(signal.SIGUSR2, steps_only=False)),
+        (["--sig", "12", "4713"], signalled(signal.SIGUSR2, steps_only=True)),
+        # Others in the same call are for Slurm; the own job never is.
+        (["4713", "99"], Division(CANCEL, ("99",))),
+        (["-v", "98,4713,99"], Division(CANCEL, ("-v", "98,99"))),
+        (["--name=train", "4713"], Division(CANCEL, None)),
+        (["--name=x", "4713"], Division(None, None)),
+        (["-t", "PENDING", "4713", "99"], Division(None, ("-t", "PENDING", "99"))),
+        (["-p", "gpu", "-u", "ada", "4713"], Division(CANCEL, None)),
+        (["--hurry", "4713"], Division(CANCEL, None)),
+        (["4713.1"], None),
+        (["4711"], None),
+        (["4711_4"], None),
+        (["--user=ada"], None),
+        (["--no-such-option", "99"], None),
+        ([], None),
+    ],
+)
+def test_scancel(arguments: list[str], expected: Division | None) -> None:
+    assert divide_scancel(arguments, MEMBER) == expected
+
+
+def test_an_option_that_is_not_known_never_takes_the_own_job_to_slurm() -> None:
+    with pytest.raises(UsageProblem, match="would end the whole pack"):
+        divide_scancel(["--no-such-option", "4713"], MEMBER)
+
+
+@pytest.mark.parametrize("arguments", [["-s", "NOISE", "4713"], ["4713", "-s", ""]])
+def test_a_signal_that_does_not_exist_is_told(arguments: list[str]) -> None:
+    with pytest.raises(UsageProblem, match="scancel: there is no signal"):
+        divide_scancel(arguments, MEMBER)
