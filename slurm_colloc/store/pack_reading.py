@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
@@ -109,7 +111,7 @@ class StateReader:
         """
         value = read_json(build_index_path(self.root, job_id, self.cluster))
         if value is not None:
-            ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
+            ids = list_indexed(value)
             found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
             if found:
                 return found
@@ -130,6 +132,16 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
 def build_pack_id(submission: str, index: int) -> str:
     """Name of a pack's directory."""
     return f"{submission}.{index}"
+
+
+def list_indexed(value: Mapping[str, Any]) -> list[str]:
+    """The packs that a job id stands for, by its file; some may not be there, or not yet.
+
+    Raises:
+        KeyError, TypeError: It is no such file.
+    """
+    parts = value.get("parts") or [(value["submission"], value["indices"])]
+    return [build_pack_id(submission, index) for submission, indices in parts for index in indices]
 
 
 def build_index_path(root: Path, job_id: str, cluster: str) -> Path:

@@ -25,7 +25,8 @@ from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_m
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.packs.sbatch_options import build_request_options, group_into_batches
+from slurm_colloc.submission.packs.call_batches import group_into_batches
+from slurm_colloc.submission.packs.sbatch_options import build_request_options
 from slurm_colloc.submission.plan.planned_pack import add_candidates
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (

@@ -15,7 +15,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.packs.sbatch_options import Batch, group_into_batches
+from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
 from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
 from slurm_colloc.submission.plan.planned_pack import PlannedPack
 

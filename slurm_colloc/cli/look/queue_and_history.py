@@ -61,7 +61,7 @@ def queue(
     if as_json:
         say(json.dumps(rows.build_json(found, now)))
     else:
-        say(rows.render_table(rows.HEADER, rows.build_rows(found, now)))
+        say(rows.render_table(*rows.build_table(found, now)))
     tell_problems(session)
 
 

@@ -30,7 +30,7 @@ from slurm_colloc.settings import GOAL_CHOICES, RULE_CHOICES, read_given_environ
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.packs.submit_batch import group_call
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.explain_plan import explain_call_plan
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
@@ -171,7 +171,7 @@ def _ask_slurm(made: CallPlan, session: Session, directory: str) -> list[str]:
     """What Slurm says of the request; a Slurm that does not answer is named."""
     told: list[str] = []
     try:
-        for batch in group_into_batches(made.packs, made.plan.packs_at_once):
+        for batch in group_call(made, session.slurm):
             told += ask_slurm(batch, session, directory)
     except SlurmError as problem:
         told.append(f"Slurm: {problem}")

@@ -166,7 +166,7 @@ def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int
     if call.options.flag("wait"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
 
-        return wait_for(session, [Selection(entry.job_id, None) for entry in submitted])
+        return wait_for(session, [Selection(submitted[0].job_id)])
     return 0
 
 
