@@ -42,7 +42,10 @@ def parse_job_id(text: str) -> tuple[str, Ranges | None] | None:
             return slurm[1], None
         if slurm[2]:
             return slurm[1], ((int(slurm[2]), int(slurm[2])),)
-        return slurm[1], join_numbers(parse_array(slurm[3]).task_ids)
+        try:
+            return slurm[1], join_numbers(parse_array(slurm[3]).task_ids)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from error
     return None
 
 
