@@ -119,8 +119,8 @@ def test_jobs_of_unlike_names_share_no_pack_that_others_wait_for_by_name(tmp_pat
     ]  # fmt: skip
     (batch,) = group(tmp_path, argv[2:], pack=True)
     assert batch.name == "one.sh"
-    for name in (["-J", "same"], []):
-        words = build_options(group(tmp_path, [*name, *argv], pack=True)[0], "x", "y").words
+    for named in (["-J", "same"], []):
+        words = build_options(group(tmp_path, [*named, *argv], pack=True)[0], "x", "y").words
         assert sum(word.startswith("--job-name") for word in words) == 1
 
 

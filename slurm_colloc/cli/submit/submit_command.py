@@ -94,7 +94,7 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
     Returns:
         The call, and its policy, which holds for all that becomes of it.
     """
-    if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
+    if any(dict(c.job.group).get("dependency") for c in call.candidates):
         from slurm_colloc.cli.submit.depend_on_members import resolve_members
 
         call = resolve_members(session, call, local=local)

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import FINAL_STATES, MemberId, MemberState
 
+AFTERCORR = "aftercorr"
+"""Pairs tasks of two arrays: each waits for the success of the other's task of its number."""
+
 MEMBER_KINDS = frozenset({"after", "afterany", "afternotok", "afterok"})
 """What may stand before a member."""
 
@@ -60,11 +63,6 @@ class Dependency:
 
     conditions: tuple[Condition, ...]
     is_any: bool = False
-
-
-def names_members(text: str) -> bool:
-    """A value of `--dependency` that Slurm alone cannot read."""
-    return "/" in text
 
 
 def names_singleton(text: str) -> bool:
