@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
@@ -64,13 +64,18 @@ def group_call(made: CallPlan, slurm: SlurmAccess | None) -> list[Batch]:
         slurm: Slurm, which is asked only where an array may be needed; None without Slurm.
 
     Raises:
-        SlurmError: It does not answer, or would not take the index of a task.
+        SlurmRefused: A task that runs alone has an index that Slurm does not take.
     """
     if slurm is None:
         # Nothing limits the numbers of tasks there.
         size = max(MAX_ARRAY_SIZE, 1 + max(job.number for job in made.jobs))
     else:
-        size = read_array_size(slurm.read_config() if may_need_array(made.packs) else {})
+        config: Mapping[str, str] = {}
+        if may_need_array(made.packs):
+            # A Slurm that does not answer, or has less room, says so when it is asked for the job.
+            with contextlib.suppress(SlurmError):
+                config = slurm.read_config()
+        size = read_array_size(config)
     return group_into_batches(made.packs, made.plan.packs_at_once, size)
 
 
