@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 OPTIONS = ("--gres=gpu:1", "--time=5", "--share=timeslice")
 GO = (
     'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID" >ran.$1.$SLURM_ARRAY_TASK_ID; '
-    "while [ ! -e go.$1 ]; do sleep 0.1; done; [ "$SLURM_ARRAY_TASK_ID" != 2 ]"
+    'while [ ! -e go.$1 ]; do sleep 0.1; done; [ "$SLURM_ARRAY_TASK_ID" != 2 ]'
 )
 
 
@@ -88,9 +88,7 @@ def start_unlike(user: CsubUser, name: str) -> str:
 def test_a_call_is_one_submission_whatever_it_became(user: CsubUser) -> None:
     job_id = start_unlike(user, "x")
     rows = user.wait_for_states(job_id, "RUNNING")
-    assert {n: row["member"] for n, row in rows.items()} == {
-        n: f"{job_id}/{n}" for n in (1, 2, 3)
-    }
+    assert {n: row["member"] for n, row in rows.items()} == {n: f"{job_id}/{n}" for n in (1, 2, 3)}
     (other,) = {row["slurm_job_id"] for row in rows.values()} - {job_id}
     assert set(list_slurm(user)) == {job_id, other}
     assert f"Part of:  {job_id}" in user.csub("show", other).stdout
