@@ -240,8 +240,12 @@ def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None
 
 
 def test_a_pack_of_unknown_jobs_starts_with_one_and_is_measured() -> None:
-    (pack,) = make(*[("new", None)] * 4).packs
+    probing = dataclasses.replace(POLICY, probe_s=200)
+    (pack,) = make(*[("new", None)] * 4, policy=probing).packs
     assert (pack.known, pack.start_degree, pack.degree) == (False, 1, 4)
+    # Whose rate alone is never known is not measured, and all start at once.
+    (pack,) = make(*[("new", None)] * 4).packs
+    assert (pack.known, pack.start_degree, pack.degree) == (False, None, 4)
     policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
     (pack,) = make(*[("new", None)] * 4, policy=policy).packs
     assert (pack.start_degree, pack.degree) == (None, 4)
