@@ -145,7 +145,12 @@ def explain(
     from slurm_colloc.cli.look import why_and_explain
 
     session = Session.open(user=user)
-    say(why_and_explain.explain(session, targets))
+    text, problems = why_and_explain.explain(session, targets)
+    say(text)
+    for problem in problems:
+        note(f"error: {problem}")
+    if problems:
+        raise typer.Exit(problems[0].exit_code)
     tell_problems(session)
 
 
