@@ -30,7 +30,8 @@ def build_table(found: Found, now: float) -> tuple[tuple[str, ...], list[tuple[s
         now: Seconds since the epoch.
     """
     rows = [build_row(view, member, now) for view, members in found for member in members]
-    if not any(view.record.shown_id and members for view, members in found):
+    several = (v.record.shown_id and not v.record.local and bool(ms) for v, ms in found)
+    if not any(several):
         return HEADER, rows
     # Some are in another Slurm job than the one that they are named after.
     jobs = [view.job_id for view, members in found for _ in members]

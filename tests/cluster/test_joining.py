@@ -275,7 +275,9 @@ def read_plan(user: CsubUser, job_id: str) -> tuple[dict[str, Any], list[dict[st
 
 
 def test_a_pack_that_somebody_unknown_has_joined_starts_one_at_a_time(busy: CsubUser) -> None:
-    busy.script("train.sh", NOTE, directives=OPTIONS)
+    # Long and large enough to be measured; what is not measured starts at once.
+    words = "#SBATCH --gres=gpu:1 --cpus-per-task=2 --mem=1G --time=20"
+    busy.script("train.sh", NOTE, directives=words)
     first = join(busy, "train.sh")
     assert read_plan(busy, first)[0]["start_degree"] is None
     assert join(busy, "--max-slowdown=1.2", "train.sh") == f"{first}/2"
@@ -359,7 +361,7 @@ def test_a_free_place_of_a_running_pack_is_taken_at_once(small: CsubUser) -> Non
     (small.home / "end-a").touch()
     small.wait_for_states(pack, {1: "COMPLETED"})
     assert "/" not in join(small, "--join=pending", "--time=5", "train.sh", "x")
-    answer = small.csub("--join=auto", "--time=5", "train.sh", "e").stdout
+    answer = small.csub("--join=auto", "--time=5", "train.sh", "e").stderr
     assert f"member {pack}/4 joined the running pack of {pack}/2 and {pack}/3" in answer
     small.wait_for_states(pack, {4: "RUNNING"})
     assert squeue(small, pack, "%j") == "train.sh"
