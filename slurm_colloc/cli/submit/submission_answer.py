@@ -73,7 +73,7 @@ def describe(submitted: Sequence[Submitted]) -> str:
         ShareRequest.parse(record.share).describe_mode(record.mode) for record in records
     )
     packs = f"in {len(records)} pack{'s' if len(records) > 1 else ''}, {' and '.join(modes)}"
-    others = [entry.job_id for entry in submitted[1:]]
+    others = [entry.job_id for entry in submitted[1:] if not entry.records[0].local]
     if others:
         shown = ", ".join(others[:_SHOWN_MOST]) + (", ..." if len(others) > _SHOWN_MOST else "")
         packs += f"; in Slurm also job{'s' if len(others) > 1 else ''} {shown}"

@@ -143,7 +143,7 @@ def _divide(
         indices = tuple(pack.candidates[0].job.number for pack in alike)
         if max(indices) >= max_array_size:
             raise SlurmRefused(
-                "Batch job submission failed: Invalid job array specification",
+                "sbatch: Batch job submission failed: Invalid job array specification",
                 hint=f"task {max(indices)} runs alone, and Slurm takes indices up to "
                 f"{max_array_size - 1} (MaxArraySize)",
             )
