@@ -260,8 +260,10 @@ class Session:
         if damaged and not views:
             raise damaged[0]
         known = {m.member.number for view in views for m in view.members}
+        elements = {view.record.index for view in views if view.is_numbered_pack}
         for first, final in selection.ranges or ():
-            if not any(first <= number <= final for number in known):
+            is_pack = first == final and first in elements
+            if not is_pack and not any(first <= number <= final for number in known):
                 if damaged:
                     raise damaged[0]
                 which = f"member {first}" if first == final else f"members {first}-{final}"
@@ -270,7 +272,15 @@ class Session:
                     hint=f"csub show {selection.job} lists its {len(known)} members",
                 )
         return [
-            (view, [m for m in view.members if selection.includes(m.member.number)])
+            (
+                view,
+                [
+                    m
+                    for m in view.members
+                    if selection.includes(m.member.number)
+                    or (view.is_numbered_pack and selection.names(view.record.index))
+                ],
+            )
             for view in views
         ]
 

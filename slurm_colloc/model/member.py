@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_ids import join_numbers, parse_job_id
 
 
 class MemberState(enum.StrEnum):
@@ -95,7 +96,7 @@ class ExitCode:
         return cls(int(code), int(signal or "0"))
 
 
-_MEMBER_ID = re.compile(r"(L?\d+)/(\d+)")
+_MEMBER_ID = re.compile(r"(L?\d+)[/_](\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -116,7 +117,7 @@ class MemberId:
 
     @classmethod
     def parse(cls, text: str) -> MemberId:
-        """Read `4711/3`.
+        """Read `4711/3`, or `4711_3` as Slurm writes a task.
 
         Raises:
             UsageProblem: The text is something else.
@@ -135,12 +136,12 @@ LAST = "last"
 ALL = "all"
 """Selects every member that has not ended."""
 
-_SELECTION = re.compile(rf"(L?\d+|{LAST})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", re.ASCII)
-
 
 @dataclass(frozen=True)
 class Selection:
     """What the user named: `4711`, `4711/3`, `4711/2-5`, `4711/1,3,5-7`, `last`, `last/2`, `all`.
+
+    `4711_3` and `4711_[1-3,5]` are read, too; see model.job_ids.
 
     Attributes:
         job: The submission's id, `last` or `all`.
@@ -157,37 +158,32 @@ class Selection:
         Raises:
             UsageProblem: The text is none.
         """
-        match = _SELECTION.fullmatch(text)
-        if text == ALL or (match and match[2] is None):
+        if text == ALL:
             return cls(text)
-        if not match:
+        try:
+            found = parse_job_id(text)
+        except ValueError as error:
+            raise UsageProblem(str(error)) from error
+        if found is None:
             raise UsageProblem(
                 f"{text!r} names neither a pack nor a member",
                 hint="write 4711 for all members of a submission, 4711/3 or 4711/2-5 for some, "
                 "last for the newest submission, or all",
             )
-        ranges = []
-        for part in match[2].split(","):
-            first, _, last = part.partition("-")
-            ranges.append((int(first), int(last or first)))
-            if ranges[-1][1] < ranges[-1][0]:
-                raise UsageProblem(f"{text!r}: the range {part} runs backwards")
-        return cls(match[1], tuple(ranges))
+        return cls(*found)
 
     @classmethod
     def of(cls, job: str, numbers: Iterable[int]) -> Selection:
         """The selection of these members of a submission."""
-        runs: list[tuple[int, int]] = []
-        for number in sorted(numbers):
-            if runs and runs[-1][1] >= number - 1:
-                runs[-1] = (runs[-1][0], number)
-            else:
-                runs.append((number, number))
-        return cls(job, tuple(runs))
+        return cls(job, join_numbers(tuple(sorted(numbers))))
 
     def includes(self, number: int) -> bool:
         """It names this member of the submission."""
         return self.ranges is None or any(first <= number <= last for first, last in self.ranges)
+
+    def names(self, number: int) -> bool:
+        """It names this number by itself, and not in a range."""
+        return (number, number) in (self.ranges or ())
 
     def __str__(self) -> str:
         if self.ranges is None:

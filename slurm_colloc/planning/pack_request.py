@@ -151,11 +151,11 @@ def build_pack(
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
         for place, need in enumerate(needs)
     ]
-    start_degree = choose_start_degree(prediction, degree, policy)
     has_rates = policy.probe_s > 0 or (prediction is not None and any(prediction.solo_steps_per_s))
-    ramp_s = 0
-    if start_degree is not None and has_rates and is_watched:
-        ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - start_degree))
+    # The runner holds back no member for what is never measured.
+    is_ramped = has_rates and is_watched
+    start_degree = choose_start_degree(prediction, degree, policy) if is_ramped else None
+    ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - (start_degree or degree)))
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
     time_limit_s, cap_s, time_reason = compute_time(

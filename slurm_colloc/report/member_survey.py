@@ -135,7 +135,17 @@ class PackView:
 
     @property
     def shown_id(self) -> str:
-        """The id that its members are named after."""
+        """The id that its members are named after: that of the whole submission."""
+        return self.record.shown_id or self.own_id
+
+    @property
+    def is_numbered_pack(self) -> bool:
+        """It is an element of an array whose index is that of no task and no member."""
+        return self.record.is_array and self.record.request is not None
+
+    @property
+    def own_id(self) -> str:
+        """The id of its Slurm job without an element; empty while that is not known."""
         return self.job_id.partition("_")[0]
 
 
@@ -193,11 +203,11 @@ def _look_at(
     )
 
 
-def _compute_order(view: PackView) -> tuple[bool, bool, int, int]:
+def _compute_order(view: PackView) -> tuple[bool, bool, int, int, int]:
     """By Slurm's job ids and elements, then packs without Slurm, then those without an id yet."""
-    number = view.shown_id.removeprefix("L")
-    is_local = number != view.shown_id
-    return (not number, is_local, int(number or 0), view.record.index)
+    shown, own = (text.removeprefix("L") for text in (view.shown_id, view.own_id))
+    is_local = shown != view.shown_id
+    return (not shown, is_local, int(shown or 0), int(own or 0), view.record.index)
 
 
 def _read_slurm_state(

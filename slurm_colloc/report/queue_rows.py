@@ -22,14 +22,21 @@ def pick(views: Iterable[PackView], *, finished: bool) -> Found:
     return [(view, [m for m in view.members if finished or not m.is_final]) for view in views]
 
 
-def build_rows(found: Found, now: float) -> list[tuple[str, ...]]:
-    """One row per member.
+def build_table(found: Found, now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The header, and one row per member.
 
     Args:
         found: The members.
         now: Seconds since the epoch.
     """
-    return [build_row(view, member, now) for view, members in found for member in members]
+    rows = [build_row(view, member, now) for view, members in found for member in members]
+    several = (v.record.shown_id and not v.record.local and bool(ms) for v, ms in found)
+    if not any(several):
+        return HEADER, rows
+    # Some are in another Slurm job than the one that they are named after.
+    jobs = [view.job_id for view, members in found for _ in members]
+    with_jobs = [(row[0], job, *row[1:]) for row, job in zip(rows, jobs, strict=True)]
+    return (HEADER[0], "SLURM", *HEADER[1:]), with_jobs
 
 
 def build_row(view: PackView, member: MemberView, now: float) -> tuple[str, ...]:

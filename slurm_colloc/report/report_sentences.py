@@ -20,12 +20,24 @@ _SHARE_LEAST = 0.005
 """Less is 0 % when it is written down."""
 
 
-def build_sentences(summary: Summary) -> list[tuple[str, str]]:
-    """Labelled sentences on speed, time, energy, the GPU and the monitor."""
+def build_sentences(
+    summary: Summary, chosen: Sequence[dict[str, Any]] | None = None
+) -> list[tuple[str, str]]:
+    """Labelled sentences on speed, time, energy, the GPU and the monitor.
+
+    Args:
+        summary: The pack's summary.
+        chosen: The members that are shown, of which alone it is to tell; None for the whole pack.
+    """
     pack, window = summary["pack"], summary["window"]
     if window is None:
-        return [("Figures", "none: no member has started")]
+        return [("Figures", _tell_nothing(summary, chosen or summary["members"]))]
     lines = []
+    if chosen is not None:
+        lines += _tell_stalls(chosen)
+        lines += _tell_interference(summary, chosen)
+        job = str(chosen[0]["id"]).partition("/")[0] if chosen else summary["job"]
+        return [*lines, ("Pack", f"csub report {job} tells of all {pack['members']} members")]
     if pack["members"] > 1:
         lines.append(("Together", _tell_speed(pack)))
         if pack.get("prediction") is not None:
@@ -38,9 +50,18 @@ def build_sentences(summary: Summary) -> list[tuple[str, str]]:
     lines.append(("GPU", _tell_gpu(summary)))
     lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
     lines += _tell_stalls(summary["members"])
-    lines += _tell_interference(summary)
+    lines += _tell_interference(summary, summary["members"])
     lines.append(("Monitor", _tell_coverage(summary["coverage"])))
     return lines
+
+
+def _tell_nothing(summary: Summary, members: Sequence[dict[str, Any]]) -> str:
+    """Why there are no figures: none can be of what has not started, or was not looked at yet."""
+    if not any(member["starts"] for member in members):
+        return "none: no member has started"
+    if summary["final"]:
+        return "none: nothing was measured"
+    return "none yet: the monitor has not looked at what has just started"
 
 
 def _tell_speed(pack: dict[str, Any]) -> str:
@@ -186,11 +207,11 @@ def _tell_stall(stall: dict[str, Any]) -> str:
     return f"{text} (alone for {format_span(stall['alone_s'])}; {stall['attribution']})"
 
 
-def _tell_interference(summary: Summary) -> list[tuple[str, str]]:
+def _tell_interference(
+    summary: Summary, members: Sequence[dict[str, Any]]
+) -> list[tuple[str, str]]:
     begin = summary["window"]["from"]
-    found = [
-        (member["id"], entry) for member in summary["members"] for entry in member["interference"]
-    ]
+    found = [(member["id"], entry) for member in members for entry in member["interference"]]
     found.sort(key=lambda pair: -abs(pair[1]["ratio"] - 1))
     lines = []
     for name, entry in sorted(found[:_INTERFERENCE_MOST], key=lambda pair: pair[1]["at"]):

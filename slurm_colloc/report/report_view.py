@@ -44,7 +44,12 @@ def render_report(
     parts: list[RenderableType] = [build_lines(_build_head(summary)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
-    parts.append(build_lines([*build_sentences(summary), *_build_unknown(summary, members)]))
+    shown = None if chosen is None else members
+    lines = [
+        *build_sentences(summary, shown),
+        *_build_unknown(summary, members, of_pack=shown is None),
+    ]
+    parts.append(build_lines(lines))
     return render(parts, width, styled=styled)
 
 
@@ -149,14 +154,17 @@ def _format_count(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _build_unknown(summary: Summary, members: Sequence[_Member]) -> list[tuple[str, str]]:
+def _build_unknown(
+    summary: Summary, members: Sequence[_Member], *, of_pack: bool
+) -> list[tuple[str, str]]:
     """What is unknown and why; the same sentence for many members is said once."""
-    lines = [("Unknown", text) for text in summary["pack"]["unknown"]]
+    unknown = summary["pack"]["unknown"] if of_pack else []
+    lines = [("Unknown", text) for text in unknown]
     by_note: dict[str, list[str]] = {}
     for member in members:
         for note in member["notes"]:
             by_note.setdefault(note, []).append(str(member["member"]))
-    told = " ".join(summary["pack"]["unknown"])
+    told = " ".join(unknown)
     notes = [
         ("Note", f"member{'s' if len(who) > 1 else ''} {', '.join(who)}: {note}")
         for note, who in by_note.items()

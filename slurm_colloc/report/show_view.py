@@ -59,6 +59,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     slurm_state = view.slurm_state.value if view.slurm_state else ""
     lines = [
         *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
+        *([f"  Part of:  {record.shown_id}"] if record.shown_id else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
         *(f"  Ramp:     {said}" for said in _list_ramp(view, state)),
         *(f"  Why:      {reason}" for reason in record.reasons),
@@ -224,7 +225,8 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
     job = member.spec.job
     node = member.record.node if member.record and member.record.node else "%N"
     values = PatternValues(
-        job_id=view.shown_id or "%j",
+        # A job alone has its file from Slurm, which knows no submission.
+        job_id=(view.own_id if member.spec.names_alone else view.shown_id) or "%j",
         number=member.member.number,
         is_array=job.array_task is not None,
         name=job.name,

@@ -98,6 +98,8 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
     if local:
         allocation = wait_for_local_gpu(state.root / "local", local)
+    if record.shown_id:
+        allocation = dataclasses.replace(allocation, shown_job_id=record.shown_id)
     slurm = None if local else SlurmCommands()
     settings = load_settings()
     # A member that is joining has then either entered or finds that the pack has started.

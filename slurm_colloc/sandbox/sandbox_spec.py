@@ -216,13 +216,30 @@ def check_directory_name(directory: Path) -> None:
 
 
 def choose_directory(environment: Mapping[str, str], *, is_root: bool) -> Path:
-    """The default directory: root's is open to other users, an ordinary user's is his own."""
+    """The sandbox that the environment speaks of (`csub sandbox env`), else the default one.
+
+    The default of root is open to other users, an ordinary user's is their own.
+    """
+    used = find_used_directory(environment)
+    if used is not None:
+        return used
     if is_root:
         return ROOT_DIRECTORY
     state = environment.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):
         state = f"{environment.get('HOME') or Path.home()}/.local/state"
     return Path(state) / "slurm_colloc" / "sandbox"
+
+
+def find_used_directory(environment: Mapping[str, str]) -> Path | None:
+    """The sandbox whose SLURM_CONF is set; None where that is another cluster's, or none is."""
+    conf = Path(environment.get("SLURM_CONF", ""))
+    layout = Layout(conf.parent.parent)
+    if not conf.is_absolute() or conf != layout.slurm_conf:
+        return None
+    # One that was removed is still the one that is meant.
+    is_sandbox = layout.record.exists() or not conf.exists()
+    return layout.directory if is_sandbox else None
 
 
 def choose_node_names(directory: Path, count: int, *, plain: bool) -> tuple[str, ...]:

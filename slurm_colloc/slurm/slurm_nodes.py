@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.slurm.output_formats import parse_nodes
@@ -78,6 +79,25 @@ def parse_node_states(text: str) -> list[NodeState]:
             )
         )
     return found
+
+
+def count_gpus(states: Sequence[NodeState], partitions: str | None) -> int | None:
+    """GPUs of the usable nodes of a comma separated list of partitions, of any type.
+
+    Args:
+        states: All nodes.
+        partitions: The value of `--partition`; None for the default partition.
+
+    Returns:
+        How many; None where there are none.
+    """
+    names = set(partitions.split(",")) if partitions else None
+    gpus = {
+        state.name: state.gpus
+        for state in states
+        if state.is_usable and (state.is_default if names is None else state.partition in names)
+    }
+    return sum(gpus.values()) or None
 
 
 def read_client_version() -> str:

@@ -227,7 +227,7 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     """Write which packs a Slurm job id stands for; each writer would write the same."""
-    write_json(
-        build_index_path(root, job_id, record.cluster),
-        {"submission": record.submission, "indices": record.indices},
-    )
+    value: dict[str, object] = {"submission": record.submission, "indices": record.indices}
+    if record.parts:
+        value["parts"] = record.parts
+    write_json(build_index_path(root, job_id, record.cluster), value)

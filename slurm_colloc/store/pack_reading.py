@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
 from slurm_colloc.store.atomic_files import is_locked, read_json
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
-from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack
+from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 UNFINISHED_S = 10.0
@@ -109,7 +111,7 @@ class StateReader:
         """
         value = read_json(build_index_path(self.root, job_id, self.cluster))
         if value is not None:
-            ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
+            ids = list_indexed(value)
             found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
             if found:
                 return found
@@ -117,6 +119,19 @@ class StateReader:
             f"csub has no job {job_id} in {self.root}",
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
         )
+
+    def find_slurm_jobs(self, job_id: str) -> tuple[str, ...]:
+        """The Slurm jobs that the id of a submission stands for; none where csub knows no such."""
+        value = read_json(build_index_path(self.root, job_id, self.cluster))
+        if value is None:
+            return ()
+        found = []
+        for submission, indices in list_parts(value):
+            path = self.packs / build_pack_id(submission, indices[0])
+            element_id = read_slurm_job_id(path) if path.is_dir() else None
+            if element_id:
+                found.append(element_id.partition("_")[0])
+        return tuple(found)
 
 
 def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
@@ -130,6 +145,29 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
 def build_pack_id(submission: str, index: int) -> str:
     """Name of a pack's directory."""
     return f"{submission}.{index}"
+
+
+def list_indexed(value: Mapping[str, Any]) -> list[str]:
+    """The packs that a job id stands for, by its file; some may not be there, or not yet.
+
+    Raises:
+        KeyError, TypeError: It is no such file.
+    """
+    return [
+        build_pack_id(submission, index)
+        for submission, indices in list_parts(value)
+        for index in indices
+    ]
+
+
+def list_parts(value: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
+    """The Slurm jobs that a job id stands for, as their names in the state and their elements.
+
+    Raises:
+        KeyError, TypeError: It is no such file.
+    """
+    parts = value.get("parts") or [(value["submission"], value["indices"])]
+    return [(submission, indices) for submission, indices in parts]
 
 
 def build_index_path(root: Path, job_id: str, cluster: str) -> Path:

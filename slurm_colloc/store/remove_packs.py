@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_json
-from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.store.pack_reading import list_indexed
 
 DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""
@@ -97,6 +97,5 @@ def _remove_index(state: State, path: Path) -> None:
         value = read_json(path)
         if value is None:
             return
-        ids = (build_pack_id(value["submission"], index) for index in value["indices"])
-        if not any(state.pack_path(pack_id).exists() for pack_id in ids):
+        if not any(state.pack_path(pack_id).exists() for pack_id in list_indexed(value)):
             os.unlink(path)

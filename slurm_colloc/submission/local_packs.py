@@ -25,8 +25,9 @@ from slurm_colloc.store.pack.pack_directory import is_local_alive
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.build_packs import build_packs
-from slurm_colloc.submission.packs.sbatch_options import SbatchOptions, group_into_batches
-from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.packs.call_batches import find_place
+from slurm_colloc.submission.packs.sbatch_options import SbatchOptions
+from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 LOCK_WAIT_S = 10.0
@@ -49,9 +50,11 @@ def submit_local(
     made = plan_call(call, policy, settings, None)
     state.prepare()
     make_directory(state.root / "local")
-    submitted = []
-    for batch in group_into_batches(made.packs, made.plan.packs_at_once):
-        submission = make_submission_id()
+    submitted: list[Submitted] = []
+    batches = group_call(made, None)
+    names = [make_submission_id() for _ in batches]
+    for batch, submission in zip(batches, names, strict=True):
+        place = find_place(batches, names, [entry.job_id for entry in submitted])
         packs = build_packs(
             batch,
             submission,
@@ -60,6 +63,7 @@ def submit_local(
             directory=directory,
             local=True,
             share=policy.share,
+            place=place,
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]

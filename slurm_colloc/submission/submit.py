@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
-from slurm_colloc.errors import CollocError
+from slurm_colloc.errors import CollocError, SlurmError, SlurmNoAnswer
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
-from slurm_colloc.submission.packs.submit_batch import Submitted, submit_batch
+from slurm_colloc.submission.packs.call_batches import find_place
+from slurm_colloc.submission.packs.submit_batch import Submitted, group_call, submit_batch
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 
@@ -27,7 +28,7 @@ def submit_call(
     answer: Callable[[CallPlan, Sequence[Submitted]], None],
     refusals: tuple[str, ...] = (),
 ) -> list[Submitted]:
-    """Plan and submit a call.
+    """Plan and submit a call: whole or not at all, under the id of its first Slurm job.
 
     Args:
         call: The call.
@@ -44,16 +45,18 @@ def submit_call(
         CollocError: Nothing was submitted, or what was is named in the message.
     """
     made = plan_call(call, policy, settings, slurm)
+    batches = group_call(made, slurm)
     state.prepare()
+    names = [make_submission_id() for _ in batches]
     submitted: list[Submitted] = []
     # From the first file to the job id that is written down: all of it, or nothing.
     with hold_interrupts() as held:
-        for batch in group_into_batches(made.packs, made.plan.packs_at_once):
+        for batch, name in zip(batches, names, strict=True):
             try:
                 submitted.append(
                     submit_batch(
                         batch,
-                        make_submission_id(),
+                        name,
                         settings=settings,
                         state=state,
                         slurm=slurm,
@@ -61,12 +64,24 @@ def submit_call(
                         held=held,
                         policy=made.policy,
                         refusals=refusals,
+                        place=find_place(batches, names, [entry.job_id for entry in submitted]),
                     )
                 )
             except CollocError as error:
                 if submitted:
-                    ids = ", ".join(entry.job_id for entry in submitted)
-                    error.message += f" (submitted before that, and not taken back: job {ids})"
+                    error.message += f" ({_take_back(slurm, submitted, error)})"
                 raise
         answer(made, submitted)
     return submitted
+
+
+def _take_back(slurm: SlurmAccess, submitted: Sequence[Submitted], error: CollocError) -> str:
+    """Cancel what the call has submitted before it failed; what became of it, in words."""
+    ids = [entry.job_id for entry in submitted]
+    shown = f"job{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
+    # Where no answer came the last may be submitted, too, and is one of them.
+    if not isinstance(error, SlurmNoAnswer):
+        with contextlib.suppress(SlurmError):
+            slurm.cancel(*ids)
+            return f"{shown} of this call, submitted before that, was cancelled"
+    return f"submitted before that, and not taken back: {shown}"

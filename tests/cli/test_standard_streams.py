@@ -120,7 +120,7 @@ def test_a_submission_whose_answer_is_lost_is_told_by_its_id(tmp_path: Path) -> 
     )  # fmt: skip
     assert done.returncode == 1
     assert FULL in done.stderr
-    assert "csub: not written: Submitted batch job 4711 " in done.stderr
+    assert "csub: not written: Submitted batch job 4711" in done.stderr
 
 
 def test_output_that_does_not_block_gets_everything(tmp_path: Path) -> None:

@@ -14,6 +14,36 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> LoginNode:
     return LoginNode(Path(tmp_path_factory.mktemp("node")))
 
 
+SINFO = r"""#!/bin/sh
+case "$*" in
+*%N*) printf '%s\n' 'n1|gpu*|idle|gpu:h200:1|22.05|none' 'n2|gpu*|mixed|gpu:h200:1|22.05|none' \
+    'n3|gpu*|down*|gpu:h200:8|22.05|broken' 'n4|other|idle|gpu:h200:8|22.05|none' ;;
+*) echo 'gpu*|64|512000|gpu:h200:4|1-00:00:00|n/a' ;;
+esac
+"""
+
+
+def test_the_end_of_the_last_job_goes_by_the_gpus_that_there_are(tmp_path: Path) -> None:
+    node = LoginNode(tmp_path)
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.write_text(SINFO)
+    node.learn_small()
+    words = ("--what-if=degree=2", "--array=1-12", "--degree=4", SMALL)
+    plan = node.plan(*words)
+    # Three packs on two GPUs, six packs on two GPUs: nodes that are down or elsewhere do not count.
+    own, changed = plan["packs"], plan["what_if"]["packs"]
+    assert (len(own), len(changed)) == (3, 6)
+    for packs, figures, rounds in (
+        (own, plan["figures"], 2), (changed, plan["what_if"]["figures"], 3)
+    ):  # fmt: skip
+        each = max(pack["predicted_finish_s"] for pack in packs)
+        assert figures["finish_s"] == pytest.approx(rounds * each, rel=0.01)
+    sinfo.write_text(SINFO.replace("%N", "nothing"))
+    assert node.plan(*words)["figures"]["finish_s"] == pytest.approx(
+        max(pack["predicted_finish_s"] for pack in own), rel=0.01
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

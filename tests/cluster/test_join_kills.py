@@ -151,7 +151,7 @@ def test_kill_while_slurm_is_asked_keeps_the_pack_locked_until_it_has_answered(
     job_id = job_of(first)
     assert sorted(answers.values()) == [f"{job_id}/{number}" for number in (1, 2, 3)]
     assert check_slurm_has_room(small) == 1
-    assert read_field(small, job_id, "%C %j") == "3 train.sh+2"
+    assert read_field(small, job_id, "%C %j") == "3 train.sh"
     free(small)
     finish_all(small)
     assert list_runs(small) == {name: [member] for name, member in answers.items()}
@@ -168,7 +168,7 @@ def test_a_pack_that_grew_for_a_killed_joiner_runs_the_others(small: CsubUser) -
         csub.kill()
         csub.communicate()
     wait_until(lambda: list_held_locks(small) == [], "scontrol has ended")
-    assert read_field(small, job_id, "%C %j") == "2 train.sh+1"
+    assert read_field(small, job_id, "%C %j") == "2 train.sh"
     free(small)
     finish_all(small)
     assert list_runs(small) == {"first": [first]}

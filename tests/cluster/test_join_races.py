@@ -114,7 +114,7 @@ def test_twenty_four_one_after_another_fill_pack_after_pack(wide: CsubUser, type
     assert members == [f"{job_id}/{number}" for job_id in jobs for number in (1, 2, 3, 4)]
     assert jobs == sorted(jobs, key=int)
     assert check_slurm_has_room(wide) == 6
-    assert [read_field(wide, job_id, "%j %C") for job_id in jobs] == ["train.sh+3 4"] * 6
+    assert [read_field(wide, job_id, "%j %C") for job_id in jobs] == ["train.sh 4"] * 6
 
 
 def test_twenty_four_at_once_fill_pack_after_pack_too(wide: CsubUser) -> None:

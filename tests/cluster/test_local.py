@@ -91,8 +91,9 @@ def test_a_pack_runs_without_slurm_and_says_how_each_member_ended(workstation: C
     user.script("a.sh", "echo one; exit 0")
     user.script("b.sh", "echo two >&2; exit 3")
     user.script("c.sh", "kill -9 $$")
-    answer = user.csub("pack", "--local", "--gres=gpu:1", "a.sh", "b.sh", "c.sh").stdout
-    assert answer == "Submitted batch job L1 (members L1/1-L1/3 in 1 pack, mps or timeslice)\n"
+    answer = user.csub("pack", "--local", "--gres=gpu:1", "a.sh", "b.sh", "c.sh")
+    assert answer.stdout == "Submitted batch job L1\n"
+    assert answer.stderr == "csub: members L1/1-L1/3 in 1 pack, mps or timeslice\n"
     assert user.csub("wait", "L1", check=False).returncode == 128 + 9
     rows = user.members("L1")
     assert states_of(rows) == {1: "COMPLETED", 2: "FAILED", 3: "FAILED"}
@@ -113,8 +114,8 @@ def test_one_script_runs_alone_with_its_arguments_and_environment(workstation: C
     user = workstation
     user.extra["MINE"] = "a b"
     user.script("a.sh", 'echo "$1|$2|$MINE|$SLURM_JOB_NAME"')
-    assert user.csub("--local", "-J", "named", "a.sh", "x y", "z").stdout == (
-        "Submitted batch job L1 (member L1/1 in 1 pack, exclusive)\n"
+    assert user.csub("--local", "-J", "named", "a.sh", "x y", "z").stderr == (
+        "csub: member L1/1 in 1 pack, exclusive\n"
     )
     assert user.csub("wait", "L1").returncode == 0
     assert user.output("slurm-L1.out") == "x y|z|a b|named\n"

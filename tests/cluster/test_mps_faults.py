@@ -122,12 +122,14 @@ def test_after_a_fault_its_victims_finish_and_its_culprit_is_named_and_must_prov
     assert json.loads(path.read_text())["member"] == f"{job_id}/2"
     (user.home / "fixed").touch()
     said = user.csub("pack", *OPTIONS, *pack)
-    assert said.stderr == (
+    together = said.stdout.split()[3]
+    alone = f"{together}/2"
+    assert said.stdout == f"Submitted batch job {together}\n"
+    assert said.stderr.startswith(
         "csub: bad.sh runs alone: its fault on the GPU ended all clients of MPS when it ran as "
         f"{job_id}/2; it shares again once it has succeeded alone\n"
     )
-    together, alone = (line.split()[3] for line in said.stdout.splitlines())
-    assert f"Submitted batch job {alone} (member {alone}/2 in 1 pack, exclusive)" in said.stdout
+    assert f"csub: members {alone[:-2]}/1-{alone[:-2]}/3 in 2 packs, " in said.stderr
     assert "it shares again once it has succeeded alone" in user.csub("show", alone).stdout
     assert user.csub("pack", *OPTIONS, "--dry-run", "bad.sh other", "good.sh").stderr == ""
     with explained(user, alone):

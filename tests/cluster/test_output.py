@@ -353,9 +353,8 @@ def test_the_answer_can_be_parsable_json_or_nothing(user: CsubUser) -> None:
     assert (told["slurm_job_id"], told["degree"], told["mode"]) == (job_id, 2, "mps")
     lone = user.csub("ok.sh").stdout
     assert lone.startswith("Submitted batch job ")
-    several = user.csub("--array=1-6", "--gres=gpu:1", "--degree=3", "ok.sh").stdout
-    last = several.split()[3]
-    assert several == (
-        f"Submitted batch job {last} (members {last}/1-{last}/6 in 2 packs, mps or timeslice)\n"
-    )
+    several = user.csub("--array=1-6", "--gres=gpu:1", "--degree=3", "ok.sh")
+    last = several.stdout.split()[3]
+    assert several.stdout == f"Submitted batch job {last}\n"
+    assert several.stderr == f"csub: members {last}/1-{last}/6 in 2 packs, mps or timeslice\n"
     user.finish(last)

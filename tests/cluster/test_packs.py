@@ -17,11 +17,12 @@ def test_a_pack_is_one_slurm_job_whose_members_run_at_the_same_time(user: CsubUs
         user.script(name, "date +%s.%N; sleep 2; date +%s.%N; exit 0")
     answer = user.csub(
         "pack", "--gres=gpu:1", "-c2", "--mem=200M", "--time=10", "a.sh", "b.sh", "c.sh"
-    ).stdout
-    match = re.fullmatch(
-        r"Submitted batch job (\d+) \(members \1/1-\1/3 in 1 pack, mps or timeslice\)\n", answer
     )
+    match = re.fullmatch(r"Submitted batch job (\d+)\n", answer.stdout)
     assert match
+    assert answer.stderr == (
+        f"csub: members {match[1]}/1-{match[1]}/3 in 1 pack, mps or timeslice\n"
+    )
     job_id = match[1]
     rows = user.finish(job_id)
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 3

@@ -22,18 +22,19 @@ LONG = "#SBATCH --time=60"
 
 
 def list_limits(user: CsubUser, job_id: str) -> dict[int, str]:
-    """Slurm's time limit of each element."""
+    """Slurm's time limit of each pack, in their order."""
     argv = ["squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%i %l"]
     lines = user.run(argv).stdout.split("\n")
     rows = [line.split() for line in lines if line.strip()]
-    return {int(element.partition("_")[2]): limit for element, limit in rows}
+    limits = {int(element.partition("_")[2]): limit for element, limit in rows}
+    return dict(enumerate(limits[element] for element in sorted(limits)))
 
 
 def read_packs(user: CsubUser) -> dict[int, dict[str, Any]]:
-    """pack.json of each element."""
+    """pack.json of each pack, in their order."""
     paths = (user.state / "packs").glob("*/pack.json")
     records = [json.loads(path.read_text()) for path in paths]
-    return {record["index"]: record for record in records}
+    return dict(enumerate(sorted(records, key=lambda record: record["index"])))
 
 
 def submit(user: CsubUser, work: str, *options: str, scripts: str = "LLSSSSLL") -> str:

@@ -34,7 +34,7 @@ def test_unknown_and_malformed_ids_are_told_apart(user: CsubUser, command: str) 
             f"csub has no job 99999 in {user.state}: csub queue --all lists what it knows; a plain "
             "Slurm job is seen with squeue",
         )  # fmt: skip
-    for text in ("x", "1/", "1/x", "L", "1_2", ""):
+    for text in ("x", "1/", "1/x", "L", "1_", ""):
         check_refused(
             user, (command, text), 2,
             f"{text!r} names neither a pack nor a member: write 4711 for all members of a "

@@ -99,3 +99,21 @@ def test_a_word_that_is_no_state_and_no_reason_is_told_what_was_meant(user: Csub
     assert told.returncode == 2
     assert "did you mean PENDING?" in told.stderr
     assert user.csub("explain", "4711", check=False).returncode == 7
+    # The others are explained all the same.
+    mixed = user.csub("explain", "PENDIN", "FAILED", "4711", "Priority", check=False)
+    assert (mixed.returncode, mixed.stderr.count("csub: error: ")) == (2, 2)
+    assert "FAILED" in mixed.stdout
+    assert "Priority" in mixed.stdout
+
+
+def test_help_tells_what_all_means_to_each_command(user: CsubUser) -> None:
+    told = {name: " ".join(user.csub(name, "--help").stdout.split()) for name in ("report", "why")}
+    assert "all for every member that is kept" in told["report"]
+    assert "all for every member that has not ended" in told["why"]
+
+
+def test_an_option_behind_the_scripts_of_a_pack_is_told_its_place(user: CsubUser) -> None:
+    user.script("a.sh", "exit 0")
+    refused = user.csub("pack", "a.sh", "--wait", check=False)
+    assert refused.returncode == 2
+    assert "options stand before the scripts: csub pack --wait a.sh b.sh" in refused.stderr

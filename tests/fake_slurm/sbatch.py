@@ -13,6 +13,7 @@ from tests.fake_slurm.state import (
     CPUS_PER_NODE,
     GPUS_PER_NODE,
     HOST_MEMORY_MB,
+    MAX_ARRAY_SIZE,
     NODES,
     expand_tasks,
     open_state,
@@ -49,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
                 fail(f"{_FAILED}: Job dependency problem")
         first = str(state.next_id)
         tasks = [None] if "--array" not in line.options else expand_tasks(line.get("--array"))
+        if any(task is not None and task >= MAX_ARRAY_SIZE for task in tasks):
+            fail(f"{_FAILED}: Invalid job array specification")
         for task in tasks:
             number = str(state.next_id)
             state.next_id += 1

@@ -15,6 +15,7 @@ from tests.fake_slurm.state import (
     ACTIVE,
     CLUSTER,
     KILL_WAIT_S,
+    MAX_ARRAY_SIZE,
     State,
     open_state,
     show_dependency,
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 _CONFIGURATION = {
     "ClusterName": CLUSTER, "JobRequeue": "1", "KillWait": f"{KILL_WAIT_S} sec",
-    "MailProg": "/bin/true", "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "22.05.8",
+    "MailProg": "/bin/true", "MaxArraySize": str(MAX_ARRAY_SIZE),
+    "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "22.05.8",
 }  # fmt: skip
 
 

@@ -32,6 +32,25 @@ def test_a_wrong_request_is_refused(bed: Bed, options: Sequence[str], words: str
     assert not states & {SlurmJobState.PENDING, SlurmJobState.RUNNING}
 
 
+def test_an_index_beyond_the_largest_is_refused(bed: Bed) -> None:
+    size = int(bed.client.read_config()["MaxArraySize"])
+    with pytest.raises(SlurmRefused, match="Invalid job array specification"):
+        bed.submit(f"--array={size}")
+    bed.client.cancel(bed.submit("--hold", f"--array={size - 1}"))
+
+
+def test_what_names_no_element_of_an_array_does_nothing(bed: Bed) -> None:
+    array, single = bed.submit("--hold", "--array=7-8"), bed.submit("--hold")
+    for name in (f"{array}_1", f"{single}_1"):
+        bed.client.cancel(name)
+        with pytest.raises(SlurmRefused, match="Invalid job id specified"):
+            bed.client.hold(name)
+        assert bed.client.read_job(name) is None
+    states = [bed.find_state(name) for name in (f"{array}_7", f"{array}_8", single)]
+    assert states == ["PENDING"] * 3
+    bed.client.cancel(array, single)
+
+
 def test_a_request_is_only_tried(bed: Bed) -> None:
     script = bed.folder / "job.sh"
     script.write_text("#!/bin/sh\n")
@@ -61,6 +80,7 @@ def test_the_configuration_is_shown(bed: Bed) -> None:
     config = bed.client.read_config()
     assert float(config["KillWait"].split()[0]) > 0
     assert config["JobRequeue"] == "1"
+    assert int(config["MaxArraySize"]) > 1
     assert config["ProctrackType"].startswith("proctrack/")
 
 

@@ -11,7 +11,6 @@ from slurm_colloc.model.sbatch.dependency import (
     Dependency,
     describe,
     judge_member,
-    names_members,
     parse_dependency,
     reduce_dependency,
     remove_job,
@@ -32,7 +31,6 @@ OK, ANY = "afterok", "afterany"
     ],
 )
 def test_a_dependency_is_read(text: str, conditions: list[tuple[str, str]], is_any: bool) -> None:
-    assert names_members(text)
     expected = Dependency(tuple(Condition(kind, target) for kind, target in conditions), is_any)
     assert parse_dependency(text) == expected
 

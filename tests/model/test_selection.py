@@ -37,7 +37,8 @@ def test_a_selector_names_members(text: str, job: str, named: set[int]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "all/3", "last/", "lasting", "4711/-3", "4711/3-", "4711/1,,2", "4711/1;2", "4711_2",
+    ["", "all/3", "last/", "lasting", "4711/-3", "4711/3-", "4711/1,,2", "4711/1;2", "4711_",
+
      "4711/²", "a.sh", "4711/1 2"],
 )  # fmt: skip
 def test_what_is_no_selector_is_told_how_to_write_one(text: str) -> None:

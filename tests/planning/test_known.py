@@ -25,7 +25,8 @@ from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_m
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.packs.sbatch_options import build_request_options, group_into_batches
+from slurm_colloc.submission.packs.call_batches import group_into_batches
+from slurm_colloc.submission.packs.sbatch_options import build_request_options
 from slurm_colloc.submission.plan.planned_pack import add_candidates
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
@@ -239,8 +240,12 @@ def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None
 
 
 def test_a_pack_of_unknown_jobs_starts_with_one_and_is_measured() -> None:
-    (pack,) = make(*[("new", None)] * 4).packs
+    probing = dataclasses.replace(POLICY, probe_s=200)
+    (pack,) = make(*[("new", None)] * 4, policy=probing).packs
     assert (pack.known, pack.start_degree, pack.degree) == (False, 1, 4)
+    # Whose rate alone is never known is not measured, and all start at once.
+    (pack,) = make(*[("new", None)] * 4).packs
+    assert (pack.known, pack.start_degree, pack.degree) == (False, None, 4)
     policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
     (pack,) = make(*[("new", None)] * 4, policy=policy).packs
     assert (pack.start_degree, pack.degree) == (None, 4)

@@ -68,8 +68,7 @@ def test_each_that_starts_later_adds_a_stage(
     members: int, later: int, prediction: Prediction | None
 ) -> None:
     limit_s, wall_s, pack = build(members, prediction)
-    if later:
-        assert pack.start_degree == members - later
+    assert pack.start_degree == (members - later if later else None)
     assert wall_s == WALL_S
     assert limit_s == WALL_S + MARGIN_S + min(RAMP_MOST_S, later * STAGE_S)
 

@@ -210,6 +210,20 @@ def test_the_last_job_ends_when_as_many_packs_ran_as_may() -> None:
     assert held.gpu_hours == free.gpu_hours == pytest.approx(6 * free.finish_s / 3600)
 
 
+def test_the_last_job_ends_when_as_many_packs_ran_as_there_are_gpus() -> None:
+    kinds = [("small", SMALL)] * 12
+    policy = dataclasses.replace(POLICY, degree=2, degree_is_asked=True)
+    found = explain_by(policy, *kinds)
+    free = compute_plan_figures(found)
+    assert free.finish_s is not None
+    for gpus, rounds in ((2, 3), (1, 6), (6, 1), (50, 1), (None, 1)):
+        figures = compute_plan_figures(dataclasses.replace(found, gpus=gpus))
+        assert figures.finish_s == pytest.approx(rounds * free.finish_s)
+    limited = explain_by(dataclasses.replace(policy, running_limit=4), *kinds)
+    one = compute_plan_figures(dataclasses.replace(limited, gpus=1))
+    assert one.finish_s == pytest.approx(6 * free.finish_s)
+
+
 def test_a_mean_is_never_above_the_worst() -> None:
     for count in range(2, 12):
         figures = compute_plan_figures(explain_by(POLICY, *[("small", SMALL)] * count))

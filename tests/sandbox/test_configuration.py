@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +231,22 @@ def test_the_default_directory_is_open_for_root_and_private_for_others() -> None
     )
     home = choose_directory({"HOME": "/h", "XDG_STATE_HOME": "relative"}, is_root=False)
     assert home == Path("/h/.local/state/slurm_colloc/sandbox")
+
+
+def test_the_sandbox_that_a_shell_uses_is_the_one_that_is_meant(tmp_path: Path) -> None:
+    conf = tmp_path / "d" / "etc" / "slurm.conf"
+    environment = {"SLURM_CONF": str(conf), "HOME": "/h"}
+    conf.parent.mkdir(parents=True)
+    conf.touch()
+    default = choose_directory({"HOME": "/h"}, is_root=False)
+    assert choose_directory(environment, is_root=False) == default, "another cluster's"
+    (tmp_path / "d" / "sandbox.json").touch()
+    for is_root in (False, True):
+        assert choose_directory(environment, is_root=is_root) == tmp_path / "d"
+    shutil.rmtree(tmp_path / "d")
+    assert choose_directory(environment, is_root=True) == tmp_path / "d", "it was removed"
+    for other in ("", "etc/slurm.conf", "/x/slurm.conf"):
+        assert choose_directory({"SLURM_CONF": other, "HOME": "/h"}, is_root=False) == default
 
 
 def test_two_directories_have_nodes_of_different_names() -> None:

@@ -133,9 +133,9 @@ def test_a_pack_that_grows_gets_the_token_behind_all_that_is_there() -> None:
 
 
 def test_growth_touches_the_comment_only_where_it_changes() -> None:
-    same = Growth(None, "1", old_name="a", comments=("x", "x"))  # type: ignore[arg-type]
+    same = Growth(None, "1", comments=("x", "x"))  # type: ignore[arg-type]
     assert same._comment("x") == {}
-    other = Growth(None, "1", old_name="a", comments=("x", "y"))  # type: ignore[arg-type]
+    other = Growth(None, "1", comments=("x", "y"))  # type: ignore[arg-type]
     assert other._comment("y") == {"Comment": "y"}
 
 

@@ -10,7 +10,8 @@ import pytest
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.jobs.call_jobs import collect_call
-from slurm_colloc.submission.packs.sbatch_options import Batch, build_options, group_into_batches
+from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
+from slurm_colloc.submission.packs.sbatch_options import build_options
 from slurm_colloc.submission.plan.planned_pack import add_candidates
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,7 +81,7 @@ def test_the_options_of_sbatch(tmp_path: Path, name: str) -> None:
 
 def test_packs_of_a_kind_are_one_array_and_lone_tasks_keep_their_numbers(tmp_path: Path) -> None:
     (batch,) = build_all(tmp_path, *CALLS["array"][:1], pack=False)
-    assert (batch.is_array, batch.indices) == (True, (0, 1, 2))
+    assert (batch.is_array, batch.indices) == (True, (998, 999, 1000))
     (batch,) = build_all(tmp_path, *CALLS["array_without_gpu"][:1], pack=False)
     assert (batch.is_array, batch.indices) == (True, (3, 5, 7))
     (batch,) = build_all(tmp_path, ["--array=5", "cpu.sh"], pack=False)

@@ -15,7 +15,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.packs.sbatch_options import Batch, group_into_batches
+from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
 from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
 from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
@@ -130,8 +130,8 @@ def test_elements_of_one_limit_are_lowered_by_one_call(tmp_path: Path) -> None:
     slurm = Slurm(tmp_path)
     assert shorten(slurm.commands, state, "4711", batch, records) == records
     assert sorted(slurm.calls) == [
-        "update JobId=4711_3 TimeLimit=0:10:00",
-        "update JobId=4711_[1,4-5] TimeLimit=0:11:00",
+        "update JobId=4711_997 TimeLimit=0:10:00",
+        "update JobId=4711_[995,998-999] TimeLimit=0:11:00",
     ]
     read = [state.read_pack(record.pack_id) for record in records]
     assert [pack.request.time_limit_s for pack in read if pack and pack.request] == [
@@ -157,7 +157,7 @@ def test_nothing_is_asked_for_one_pack_or_packs_of_one_length(tmp_path: Path) ->
 
 
 # As scontrol 22.05 answers where one element of two cannot be changed.
-PARTLY = "4711_1: No error\n4711_2: Job has already finished\n"
+PARTLY = "4711_998: No error\n4711_999: Job has already finished\n"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_slurm_refuses_is_noted_and_breaks_nothing(
 ) -> None:
     batch = build_batch(HOUR, 900, 900, 600)
     state, records = submit(tmp_path, batch)
-    slurm = Slurm(tmp_path, stderr=stderr, only="4711_[1-2]")
+    slurm = Slurm(tmp_path, stderr=stderr, only="4711_[998-999]")
     found = shorten(slurm.commands, state, "4711", batch, records)
     assert found == [state.read_pack(record.pack_id) for record in records]
     for index, record in enumerate(found):

@@ -131,7 +131,7 @@ def must_ask(found: Found) -> bool:
 
 def list_submissions(view: PackView, members: Sequence[MemberView]) -> set[str]:
     """The submissions that the members are of: a joiner came by one of its own."""
-    return {member.spec.joined or view.record.submission for member in members}
+    return {member.spec.joined or view.shown_id for member in members}
 
 
 def is_terminal() -> bool:

@@ -62,7 +62,7 @@ def queue(
     if as_json:
         say(json.dumps(rows.build_json(found, now)))
     else:
-        say(rows.render_table(rows.HEADER, rows.build_rows(found, now)))
+        say(rows.render_table(*rows.build_table(found, now)))
     tell_problems(session)
 
 
@@ -146,7 +146,12 @@ def explain(
     from slurm_colloc.cli.look import why_and_explain
 
     session = Session.open(user=user)
-    say(why_and_explain.explain(session, targets))
+    text, problems = why_and_explain.explain(session, targets)
+    say(text)
+    for problem in problems:
+        note(f"error: {problem}")
+    if problems:
+        raise typer.Exit(problems[0].exit_code)
     tell_problems(session)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, User, tell_problems
+from slurm_colloc.cli.arguments import Json, Name, States, User, tell_problems
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
 
 def report(
-    targets: Targets = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="4711 for a submission, 4711/3 or 4711/2-5,8 for members, last for the newest "
+            "submission, all for every member that is kept, also those that have ended.",
+            metavar="[ID]...",
+            show_default=False,
+        ),
+    ] = None,
     state: States = "",
     name: Name = "",
     *,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.cli.session import Session
-from slurm_colloc.errors import SlurmError, StateError
+from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
@@ -27,7 +27,7 @@ from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
 from slurm_colloc.store.pack.sample_files import latest_path
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
-_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last(/.*)?|all|.*/.*")
+_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
 
 
 class Inquiry:
@@ -140,19 +140,24 @@ def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
     return "".join(f"{escape_controls(line)}\n" for _, line in lines)
 
 
-def explain(session: Session, targets: Sequence[str]) -> str:
-    """Several lines for each member or word.
-
-    Raises:
-        NotFound: There is no such pack or member.
-        UsageProblem: A word is none that csub knows.
-    """
+def explain(session: Session, targets: Sequence[str]) -> tuple[str, list[CollocError]]:
+    """Several lines for each member or word, and what is wrong with the others."""
     inquiry = Inquiry(session)
-    texts = []
+    texts: list[str] = []
+    problems: list[CollocError] = []
     for target in targets:
-        if not _MAY_BE_MEMBERS.fullmatch(target):
-            texts.append(explain_word(target))
-            continue
-        for view, members in session.survey(Choice.parse([target])):
-            texts += [explain_member(view, m, inquiry.find_facts(view, m)) for m in members]
-    return "\n".join(texts)
+        try:
+            texts += _explain_target(session, inquiry, target)
+        except (NotFound, UsageProblem) as problem:
+            problems.append(problem)
+    return "\n".join(texts), problems
+
+
+def _explain_target(session: Session, inquiry: Inquiry, target: str) -> list[str]:
+    if not _MAY_BE_MEMBERS.fullmatch(target):
+        return [explain_word(target)]
+    return [
+        explain_member(view, member, inquiry.find_facts(view, member))
+        for view, members in session.survey(Choice.parse([target]))
+        for member in members
+    ]

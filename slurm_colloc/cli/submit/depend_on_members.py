@@ -8,26 +8,28 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.cli.change.ask_runner import wake_runner
 from slurm_colloc.cli.session import Session, note
+from slurm_colloc.cli.submit.dependency_targets import DependencyTargets, Standing
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import (
+    AFTERCORR,
     Condition,
     ConditionOutlook,
     Dependency,
     judge_member,
-    names_members,
     parse_dependency,
     reduce_dependency,
     render_for_slurm,
 )
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
-from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
+from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.job_options import parse_option
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
 _OPTION = "dependency"
+_PAIRED_BY_SLURM = "--dependency=aftercorr pairs it with a task of a job that csub does not know"
 _WAITED_FOR = (
     SlurmJobState.PENDING,
     SlurmJobState.RUNNING,
@@ -44,24 +46,44 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
         UsageProblem: It is malformed, can never be satisfied, or no call could look after it.
         SlurmError: Slurm cannot say how the member stands.
     """
-    resolved: dict[str, Job] = {}
-    candidates = []
-    for candidate in call.candidates:
+    targets = DependencyTargets(session)
+    asked: dict[str, Dependency] = {}
+    wanted: dict[int, Dependency] = {}
+    for place, candidate in enumerate(call.candidates):
         text = _get_text(candidate.job)
-        if not names_members(text):
-            candidates.append(candidate)
-            continue
-        if text not in resolved:
-            resolved[text] = _resolve(session, call, candidate, text, local=local)
-        done = resolved[text]
+        if text and text not in asked:
+            asked[text] = parse_option(call.options, _OPTION, text, parse_dependency)
+        if text and targets.is_concerned(asked[text]):
+            wanted[place] = targets.expand(asked[text], candidate.job, text)
+    if not wanted:
+        return call
+    standing = _check_known(session, targets.look_up(wanted.values()))
+    resolve = _Resolution(session, standing, local=local)
+    resolved: dict[tuple[str, Dependency], Job | UsageProblem] = {}
+    candidates = list(call.candidates)
+    for place, dependency in wanted.items():
+        job = candidates[place].job
+        text = _get_text(job)
+        if (text, dependency) not in resolved:
+            resolved[text, dependency] = resolve.apply(job, dependency, text)
+        done = resolved[text, dependency]
+        if isinstance(done, UsageProblem):
+            is_hopeless = all(isinstance(other, UsageProblem) for other in resolved.values())
+            if AFTERCORR not in text or (is_hopeless and place == max(wanted)):
+                raise done
+            # The others of an array go on; its runner says why this one does not.
+            done = resolve.leave_to_runner(job, dependency)
+        elif job.array_task is not None and targets.is_left_to_slurm(dependency):
+            done = dataclasses.replace(done, alone_because=_PAIRED_BY_SLURM)
         job = dataclasses.replace(
-            candidate.job,
+            job,
             group=done.group,
             depends=done.depends,
             depends_on_any=done.depends_on_any,
             slurm_dependency=done.slurm_dependency,
+            alone_because=job.alone_because or done.alone_because,
         )
-        candidates.append(dataclasses.replace(candidate, job=job))
+        candidates[place] = dataclasses.replace(candidates[place], job=job)
     return dataclasses.replace(call, candidates=tuple(candidates))
 
 
@@ -72,14 +94,23 @@ def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> 
     """
     jobs = {candidate.job.number: candidate.job for candidate in call.candidates}
     for entry in submitted:
-        job = jobs[entry.members[0][0]]
+        members = [jobs[number] for numbers in entry.members for number in numbers]
+        job = members[0]
         by_pack: dict[str, tuple[PackView, list[tuple[str, int]]]] = {}
-        for kind, target in job.depends:
-            if "/" in target:
-                member = MemberId.parse(target)
-                for view, _ in session.survey([_select(member)]):
-                    conditions = by_pack.setdefault(view.record.pack_id, (view, []))[1]
-                    conditions.append((kind, member.number))
+        wanted = dict.fromkeys(pair for each in members for pair in each.depends)
+        names = {MemberId.parse(target) for _, target in wanted if "/" in target}
+        selected: dict[str, list[int]] = {}
+        for name in names:
+            selected.setdefault(name.job, []).append(name.number)
+        where = {
+            str(found.member): view
+            for view, listed in session.survey([Selection.of(*item) for item in selected.items()])
+            for found in listed
+        }
+        for kind, target in wanted:
+            if view := where.get(target):
+                conditions = by_pack.setdefault(view.record.pack_id, (view, []))[1]
+                conditions.append((kind, MemberId.parse(target).number))
         for pack_id, (view, conditions) in by_pack.items():
             dependent = Dependent(entry.job_id, tuple(conditions), job.depends_on_any)
             try:
@@ -95,85 +126,96 @@ def _get_text(job: Job) -> str:
     return dict(job.group).get(_OPTION, "")
 
 
-def _select(member: MemberId) -> Selection:
-    return Selection.of(member.job, [member.number])
+class _Resolution:
+    """Judges what dependencies name by how it stands now."""
 
+    def __init__(
+        self, session: Session, standing: Mapping[MemberId, Standing], *, local: bool
+    ) -> None:
+        self._session = session
+        self._standing = standing
+        self._local = local
 
-def _resolve(session: Session, call: Call, candidate: Candidate, text: str, *, local: bool) -> Job:
-    dependency = parse_option(call.options, _OPTION, text, parse_dependency)
-    standing = _look_up(session, dependency)
-    dependency = _rename(dependency, standing)
-    views = {str(member.member): (view, member) for view, member in standing.values()}
-    never: list[Condition] = []
+    def apply(self, job: Job, dependency: Dependency, text: str) -> Job | UsageProblem:
+        """The job with what is still open of its dependency, or why it can never start."""
+        dependency = self._rename(dependency)
+        views = {str(member.member): (view, member) for view, member in self._standing.values()}
+        never: list[Condition] = []
 
-    def judge(condition: Condition) -> ConditionOutlook:
-        if not condition.is_of_member:
-            return ConditionOutlook.OPEN
-        _, member = views[condition.target]
-        started = member.record is not None and member.record.starts > 0
-        outlook = judge_member(condition.kind, member.state, has_started=started)
+        def judge(condition: Condition) -> ConditionOutlook:
+            if not condition.is_of_member:
+                return ConditionOutlook.OPEN
+            _, member = views[condition.target]
+            started = member.record is not None and member.record.starts > 0
+            outlook = judge_member(condition.kind, member.state, has_started=started)
+            if outlook is ConditionOutlook.NEVER:
+                never.append(condition)
+            return outlook
+
+        outlook, rest = reduce_dependency(dependency, judge)
         if outlook is ConditionOutlook.NEVER:
-            never.append(condition)
-        return outlook
-
-    outlook, rest = reduce_dependency(dependency, judge)
-    if outlook is ConditionOutlook.NEVER:
-        first = never[0]
-        state = views[first.target][1].state.value
-        raise UsageProblem(
-            f"--dependency={text} can never be satisfied: {first.target} is {state}",
-            hint=f"csub show {first.target} tells how it ended",
+            first = never[0]
+            state = views[first.target][1].state.value
+            return UsageProblem(
+                f"--dependency={text} can never be satisfied: {first.target} is {state}",
+                hint=f"csub show {first.target} tells how it ended",
+            )
+        group = tuple(pair for pair in job.group if pair[0] != _OPTION)
+        if outlook is ConditionOutlook.SATISFIED:
+            return dataclasses.replace(job, group=group)
+        members = [condition for condition in rest.conditions if condition.is_of_member]
+        if members:
+            views_of = [views[c.target] for c in members]
+            _check_followed(self._session, views_of, text, local=self._local)
+        # Tasks that wait for one each are alike to Slurm, and may share.
+        shown = (
+            text
+            if AFTERCORR in text
+            else ("?" if rest.is_any else ",").join(map(str, rest.conditions))
         )
-    group = tuple(pair for pair in candidate.job.group if pair[0] != _OPTION)
-    if outlook is ConditionOutlook.SATISFIED:
-        return dataclasses.replace(candidate.job, group=group)
-    members = [condition for condition in rest.conditions if condition.is_of_member]
-    if members:
-        _check_followed(session, [views[c.target] for c in members], text, local=local)
-    shown = ("?" if rest.is_any else ",").join(map(str, rest.conditions))
-    watched = rest.conditions if rest.is_any else members
-    slurm_text = render_for_slurm(rest, lambda member: views[str(member)][0].job_id)
-    return dataclasses.replace(
-        candidate.job,
-        group=tuple(sorted([*group, (_OPTION, shown if members else slurm_text)])),
-        depends=tuple((c.kind, c.target) for c in watched) if members else (),
-        depends_on_any=rest.is_any,
-        slurm_dependency=slurm_text if members else "",
-    )
+        watched = rest.conditions if rest.is_any else members
+        slurm_text = render_for_slurm(rest, lambda member: views[str(member)][0].job_id)
+        return dataclasses.replace(
+            job,
+            group=tuple(sorted([*group, (_OPTION, shown if members else slurm_text)])),
+            depends=tuple((c.kind, c.target) for c in watched) if members else (),
+            depends_on_any=rest.is_any,
+            slurm_dependency=slurm_text if members else "",
+        )
+
+    def leave_to_runner(self, job: Job, dependency: Dependency) -> Job:
+        """A job that can never start, among others that may: its runner ends it, and says why."""
+        members = [c for c in self._rename(dependency).conditions if c.is_of_member]
+        return dataclasses.replace(job, depends=tuple((c.kind, c.target) for c in members))
+
+    def _rename(self, dependency: Dependency) -> Dependency:
+        """With the names that the members have now: one may have been submitted again."""
+        return dataclasses.replace(
+            dependency,
+            conditions=tuple(
+                dataclasses.replace(
+                    condition,
+                    target=str(self._standing[MemberId.parse(condition.target)][1].member),
+                )
+                if condition.is_of_member
+                else condition
+                for condition in dependency.conditions
+            ),
+        )
 
 
-def _look_up(session: Session, dependency: Dependency) -> Mapping[str, tuple[PackView, MemberView]]:
-    """The members that a dependency names, where they are now."""
-    standing = {}
-    for condition in dependency.conditions:
-        if not condition.is_of_member or condition.target in standing:
-            continue
-        ((view, members),) = session.survey([_select(MemberId.parse(condition.target))])
-        (member,) = members
+def _check_known(
+    session: Session, standing: Mapping[MemberId, Standing]
+) -> Mapping[MemberId, Standing]:
+    """The same, where Slurm can say how all of them stand."""
+    for name, (view, member) in standing.items():
         if not member.is_final and view.slurm_state is None:
             if session.unreachable is not None:
                 raise session.unreachable
             raise UsageProblem(
-                f"--dependency: {condition.target} is a job of another cluster",
-                hint="submit on that cluster",
+                f"--dependency: {name} is a job of another cluster", hint="submit on that cluster"
             )
-        standing[condition.target] = (view, member)
     return standing
-
-
-def _rename(
-    dependency: Dependency, standing: Mapping[str, tuple[PackView, MemberView]]
-) -> Dependency:
-    """With the names that the members have now: one may have been submitted again."""
-    return dataclasses.replace(
-        dependency,
-        conditions=tuple(
-            dataclasses.replace(condition, target=str(standing[condition.target][1].member))
-            if condition.is_of_member
-            else condition
-            for condition in dependency.conditions
-        ),
-    )
 
 
 def _check_followed(

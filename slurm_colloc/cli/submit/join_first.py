@@ -85,10 +85,13 @@ def tell_joined(options: Options, joined: Joined) -> None:
     if options.flag("json"):
         say(json.dumps(build_joined_json(joined)))
         return
-    if options.flag("parsable"):
-        say(str(joined.member))
-    elif not options.flag("quiet"):
+    from slurm_colloc.cli.submit.submission_answer import tell_id
+
+    if sys.stdout.isatty() and not (options.flag("parsable") or options.flag("quiet")):
         say(describe_joined(joined))
+    else:
+        # Its own submission is the member; the job's id would mean all that share the pack.
+        tell_id(options, str(joined.member), describe_room(joined))
     if options.flag("explain") or options.flag("verbose"):
         for text in joined.record.reasons:
             note(f"pack {joined.member.job}: {text}")

@@ -28,9 +28,10 @@ from slurm_colloc.report.plan.plan_view import PLAN_SCHEMA, build_plan_json, ren
 from slurm_colloc.report.terminal_tables import choose_width
 from slurm_colloc.settings import GOAL_CHOICES, RULE_CHOICES, read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
+from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.packs.submit_batch import group_call
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.explain_plan import explain_call_plan
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
@@ -80,6 +81,9 @@ def run_plan(argv: Sequence[str]) -> int:
         with name_changes(changes):
             changed_plan = plan_call(changed, changed_policy, session.settings, slurm)
         other = explain_call_plan(changed_plan)
+        # When the last job ends depends on how many packs run side by side.
+        gpus = _count_gpus(call)
+        explanation, other = (dataclasses.replace(e, gpus=gpus) for e in (explanation, other))
         told = [text for text in _list_warnings(changed_plan) if text not in warnings]
         warnings += [f"with {words}: {text}" for text in told]
     for text in made.problems:
@@ -105,6 +109,15 @@ def run_plan(argv: Sequence[str]) -> int:
     say("Nothing was submitted.")
     sys.stdout.flush()
     return 0
+
+
+def _count_gpus(call: Call) -> int | None:
+    """The GPUs of the partition; None where jobs name several ways, or Slurm does not say."""
+    partitions = {dict(candidate.job.group).get("partition") for candidate in call.candidates}
+    with contextlib.suppress(SlurmError):
+        if len(partitions) == 1 and not call.options.flag("local"):
+            return count_gpus(list_node_states(), partitions.pop())
+    return None
 
 
 def _list_leading(argv: Sequence[str]) -> list[str]:
@@ -171,7 +184,7 @@ def _ask_slurm(made: CallPlan, session: Session, directory: str) -> list[str]:
     """What Slurm says of the request; a Slurm that does not answer is named."""
     told: list[str] = []
     try:
-        for batch in group_into_batches(made.packs, made.plan.packs_at_once):
+        for batch in group_call(made, session.slurm):
             told += ask_slurm(batch, session, directory)
     except SlurmError as problem:
         told.append(f"Slurm: {problem}")

@@ -1,4 +1,7 @@
-"""The answer to a submission: a line for each Slurm job, or JSON; the reasons, if asked for."""
+"""The answer to a submission: sbatch's line, or JSON; the reasons, if asked for.
+
+A call is one submission and has one id, that of its first Slurm job, whatever it became inside.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,17 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.slurm.options import Options
-from slurm_colloc.store.all_packs import make_submission_id
+from slurm_colloc.store.all_packs import build_element_id, make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.batch_script import build_batch_environment
+from slurm_colloc.submission.packs.call_batches import Batch
 from slurm_colloc.submission.packs.hook_token import HookChoice
-from slurm_colloc.submission.packs.sbatch_options import Batch, build_options, group_into_batches
-from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.packs.sbatch_options import build_options
+from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
+
+_SHOWN_MOST = 3
+"""Slurm jobs of a submission, besides its first, that its answer names."""
 
 
 def answer(options: Options, made: CallPlan, submitted: Sequence[Submitted]) -> None:
@@ -31,29 +38,50 @@ def answer(options: Options, made: CallPlan, submitted: Sequence[Submitted]) -> 
     if options.flag("json"):
         say(json.dumps(build_answer_json(made, submitted)))
         return
-    for entry in submitted:
-        if options.flag("parsable"):
-            say(entry.job_id)
-        elif not options.flag("quiet"):
-            say(f"Submitted batch job {entry.job_id} ({describe(entry)})")
+    tell_id(options, submitted[0].job_id, describe(submitted))
     if options.flag("explain") or options.flag("verbose"):
         for text in explain(made, submitted):
             note(text)
 
 
-def describe(entry: Submitted) -> str:
+def tell_id(options: Options, job_id: str, rest: str) -> None:
+    """Say what was submitted; a program that reads it gets what sbatch prints, and no more.
+
+    Args:
+        options: The options of the call.
+        job_id: The submission's id.
+        rest: What csub has to say besides.
+    """
+    if options.flag("parsable"):
+        say(job_id)
+    elif options.flag("quiet"):
+        return
+    elif sys.stdout.isatty():
+        say(f"Submitted batch job {job_id} ({rest})")
+    else:
+        say(f"Submitted batch job {job_id}")
+        sys.stdout.flush()
+        note(rest)
+
+
+def describe(submitted: Sequence[Submitted]) -> str:
     """`members 4711/1-4711/3 in 1 pack, timeslice`."""
-    numbers = sorted(number for pack in entry.members for number in pack)
+    job_id = submitted[0].job_id
+    numbers = sorted(number for entry in submitted for pack in entry.members for number in pack)
+    records = [record for entry in submitted for record in entry.records]
     modes = dict.fromkeys(
-        ShareRequest.parse(record.share).describe_mode(record.mode) for record in entry.records
+        ShareRequest.parse(record.share).describe_mode(record.mode) for record in records
     )
-    count = len(entry.records)
-    packs = f"in {count} pack{'s' if count > 1 else ''}, {' and '.join(modes)}"
+    packs = f"in {len(records)} pack{'s' if len(records) > 1 else ''}, {' and '.join(modes)}"
+    others = [entry.job_id for entry in submitted[1:] if not entry.records[0].local]
+    if others:
+        shown = ", ".join(others[:_SHOWN_MOST]) + (", ..." if len(others) > _SHOWN_MOST else "")
+        packs += f"; in Slurm also job{'s' if len(others) > 1 else ''} {shown}"
     if len(numbers) == 1:
-        return f"member {entry.job_id}/{numbers[0]} {packs}"
+        return f"member {job_id}/{numbers[0]} {packs}"
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"members {entry.job_id}/{numbers[0]}-{entry.job_id}/{numbers[-1]} {packs}"
-    return f"members {entry.job_id}/{format_task_ids(tuple(numbers))} {packs}"
+        return f"members {job_id}/{numbers[0]}-{job_id}/{numbers[-1]} {packs}"
+    return f"members {job_id}/{format_task_ids(tuple(numbers))} {packs}"
 
 
 def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
@@ -61,7 +89,7 @@ def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
     texts = list(made.plan.reasons)
     for entry in submitted:
         for record, numbers in zip(entry.records, entry.members, strict=True):
-            name = f"{entry.job_id}_{record.index}" if record.is_array else entry.job_id
+            name = build_element_id(record, entry.job_id)
             members = format_task_ids(tuple(sorted(numbers)))
             texts += [f"pack {name} (members {members}): {text}" for text in record.reasons]
     return texts
@@ -69,27 +97,26 @@ def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
 
 def build_answer_json(made: CallPlan, submitted: Sequence[Submitted]) -> dict[str, Any]:
     """The answer with the fields that docs/json.md describes."""
+    job_id = submitted[0].job_id
     return {
         "schema": 1,
         "reasons": list(made.plan.reasons),
         "submitted": [
             {
-                "job_id": entry.job_id,
+                "job_id": job_id,
                 "packs": [
                     {
-                        "slurm_job_id": f"{entry.job_id}_{record.index}"
-                        if record.is_array
-                        else entry.job_id,
+                        "slurm_job_id": build_element_id(record, entry.job_id),
                         "mode": record.mode.value,
                         "share": record.share,
                         "degree": record.degree,
-                        "members": [f"{entry.job_id}/{number}" for number in numbers],
+                        "members": [f"{job_id}/{number}" for number in numbers],
                         "reasons": list(record.reasons),
                     }
+                    for entry in submitted
                     for record, numbers in zip(entry.records, entry.members, strict=True)
                 ],
             }
-            for entry in submitted
         ],
     }
 
@@ -104,7 +131,7 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     share = ShareRequest.parse(made.policy.share)
     for text in made.plan.reasons:
         say(escape_controls(text))
-    for batch in group_into_batches(made.packs, made.plan.packs_at_once):
+    for batch in group_call(made, None if local else session.slurm):
         for pack in batch.packs:
             numbers = format_task_ids(
                 tuple(sorted(candidate.job.number for candidate in pack.candidates))

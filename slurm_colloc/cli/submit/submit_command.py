@@ -101,7 +101,7 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
     Returns:
         The call, and its policy, which holds for all that becomes of it.
     """
-    if any("/" in dict(c.job.group).get("dependency", "") for c in call.candidates):
+    if any(dict(c.job.group).get("dependency") for c in call.candidates):
         from slurm_colloc.cli.submit.depend_on_members import resolve_members
 
         call = resolve_members(session, call, local=local)
@@ -177,7 +177,7 @@ def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int
     if call.options.flag("wait"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
 
-        return wait_for(session, [Selection(entry.job_id, None) for entry in submitted])
+        return wait_for(session, [Selection(submitted[0].job_id)])
     return 0
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import FINAL_STATES, MemberId, MemberState
+
+AFTERCORR = "aftercorr"
+"""Pairs tasks of two arrays: each waits for the success of the other's task of its number."""
 
 MEMBER_KINDS = frozenset({"after", "afterany", "afternotok", "afterok"})
 """What may stand before a member."""
@@ -61,9 +65,30 @@ class Dependency:
     is_any: bool = False
 
 
-def names_members(text: str) -> bool:
-    """A value of `--dependency` that Slurm alone cannot read."""
-    return "/" in text
+def names_singleton(text: str) -> bool:
+    """A value of `--dependency` that goes by the job's name."""
+    return "singleton" in re.split(r"[,?]", text)
+
+
+def join_conditions(texts: Iterable[str]) -> str:
+    """All conditions of several values for sbatch, each once; alternatives must be equal in all."""
+    words = (word for text in texts for word in ([text] if "?" in text else text.split(",")))
+    return ",".join(dict.fromkeys(filter(None, words)))
+
+
+def add_condition(text: str, condition: str) -> str:
+    """A value for sbatch with one condition more.
+
+    Raises:
+        UsageProblem: It has alternatives, and Slurm has no words for both.
+    """
+    if "?" in text:
+        raise UsageProblem(
+            f"--dependency={text}: its jobs become several Slurm jobs that wait for each other, "
+            "which cannot be said together with `?`",
+            hint="leave out the limit of --array, or join the conditions by `,`",
+        )
+    return f"{text},{condition}" if text else condition
 
 
 def parse_dependency(text: str) -> Dependency:

@@ -59,6 +59,19 @@ def expand_pattern(pattern: str, values: PatternValues) -> str:
     return _SPECIFIER.sub(replace, pattern)
 
 
+def expand_array_id(pattern: str, job_id: str) -> str:
+    """Expand `%A` alone, and leave the rest to Slurm."""
+    if "\\" in pattern:
+        return pattern
+
+    def replace(match: re.Match[str]) -> str:
+        if match[2] != "A":
+            return match[0]
+        return job_id.zfill(min(10, int(match[1]))) if match[1] else job_id
+
+    return _SPECIFIER.sub(replace, pattern)
+
+
 def choose_output_paths(
     output: str | None, error: str | None, values: PatternValues, *, alone: bool
 ) -> tuple[str, str | None]:

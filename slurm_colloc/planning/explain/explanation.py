@@ -135,6 +135,7 @@ class PlanExplanation:
         pairs_left_out: Pairs of jobs for which none of those stands.
         reasons: What holds for the whole plan.
         packs_at_once: Packs that may run at the same time; None for all.
+        gpus: GPUs that there are for them; None where that is not known.
     """
 
     packs: tuple[PackExplanation, ...]
@@ -142,3 +143,4 @@ class PlanExplanation:
     pairs_left_out: int
     reasons: tuple[str, ...]
     packs_at_once: int | None = None
+    gpus: int | None = None

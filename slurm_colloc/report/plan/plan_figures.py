@@ -68,8 +68,14 @@ def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
         # Rounding puts no mean above all that it is of.
         mean_slowdown=min(math.fsum(known) / len(known), max(known)) if is_known else None,
         worst_slowdown=max(known) if is_known else None,
-        finish_s=None if held_s is None else _find_end_s(held, explanation.packs_at_once),
+        finish_s=None if held_s is None else _find_end_s(held, _count_at_once(explanation)),
     )
+
+
+def _count_at_once(explanation: PlanExplanation) -> int | None:
+    """Packs that can run at the same time: as many as may, and as there are GPUs."""
+    known = [limit for limit in (explanation.packs_at_once, explanation.gpus) if limit]
+    return min(known, default=None)
 
 
 def _find_end_s(held: Sequence[float | None], packs_at_once: int | None) -> float:

@@ -122,7 +122,10 @@ class MemberStarter:
         name = str(MemberId(self._allocation.shown_job_id, member.number))
         shared = not self._lone and self._record.degree > 1
         where = environments.MemberContext(
-            job_id=self._allocation.shown_job_id,
+            # A batch script's own array may be another than the one its members are named after.
+            job_id=self._allocation.job_id.partition("_")[0]
+            if self._lone
+            else self._allocation.shown_job_id,
             member=name,
             pack=str(self._pack),
             run=member.prefix,

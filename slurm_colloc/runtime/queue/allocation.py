@@ -20,7 +20,8 @@ class Allocation:
 
     Attributes:
         job_id: What Slurm calls it, `4711` or `4711_2`; `L3` without Slurm.
-        shown_job_id: The id that members are named after: the array's, for an element.
+        shown_job_id: The id that members are named after: the array's, for an element; that of the
+            first Slurm job of the submission, where it became several.
         node: The node's name.
         restarts: How often Slurm has restarted the job.
         cpus_allocated: CPUs that Slurm gave.

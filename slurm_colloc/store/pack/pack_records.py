@@ -45,6 +45,10 @@ class PackRecord:
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
         start_degree: Members that start without being measured first; None for all.
+        shown_id: The id that its members are named after, where the call became several Slurm
+            jobs and this is not the first; else empty.
+        parts: The Slurm jobs of the call, as the name that each has in `submission` and its
+            elements; in the packs of the first, where there are several.
     """
 
     pack_id: str
@@ -75,6 +79,8 @@ class PackRecord:
     resubmissions: int = 0
     share: str = "timeslice"
     start_degree: int | None = None
+    shown_id: str = ""
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +139,7 @@ def parse_pack(value: dict[str, Any]) -> PackRecord:
         fields[name] = tuple(fields[name])
     for name in ("group", "client_environment"):
         fields[name] = _parse_pairs(fields[name])
+    fields["parts"] = tuple((part, tuple(indices)) for part, indices in fields.get("parts", ()))
     return PackRecord(**_select(PackRecord, fields))
 
 

@@ -225,9 +225,10 @@ def _build_candidate(
     cpus = read_cpus(options, gpus.count)
     gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
     chdir = options.text("chdir")
+    name = options.text("job-name") or script.name
     job = Job(
         number=number,
-        name=options.text("job-name") or script.name,
+        name=name,
         script_name=script.shown,
         arguments=script.arguments,
         directory=os.path.join(directory, chdir) if chdir else directory,
@@ -245,7 +246,7 @@ def _build_candidate(
         requeue=True if options.flag("requeue") else False if options.flag("no-requeue") else None,
         export=options.text("export"),
         array_task=array_task,
-        group=compute_group(options),
+        group=compute_group(options, name),
         shape=compute_shape(options),
         alone_because=compute_alone_reason(options, gpus),
         came_together=(

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.dependency import names_singleton
 from slurm_colloc.model.sbatch.export import choose_batch_export
 from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
 from slurm_colloc.model.sbatch.mail_types import MailRequest, parse_mail_types
@@ -109,8 +110,13 @@ def read_open_mode(options: Options) -> bool:
     )
 
 
-def compute_group(options: Options) -> tuple[tuple[str, str], ...]:
-    """The options for Slurm in which all jobs of a pack must agree."""
+def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
+    """The options for Slurm in which all jobs of a pack must agree.
+
+    Args:
+        options: The job's options.
+        name: Its name, which counts where another job may wait for it.
+    """
     pairs = [
         (given.option.name, given.value or "")
         for given in options.select(Concern.GROUP)
@@ -122,6 +128,8 @@ def compute_group(options: Options) -> tuple[tuple[str, str], ...]:
     batch_export = choose_batch_export(options.text("export"))
     if batch_export != "ALL" and not options.flag("export-file"):
         pairs.append(("export", batch_export))
+    if names_singleton(options.text("dependency") or ""):
+        pairs.append(("job-name", name))
     return tuple(sorted(pairs))
 
 

@@ -86,6 +86,8 @@ def _advise(shown: str) -> str:
     """What to do about a script that is not there: it may be a command with a slip in it."""
     import difflib
 
+    if shown.startswith("-"):
+        return f"options stand before the scripts: csub pack {shown} a.sh b.sh"
     near = difflib.get_close_matches(shown, COMMANDS, n=1)
     return f"did you mean csub {near[0]}?" if near else "is it in this directory?"
 

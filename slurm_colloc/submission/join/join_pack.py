@@ -33,7 +33,6 @@ from slurm_colloc.store.pack.pack_directory import (
     drop_unentered,
     has_entered,
     list_claimed,
-    read_spec,
     write_joiner,
     write_record,
     write_spec,
@@ -193,7 +192,6 @@ class _Join:
         if self._prospect.is_running:
             with contextlib.suppress(SlurmError):
                 self._slurm.wake_batch_script(base)
-                self._slurm.update_job(base, {"JobName": self._choose_name(record)})
         return self._describe(chosen, record, number)
 
     def _describe(self, chosen: Chosen, record: PackRecord, number: int) -> Joined:
@@ -206,11 +204,6 @@ class _Join:
             places=chosen.places,
             reason=chosen.reason,
         )
-
-    def _choose_name(self, record: PackRecord, *, joining: int = 0) -> str:
-        first = read_spec(self._path, record.members[0]).job.name
-        others = len(record.members) + joining - 1
-        return f"{first}+{others}" if others else first
 
     def _write_plan(
         self, record: PackRecord, planned: PackPlan, present: Sequence[Present]
@@ -265,13 +258,12 @@ class _Join:
             growth = Growth(
                 self._slurm,
                 self._job.job_id,
-                old_name=self._choose_name(record),
                 comments=(seen, comment),
                 inherited=lock.descriptors,
             )
             planned = dataclasses.replace(planned, reasons=(*planned.reasons, *notes))
             assert planned.request is not None
-            refusal = growth.grow(planned.request, self._choose_name(record, joining=1))
+            refusal = growth.grow(planned.request)
             if refusal:
                 return refusal
             if self._has_started(chosen):

@@ -11,9 +11,9 @@ from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.submission.packs.call_batches import ONLY_ONE, Batch, PlaceInCall
 from slurm_colloc.submission.packs.sbatch_options import (
     GROWABLE,
-    Batch,
     SbatchOptions,
     compute_own_meaning,
 )
@@ -35,6 +35,7 @@ def build_packs(
     refusals: tuple[str, ...] = (),
     resubmissions: int = 0,
     share: str = "auto",
+    place: PlaceInCall = ONLY_ONE,
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
@@ -51,6 +52,8 @@ def build_packs(
                 blocks[key] = encode_environment(candidate.environment)
             is_task = candidate.job.array_task is not None
             names_alone = planned.request is None or (local and len(planned.members) == 1)
+            if local and place.is_one_of_several:
+                names_alone = False
             members.append(
                 NewMember(
                     MemberSpec(
@@ -88,20 +91,27 @@ def build_packs(
             policy=policy,
             gpu_type=pack.candidates[0].job.gpu_type,
             one_script=len({member.script for member in members}) == 1,
-            closed="" if policy is None else compute_closed(batch, pack, policy),
+            closed="" if policy is None else compute_closed(batch, pack, policy, place),
             refusals=refusals,
             resubmissions=resubmissions,
             share=share if policy is None else policy.share,
             start_degree=planned.start_degree,
+            shown_id=place.shown_id,
+            parts=place.parts,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
 
 
-def compute_closed(batch: Batch, pack: PlannedPack, policy: Policy) -> str:
+def compute_closed(
+    batch: Batch, pack: PlannedPack, policy: Policy, place: PlaceInCall = ONLY_ONE
+) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
     if batch.is_array:
         return "it is an element of a job array"
+    if place.is_one_of_several:
+        # A number is given once in the whole submission.
+        return "its submission is several Slurm jobs"
     first = pack.candidates[0].job
     reason = compute_reason_not_to_join(first, policy) or compute_own_meaning(first.group)
     if reason or pack.plan.request is not None:

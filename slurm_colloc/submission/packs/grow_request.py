@@ -21,7 +21,6 @@ class Growth:
     Args:
         slurm: Slurm.
         job_id: The job.
-        old_name: Its present name.
         comments: Its present comment and its new one.
         inherited: Descriptors of the pack's lock: a change that is on its way when csub is killed
             must not overtake the next one.
@@ -32,30 +31,27 @@ class Growth:
         slurm: SlurmAccess,
         job_id: str,
         *,
-        old_name: str,
         comments: tuple[str, str] = ("", ""),
         inherited: Sequence[int] = (),
     ) -> None:
         self._slurm = slurm
         self._job_id = job_id
-        self._old_name = old_name
         self._old_comment, self._new_comment = comments
         self._inherited = inherited
         self._before: Mapping[str, str] = {}
 
-    def grow(self, request: PackRequest, name: str) -> str:
+    def grow(self, request: PackRequest) -> str:
         """Let the job ask for this; why that cannot be, or an empty string.
 
         Args:
             request: What it is to ask for.
-            name: Its new name.
         """
         try:
             fields = self._slurm.read_job(self._job_id)
             if fields is None or fields.get("JobState") != "PENDING":
                 return "it has just started"
             self._before = fields
-            self._update({**build_changes(request, name), **self._comment(self._new_comment)})
+            self._update({**build_changes(request), **self._comment(self._new_comment)})
         except SlurmRefused as error:
             # Slurm may have refused one value and taken the others (seen on 22.05 to 26.05).
             self.take_back()
@@ -67,7 +63,7 @@ class Growth:
     def take_back(self) -> None:
         """Let the job ask for what it asked for before, as far as Slurm allows it."""
         with contextlib.suppress(SlurmError):
-            changes = build_changes_back(self._before, self._old_name)
+            changes = build_changes_back(self._before)
             self._update({**changes, **self._comment(self._old_comment)})
 
     def _comment(self, comment: str) -> dict[str, str]:
@@ -77,7 +73,7 @@ class Growth:
         self._slurm.update_job(self._job_id, changes, inherited=self._inherited)
 
 
-def build_changes(request: PackRequest, name: str) -> dict[str, str]:
+def build_changes(request: PackRequest) -> dict[str, str]:
     """What `scontrol update` is given so that a waiting pack asks for a request.
 
     CPUs need both fields: with NumCPUs alone a job of `--ntasks=1` is held for ever, with
@@ -86,7 +82,6 @@ def build_changes(request: PackRequest, name: str) -> dict[str, str]:
     changes = {
         "NumCPUs": str(request.cpus),
         "CPUsPerTask": str(request.cpus),
-        "JobName": name,
     }
     if request.host_memory_mb is not None:
         changes["MinMemoryNode"] = str(request.host_memory_mb)
@@ -95,9 +90,9 @@ def build_changes(request: PackRequest, name: str) -> dict[str, str]:
     return changes
 
 
-def build_changes_back(fields: Mapping[str, str], name: str) -> dict[str, str]:
+def build_changes_back(fields: Mapping[str, str]) -> dict[str, str]:
     """What `scontrol update` is given so that a job is what `scontrol show job` said it was."""
-    changes = {"JobName": name}
+    changes: dict[str, str] = {}
     for shown, field in (
         ("NumCPUs", "NumCPUs"),
         ("CPUs/Task", "CPUsPerTask"),

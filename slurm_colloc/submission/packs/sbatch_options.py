@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.sbatch.arrays import format_task_ids
+from slurm_colloc.model.sbatch.dependency import add_condition
+from slurm_colloc.model.sbatch.output_patterns import expand_array_id
 from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.submission.packs.call_batches import Batch, find_wait
 from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
-from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 GROWABLE = frozenset(
     {"chdir", "cpus-per-task", "error", "gpus", "gpus-per-node", "gres", "input", "mail-type",
@@ -22,70 +25,6 @@ once another job has joined it."""
 
 
 _WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The packs that become one Slurm job.
-
-    Attributes:
-        packs: The packs.
-        indices: Their elements of the job array.
-        is_array: They are elements of a job array.
-        packs_at_once: How many of them may run at the same time; None for no limit.
-        name: The Slurm job's: `train+3` for packs of four, the job's own where it is alone.
-        group: The options for Slurm in which all members agree.
-        request: What sbatch is asked for: of all packs the largest of each; None for jobs alone.
-    """
-
-    packs: tuple[PlannedPack, ...]
-    indices: tuple[int, ...]
-    is_array: bool
-    packs_at_once: int | None
-    name: str
-    group: tuple[tuple[str, str], ...]
-    request: PackRequest | None
-
-
-def group_into_batches(packs: Sequence[PlannedPack], packs_at_once: int | None) -> list[Batch]:
-    """Packs that ask Slurm for the same kind of thing become elements of one array.
-
-    Tasks of an array that run alone keep the user's own task numbers as elements, so that Slurm
-    shows them as sbatch would.
-
-    Args:
-        packs: The packs of a plan.
-        packs_at_once: How many of them may run at the same time; None for no limit.
-    """
-    buckets: dict[object, list[PlannedPack]] = {}
-    for number, pack in enumerate(packs):
-        plan, first = pack.plan, pack.candidates[0].job
-        key: object
-        if plan.request is not None:
-            key = ("shared", plan.group, plan.request.gpu_type)
-        elif first.array_task is not None:
-            key = ("tasks", plan.group, first.shape)
-        else:
-            key = ("lone", number)
-        buckets.setdefault(key, []).append(pack)
-    return [_build_batch(alike, packs_at_once) for alike in buckets.values()]
-
-
-def _build_batch(packs: Sequence[PlannedPack], packs_at_once: int | None) -> Batch:
-    first = packs[0].candidates[0].job
-    lone = [pack.candidates[0].job.array_task for pack in packs if pack.plan.request is None]
-    tasks = tuple(task.task_id for task in lone if task is not None)
-    largest = max(len(pack.candidates) for pack in packs)
-    requests = [pack.plan.request for pack in packs if pack.plan.request is not None]
-    return Batch(
-        packs=tuple(packs),
-        indices=tasks or tuple(range(len(packs))),
-        is_array=bool(tasks) or len(packs) > 1,
-        packs_at_once=packs_at_once,
-        name=f"{first.name}+{largest - 1}" if largest > 1 else first.name,
-        group=packs[0].plan.group,
-        request=_merge_requests(requests) if requests else None,
-    )
 
 
 def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
@@ -112,7 +51,13 @@ class SbatchOptions:
 
 
 def build_options(
-    batch: Batch, submission: str, log: str, *, hooks: HookChoice | None = None
+    batch: Batch,
+    submission: str,
+    log: str,
+    *,
+    hooks: HookChoice | None = None,
+    shown_id: str = "",
+    after_job: str = "",
 ) -> SbatchOptions:
     """The options of sbatch.
 
@@ -121,9 +66,12 @@ def build_options(
         submission: The submission's id.
         log: Path of the pack's log, `%a` in it for the element.
         hooks: Whether packs ask for the hooks of their nodes.
+        shown_id: The id that its members are named after; empty for the one that Slurm gives.
+        after_job: The Slurm job of the call that must be over first; empty for none.
 
     Raises:
-        UsageProblem: The user's comment leaves no room for csub's mark.
+        UsageProblem: The user's comment leaves no room for csub's mark, or their dependency none
+            for `after_job`.
     """
     first = batch.packs[0].candidates[0].job
     group = dict(batch.group)
@@ -132,6 +80,7 @@ def build_options(
         limit = f"%{batch.packs_at_once}" if batch.packs_at_once is not None else ""
         words.append(f"--array={format_task_ids(batch.indices)}{limit}")
     words.append(f"--job-name={batch.name}")
+    group.pop("job-name", None)
     plans = [pack.plan for pack in batch.packs]
     asked = build_hook_request(plans, group, submission, hooks or HookChoice())
     words.append(f"--comment={asked.comment}")
@@ -140,17 +89,39 @@ def build_options(
         group["constraint"] = asked.constraint
     if batch.request is None:
         # As the user wrote it; the log is the member's own output.
-        words += [_option(name, value) for name, value in first.shape]
+        shape = name_outputs(first, shown_id) if shown_id else first.shape
+        words += [_option(name, value) for name, value in shape]
     else:
         words += build_request_options(batch.request)
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
-    if first.depends:
+    wait = find_wait(batch.packs[0])
+    if wait is not None:
         # Slurm knows no members: see model.sbatch.dependency.
-        group["dependency"] = first.slurm_dependency
+        group["dependency"] = wait
+    if after_job:
+        group["dependency"] = add_condition(group.get("dependency", ""), f"afterany:{after_job}")
+    if not group.get("dependency", "-"):
+        del group["dependency"]
     words += [_option(name, value) for name, value in sorted(group.items())]
     if "export" not in group:
         words.append("--export=ALL")
     return SbatchOptions(tuple(words), asked.notes)
+
+
+def name_outputs(job: Job, shown_id: str) -> tuple[tuple[str, str], ...]:
+    """The shape of a task alone, with `%A` in its files as in those of the submission's others.
+
+    Args:
+        job: The job.
+        shown_id: The submission's id, which is that of another Slurm job.
+    """
+    if job.array_task is None:
+        return job.shape
+    shape = dict(job.shape)
+    shape["output"] = expand_array_id(job.output or "slurm-%A_%a.out", shown_id)
+    if job.error is not None:
+        shape["error"] = expand_array_id(job.error, shown_id)
+    return tuple(shape.items())
 
 
 def build_request_options(request: PackRequest) -> list[str]:
@@ -167,20 +138,6 @@ def build_request_options(request: PackRequest) -> list[str]:
     if request.is_unlimited or request.time_limit_s is not None:
         options.append(f"--time={format_time_limit(request.time_limit_s)}")
     return options
-
-
-def _merge_requests(requests: Sequence[PackRequest]) -> PackRequest:
-    memories = [request.host_memory_mb for request in requests]
-    is_unlimited = any(request.is_unlimited for request in requests)
-    times = [None if is_unlimited else request.time_limit_s for request in requests]
-    return PackRequest(
-        gpus=requests[0].gpus,
-        gpu_type=requests[0].gpu_type,
-        cpus=max(request.cpus for request in requests),
-        host_memory_mb=None if None in memories else max(m for m in memories if m is not None),
-        time_limit_s=None if None in times else max(t for t in times if t is not None),
-        is_unlimited=is_unlimited,
-    )
 
 
 def _option(name: str, value: str) -> str:

@@ -22,7 +22,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.pack_directory import write_record
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.submission.packs.sbatch_options import Batch
+from slurm_colloc.submission.packs.call_batches import Batch
 
 COMMANDS_MAX = 20
 """Calls of scontrol for one array; more different limits are rounded up to so many."""

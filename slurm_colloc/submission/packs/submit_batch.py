@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
@@ -26,9 +26,19 @@ from slurm_colloc.submission.packs.batch_script import (
     render_kept_script,
 )
 from slurm_colloc.submission.packs.build_packs import build_packs
+from slurm_colloc.submission.packs.call_batches import (
+    MAX_ARRAY_SIZE,
+    ONLY_ONE,
+    Batch,
+    PlaceInCall,
+    group_into_batches,
+    may_need_array,
+    read_array_size,
+)
 from slurm_colloc.submission.packs.hook_token import HookChoice
-from slurm_colloc.submission.packs.sbatch_options import Batch, build_options
+from slurm_colloc.submission.packs.sbatch_options import build_options
 from slurm_colloc.submission.packs.shorten_limits import shorten
+from slurm_colloc.submission.plan.plan_call import CallPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +56,29 @@ class Submitted:
     members: tuple[tuple[int, ...], ...]
 
 
+def group_call(made: CallPlan, slurm: SlurmAccess | None) -> list[Batch]:
+    """The Slurm jobs that a planned call becomes.
+
+    Args:
+        made: The call.
+        slurm: Slurm, which is asked only where an array may be needed; None without Slurm.
+
+    Raises:
+        SlurmRefused: A task that runs alone has an index that Slurm does not take.
+    """
+    if slurm is None:
+        # Nothing limits the numbers of tasks there.
+        size = max(MAX_ARRAY_SIZE, 1 + max(job.number for job in made.jobs))
+    else:
+        config: Mapping[str, str] = {}
+        if may_need_array(made.packs):
+            # A Slurm that does not answer, or has less room, says so when it is asked for the job.
+            with contextlib.suppress(SlurmError):
+                config = slurm.read_config()
+        size = read_array_size(config)
+    return group_into_batches(made.packs, made.plan.packs_at_once, size)
+
+
 def submit_batch(
     batch: Batch,
     submission: str,
@@ -58,6 +91,7 @@ def submit_batch(
     policy: Policy | None,
     refusals: tuple[str, ...] = (),
     resubmissions: int = 0,
+    place: PlaceInCall = ONLY_ONE,
 ) -> Submitted:
     """Submit packs as one Slurm job.
 
@@ -72,6 +106,7 @@ def submit_batch(
         policy: How far sharing may go in them later; None where no job may join them.
         refusals: Why the jobs did not join the packs that were there.
         resubmissions: How often they were submitted again.
+        place: How this Slurm job stands to the others of its call.
 
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
@@ -81,6 +116,8 @@ def submit_batch(
         submission,
         _choose_log(batch, submission, settings, state),
         hooks=HookChoice.of(settings),
+        shown_id=place.shown_id,
+        after_job=place.after_job,
     )
     environment = build_batch_environment(os.environ)
     packs = build_packs(
@@ -94,6 +131,7 @@ def submit_batch(
         policy=policy,
         refusals=refusals,
         resubmissions=resubmissions,
+        place=place,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
@@ -199,8 +237,3 @@ def _take_back(slurm: SlurmAccess, job_id: str) -> None:
             hint=f"csub cancel {job_id} ends it",
         ) from error
     raise Interrupted(f"interrupted; job {job_id} was submitted and has been cancelled")
-
-
-def _escape(path: str) -> str:
-    """A path in a filename pattern of sbatch: `%` stands for itself when doubled."""
-    return path.replace("%", "%%")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound
 from slurm_colloc.model.plan import PackPlan
+from slurm_colloc.model.sbatch.arrays import LARGEST_TASK_ID
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -23,7 +24,7 @@ from slurm_colloc.store.pack.pack_directory import parse_environment_block, read
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.packs.sbatch_options import group_into_batches
+from slurm_colloc.submission.packs.call_batches import group_into_batches
 from slurm_colloc.submission.packs.submit_batch import submit_batch
 from slurm_colloc.submission.plan.planned_pack import add_candidates
 
@@ -62,7 +63,8 @@ def resubmit(
     specs = [read_spec(path, number) for number in numbers]
     candidates = [_read_candidate(path, spec) for spec in specs]
     packs = add_candidates([_plan_again(record, specs)], candidates)
-    (batch,) = group_into_batches(packs, None)
+    # A task alone has an index that Slurm took before.
+    (batch,) = group_into_batches(packs, None, LARGEST_TASK_ID + 1)
     submission = make_submission_id()
     new_id = build_pack_id(submission, batch.indices[0])
     for number in numbers:
