@@ -259,6 +259,7 @@ def effective_state(
     carried: bool = False,
     moved: bool = False,
     held: bool = False,
+    has_ended: bool = False,
 ) -> MemberState:
     """Say what a member is, from what the runner wrote last and what Slurm says of its job.
 
@@ -271,12 +272,13 @@ def effective_state(
             The job's exit code is the worst member's, so it is COMPLETED only if all are.
         moved: It never started here and was submitted again in another pack.
         held: It is held: while it waits it outlives its pack, unless that is cancelled.
+        has_ended: Its record says so, also in a word that only a newer csub knows.
 
     Returns:
         The state to show. This is the only place that says LOST: the job is over, and no process
         wrote how the member ended.
     """
-    if recorded in FINAL_STATES:
+    if has_ended or recorded in FINAL_STATES:
         return recorded
     if cancelled:
         return MemberState.CANCELLED

@@ -28,7 +28,7 @@ from slurm_colloc.store.pack.pack_directory import (
     read_moved,
     read_slurm_job_id,
 )
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord, parse_spec
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack.runner_kills import RunnerKill, find_kill
 from slurm_colloc.store.pack_reading import (
     MemberFiles,
@@ -36,6 +36,7 @@ from slurm_colloc.store.pack_reading import (
     explain_unreadable,
     list_member_files,
 )
+from slurm_colloc.store.record_files import parse_record
 
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
@@ -75,15 +76,14 @@ class MemberView:
         Raises:
             StateError: Its spec.json is damaged.
         """
-        try:
-            return parse_spec(dict(self._value))
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{self.files.path}/spec.json is damaged ({error})") from error
+        return parse_record(MemberSpec, self._value, f"{self.files.path}/spec.json")
 
     @property
     def is_final(self) -> bool:
         """It will not run again."""
-        return self.state in FINAL_STATES
+        if self.state in FINAL_STATES:
+            return True
+        return self.record is not None and self.record.is_final and self.state is self.record.state
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def survey_packs(
         state: The state directory.
         pack_ids: Which packs.
         jobs: What squeue shows; None where Slurm did not answer.
-        damaged: Takes what is wrong with packs that cannot be read, which are then left out.
+        damaged: Takes what is wrong with packs and members that cannot be read, which are then
+            left out.
         known: Packs whose pack.json was read a moment ago, by id.
 
     Raises:
@@ -162,7 +163,7 @@ def survey_packs(
         try:
             record = (known or {}).get(pack_id) or state.read_pack(pack_id)
             if record is not None:
-                views.append(_with_members(state, _look_at(state, record, jobs)))
+                views.append(_with_members(state, _look_at(state, record, jobs), damaged))
         except (OSError, StateError) as error:
             problem = explain_unreadable(state.pack_path(pack_id), error)
             if damaged is None:
@@ -216,13 +217,19 @@ def _read_slurm_state(
     return SlurmJobState.ABSENT if job is None else job.state
 
 
-def _with_members(state: StateReader, view: PackView) -> PackView:
+def _with_members(state: StateReader, view: PackView, damaged: list[StateError] | None) -> PackView:
     path = str(state.pack_path(view.record.pack_id))
     shown_id = view.shown_id or "?"
-    members = tuple(
-        _build_member(state, view, path, shown_id, files) for files in list_member_files(path)
-    )
-    return replace(view, members=members)
+    members = []
+    for files in list_member_files(path):
+        try:
+            members.append(_build_member(state, view, path, shown_id, files))
+        except StateError as problem:
+            # One damaged record says nothing about its neighbours.
+            if damaged is None:
+                raise
+            damaged.append(problem)
+    return replace(view, members=tuple(members))
 
 
 def _build_member(
@@ -247,6 +254,7 @@ def _build_member(
         carried=view.record.carried,
         moved=moved_to is not None,
         held=files.is_held,
+        has_ended=record is not None and record.is_final,
     )
     return MemberView(
         member=MemberId(shown_id, files.number),

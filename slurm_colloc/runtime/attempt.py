@@ -214,7 +214,7 @@ def reopen(pack: Path, state: State) -> bool:
         if record is None:
             record = StateRecord(MemberState.PENDING, attempt)
         moved = read_moved(pack, number) is not None
-        if record.state in FINAL_STATES or moved:
+        if record.is_final or moved:
             continue
         if os.path.exists(folder / "env"):
             is_open = True

@@ -11,6 +11,7 @@ submission.packs.batch_script
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -28,7 +29,12 @@ from slurm_colloc.store.atomic_files import (
 )
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import UNFINISHED_S, StateReader, build_index_path
+from slurm_colloc.store.pack_reading import (
+    UNFINISHED_S,
+    JobIndex,
+    StateReader,
+    build_index_path,
+)
 
 
 def make_submission_id() -> str:
@@ -227,7 +233,5 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     """Write which packs a Slurm job id stands for; each writer would write the same."""
-    write_json(
-        build_index_path(root, job_id, record.cluster),
-        {"submission": record.submission, "indices": record.indices},
-    )
+    index = JobIndex(record.submission, record.indices)
+    write_json(build_index_path(root, job_id, record.cluster), dataclasses.asdict(index))

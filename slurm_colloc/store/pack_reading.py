@@ -11,13 +11,31 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.atomic_files import is_locked, read_json
+from slurm_colloc.store.atomic_files import is_locked
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.record_files import read_record
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
+
+
+@dataclass(frozen=True)
+class JobIndex:
+    """Which packs a Slurm job stands for (jobs/CLUSTER.4711.json).
+
+    Attributes:
+        submission: The csub call that they came from.
+        indices: Their elements of the job array; 0 where the job is no array.
+    """
+
+    submission: str
+    indices: tuple[int, ...]
+
+    def list_packs(self) -> list[str]:
+        """The packs' ids, in order."""
+        return [build_pack_id(self.submission, index) for index in self.indices]
 
 
 class StateReader:
@@ -107,12 +125,11 @@ class StateReader:
         Raises:
             NotFound: csub knows no such job.
         """
-        value = read_json(build_index_path(self.root, job_id, self.cluster))
-        if value is not None:
-            ids = [build_pack_id(value["submission"], index) for index in value["indices"]]
-            found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
-            if found:
-                return found
+        index = read_record(build_index_path(self.root, job_id, self.cluster), JobIndex)
+        found = [] if index is None else index.list_packs()
+        found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
+        if found:
+            return found
         raise NotFound(
             f"csub has no job {job_id} in {self.root}",
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_json
-from slurm_colloc.store.pack_reading import build_pack_id
+from slurm_colloc.store.atomic_files import explain_os_errors, make_directory
+from slurm_colloc.store.pack_reading import JobIndex
+from slurm_colloc.store.record_files import read_record
 
 DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""
@@ -93,10 +94,9 @@ def _remove_index(state: State, path: Path) -> None:
 
     A pack is in its place before its index is written, and never comes back.
     """
-    with contextlib.suppress(StateError, KeyError, TypeError, FileNotFoundError):
-        value = read_json(path)
-        if value is None:
-            return
-        ids = (build_pack_id(value["submission"], index) for index in value["indices"])
-        if not any(state.pack_path(pack_id).exists() for pack_id in ids):
+    with contextlib.suppress(StateError, FileNotFoundError):
+        index = read_record(path, JobIndex)
+        if index is not None and not any(
+            map(os.path.exists, map(state.pack_path, index.list_packs()))
+        ):
             os.unlink(path)
