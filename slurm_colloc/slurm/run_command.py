@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from slurm_colloc.errors import (
     SlurmRefused,
     SlurmUnreachable,
 )
+from slurm_colloc.slurm.command_process import CommandProcess
 
 QUERY_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
@@ -93,17 +93,7 @@ def run_slurm(
     """
     env = build_client_environment(os.environ) if environment is None else dict(environment)
     try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            cwd=directory,
-            pass_fds=tuple(inherited),
-            # Its own process group, so that Ctrl-C reaches csub alone.
-            process_group=None if held is None else 0,
-        )
+        process = CommandProcess(argv, env, inherited=inherited, directory=directory)
     except FileNotFoundError as error:
         raise SlurmUnreachable(
             f"there is no Slurm here: {argv[0]} is not installed or not in PATH",
@@ -117,29 +107,23 @@ def run_slurm(
     if held is not None:
         held.process = process
     try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        _, err = process.communicate()
+        returncode = process.run(timeout_s)
+    finally:
+        if held is not None:
+            held.process = None
+    stderr = process.stderr.decode("utf-8", "replace")
+    if returncode is None:
         # Where slurm.conf is missing, the commands try again for a minute.
-        if b"cannot stat file" in err:
-            raise build_slurm_error(argv, 1, err.decode("utf-8", "replace")) from error
+        if "cannot stat file" in stderr:
+            raise build_slurm_error(argv, 1, stderr)
         raise SlurmNoAnswer(
             f"{argv[0]} gave no answer within {timeout_s:g} s",
             hint="the controller may be down: try scontrol ping",
             argv=argv,
-        ) from error
-    except KeyboardInterrupt:
-        process.terminate()
-        raise
-    finally:
-        if held is not None:
-            held.process = None
-    stdout = out.decode("utf-8", "surrogateescape")
-    stderr = err.decode("utf-8", "replace")
-    if process.returncode != 0:
-        raise build_slurm_error(argv, process.returncode, stderr)
-    return Output(stdout, stderr)
+        )
+    if returncode != 0:
+        raise build_slurm_error(argv, returncode, stderr)
+    return Output(process.stdout.decode("utf-8", "surrogateescape"), stderr)
 
 
 class HeldInterrupts:
@@ -147,12 +131,12 @@ class HeldInterrupts:
 
     Attributes:
         count: How often it was pressed.
-        process: The command that is waited for; the second Ctrl-C ends it.
+        process: The command that is waited for; the second Ctrl-C ends it, a third one kills it.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: CommandProcess | None = None
 
     def came(self) -> bool:
         """It was pressed."""
@@ -162,7 +146,7 @@ class HeldInterrupts:
         """Handle SIGINT."""
         self.count += 1
         if self.count > 1 and self.process is not None:
-            self.process.terminate()
+            self.process.signal(signal.SIGTERM if self.count == 2 else signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
@@ -48,9 +50,20 @@ class Problems:
     def __init__(self) -> None:
         self._found: list[CollocError] = []
 
-    def add(self, problem: CollocError) -> None:
-        """Note one."""
-        self._found.append(problem)
+    @contextlib.contextmanager
+    def noted(self, about: str = "") -> Iterator[None]:
+        """Note what goes wrong in the body, once for each sentence, and go on.
+
+        Args:
+            about: What the sentence is to name; empty where it names it already.
+        """
+        try:
+            yield
+        except CollocError as problem:
+            if about not in problem.message:
+                problem.message = f"{about}: {problem.message}"
+            if str(problem) not in map(str, self._found):
+                self._found.append(problem)
 
     def settle(self) -> int:
         """The exit status: 0, or the first problem's; they are told.
