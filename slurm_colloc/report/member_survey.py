@@ -19,7 +19,7 @@ from slurm_colloc.model.member import (
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import describe
 from slurm_colloc.model.share_request import AUTO
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import (
@@ -96,7 +96,7 @@ class PackView:
         slurm: Slurm's row; None where Slurm has forgotten it or does not answer.
         slurm_state: State of its Slurm job; None where Slurm could not be asked.
         attempt: Its newest attempt, 0 before its first start.
-        is_elsewhere: Its Slurm job is one of another cluster.
+        is_elsewhere: Its Slurm job is not known to be one of this cluster.
         members: Its members by number.
         kill: The killed runner for which Slurm has put it back into its queue; None where it is
             not there for one.
@@ -131,6 +131,12 @@ class PackView:
         started = record is not None and record.starts > 0
         cause = choose_plain_cause(member.state, code, started=started)
         return cause.value if cause else ""
+
+    @property
+    def where_to_ask(self) -> str:
+        """Where Slurm knows the job of a pack that is elsewhere."""
+        cluster = self.record.cluster
+        return f"the cluster {cluster}" if cluster else f"the cluster of {self.record.submit_host}"
 
     @property
     def shown_id(self) -> str:
@@ -184,7 +190,9 @@ def _look_at(
     return PackView(
         record=record,
         job_id=job_id,
-        slurm=(jobs or {}).get(job_id),
+        slurm=None
+        if state.is_elsewhere(record)
+        else find_job_of(jobs or {}, job_id, record.submission),
         slurm_state=slurm_state,
         attempt=attempt,
         is_elsewhere=state.is_elsewhere(record),
@@ -213,7 +221,7 @@ def _read_slurm_state(
         return None
     if not job_id:
         return SlurmJobState.PENDING
-    job = jobs.get(job_id)
+    job = find_job_of(jobs, job_id, record.submission)
     return SlurmJobState.ABSENT if job is None else job.state
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 
@@ -159,6 +160,20 @@ def compute_element_states(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
                     name = f"{folded[1]}_{task}"
                     index[name] = replace(job, job_id=name)
     return index
+
+
+def find_job_of(jobs: Mapping[str, SlurmJob], job_id: str, submission: str) -> SlurmJob | None:
+    """What squeue shows of a submission's job; None where it shows none, or one of another pack.
+
+    A controller that was killed may have lost its newest jobs, and give their ids again.
+
+    Args:
+        jobs: What squeue shows.
+        job_id: The job, or its element of an array.
+        submission: The submission's id.
+    """
+    job = jobs.get(job_id)
+    return None if job is None or is_of_submission(job.comment, submission) is False else job
 
 
 def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,12 +113,28 @@ class StateReader:
             ) from error
 
     def is_elsewhere(self, record: PackRecord) -> bool:
-        """True for a pack of another cluster: Slurm here does not know it."""
-        return bool(record.cluster and self.cluster and record.cluster != self.cluster)
+        """True for a pack that is not known to be of this cluster.
+
+        Slurm here may not know its job, or know another one by its id.
+        """
+        if record.local:
+            return False
+        return not self.cluster or record.cluster.lower() != self.cluster.lower()
 
     def read_pack(self, pack_id: str) -> PackRecord | None:
         """Read pack.json; None if there is no such pack."""
         return read_pack(self.packs / pack_id)
+
+    def _list_indexes(self, job_id: str) -> Iterator[Path]:
+        """Where the packs of a job id may be written down, the surest place first."""
+        path = build_index_path(self.root, job_id, self.cluster)
+        yield path
+        # The cluster was not known when it was submitted.
+        yield build_index_path(self.root, job_id, "")
+        # An older csub wrote its name as slurm.conf has it.
+        with contextlib.suppress(OSError):
+            names = (name for name in os.listdir(self.jobs) if name.lower() == path.name.lower())
+            yield from (self.jobs / name for name in names)
 
     def find_packs(self, job_id: str) -> list[str]:
         """Ids of the packs that a Slurm job id stands for, in order.
@@ -125,11 +142,12 @@ class StateReader:
         Raises:
             NotFound: csub knows no such job.
         """
-        index = read_record(build_index_path(self.root, job_id, self.cluster), JobIndex)
-        found = [] if index is None else index.list_packs()
-        found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
-        if found:
-            return found
+        for path in self._list_indexes(job_id):
+            index = read_record(path, JobIndex)
+            found = [] if index is None else index.list_packs()
+            found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
+            if found:
+                return found
         raise NotFound(
             f"csub has no job {job_id} in {self.root}",
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
+from slurm_colloc.model.comment_token import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -25,7 +26,6 @@ from slurm_colloc.store.pack.pack_directory import (
     read_slurm_job_id,
     read_spec,
 )
-from slurm_colloc.submission.packs.hook_token import PACK_TOKEN
 from slurm_colloc.submission.upkeep.sweep import OpenPack, look_at_open_packs, sweep
 
 from .builders import ENVIRONMENT, SCRIPT, build_pack

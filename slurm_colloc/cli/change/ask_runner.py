@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, UsageProblem
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
 
@@ -37,6 +37,26 @@ def signal_runner(path: Path, number: int) -> None:
         os.kill(int((path / "runner_pid").read_text()), number)  # noqa: TID251 - its own
     except (OSError, ValueError):
         return
+
+
+def require_here(session: Session, view: PackView) -> None:
+    """See that a pack's Slurm job is one of this cluster: another may have a job of the same id.
+
+    Raises:
+        SlurmUnreachable: It is not known which cluster this is.
+        UsageProblem: The job is one of another cluster, or it is not known of which.
+    """
+    if not view.is_elsewhere:
+        return
+    if not session.state.cluster:
+        raise SlurmUnreachable(
+            f"{view.shown_id}: it is not known which cluster this is",
+            hint="nothing was changed; try again when scontrol show config answers here",
+        )
+    raise UsageProblem(
+        f"{view.shown_id} is a job of {view.where_to_ask}, and this is {session.state.cluster}",
+        hint="call csub on a login node of it",
+    )
 
 
 def join_names(members: list[MemberView]) -> str:

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, signal_runner, wake_runner
+from slurm_colloc.cli.change.ask_runner import (
+    Problems,
+    join_names,
+    require_here,
+    signal_runner,
+    wake_runner,
+)
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
@@ -56,11 +62,13 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         alive = [member for member in members if not member.is_final]
         if not alive:
             note(f"{', '.join(str(m.member) for m in members)}: already ended")
-        elif len(alive) == sum(not member.is_final for member in view.members):
-            with problems.noted():
+            continue
+        with problems.noted():
+            require_here(session, view)
+            if len(alive) == sum(not member.is_final for member in view.members):
                 _cancel_pack(session, view, problems, only_these=asked)
-        else:
-            _cancel_members(session, view, alive, problems)
+            else:
+                _cancel_members(session, view, alive, problems)
     return problems.settle()
 
 
@@ -184,6 +192,7 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
     problems = Problems()
     for view, members in session.survey(choice):
         with problems.noted():
+            require_here(session, view)
             _requeue_in(session, view, members)
     return problems.settle()
 

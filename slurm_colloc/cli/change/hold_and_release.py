@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, wake_runner
+from slurm_colloc.cli.change.ask_runner import Problems, join_names, require_here, wake_runner
 from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
@@ -48,6 +48,7 @@ def hold(session: Session, choice: Choice | Sequence[Selection]) -> int:
     problems = Problems()
     for view, members in session.survey(choice):
         with problems.noted():
+            require_here(session, view)
             _hold_in(session, view, members)
     return problems.settle()
 
@@ -63,6 +64,7 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
     problems = Problems()
     for view, members in session.survey(choice):
         with problems.noted():
+            require_here(session, view)
             _release_in(session, view, members)
     return problems.settle()
 
