@@ -28,7 +28,7 @@ from slurm_colloc.model.member import (
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
-from slurm_colloc.settings import load_settings, read_given_environment
+from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
 from slurm_colloc.store.atomic_files import hold_lock, make_directory, write_atomic
@@ -99,7 +99,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if local:
         allocation = wait_for_local_gpu(state.root / "local", local)
     slurm = None if local else SlurmCommands()
-    settings = load_settings()
+    settings, problems = load_node_settings(os.environ, record.settings)
     # A member that is joining has then either entered or finds that the pack has started.
     with hold_lock(pack / "lock", JOINER_WAIT_S):
         was_over = reopen(pack, state)
@@ -111,6 +111,10 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
             pack, record, allocation, settings, slurm, slurm_log=slurm_log, announce=announce
         )
         runner.prepare()
+        for problem in problems:
+            runner.journal.write("settings", problem=problem)
+            if not lone:
+                sys.stderr.write(f"csub: warning: {problem}\n")
         if was_over:
             runner.journal.write("reopened")
     try:

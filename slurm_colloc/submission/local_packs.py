@@ -60,6 +60,7 @@ def submit_local(
             directory=directory,
             local=True,
             share=policy.share,
+            settings=settings.for_runner,
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]

@@ -19,9 +19,11 @@ from slurm_colloc.model.job import ArrayTask, SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState, effective_state
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.recorded_words import is_known
+from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.learned.faults import FaultRecord
+from slurm_colloc.store.learned.kept_answers import KeptCluster
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -62,7 +64,11 @@ def build_state_mapping(record: StateRecord) -> dict[str, Any]:
     return {**dataclasses.asdict(record), "exit_code": str(record.exit_code)}
 
 
-PACK = dataclasses.replace(build_pack("s").record, policy=Policy(modes=(SharingMode.MPS,)))
+PACK = dataclasses.replace(
+    build_pack("s").record,
+    policy=Policy(modes=(SharingMode.MPS,)),
+    settings=RunnerSettings(launcher="srun"),
+)
 SPEC = dataclasses.replace(
     build_pack("s").members[0].spec,
     job=dataclasses.replace(
@@ -106,6 +112,7 @@ CASES = [
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
     build_case(FaultRecord("4711/3", ("a line",)), ""),
+    build_case(KeptCluster("n1:/opt/slurm/bin/scontrol:", "north", 1.5), "client name made_at"),
 ]  # fmt: skip
 each_record = pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.record).__name__)
 

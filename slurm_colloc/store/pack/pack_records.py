@@ -7,6 +7,7 @@ from typing import Any
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
+from slurm_colloc.model.runner_settings import RunnerSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class PackRecord:
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
         start_degree: Members that start without being measured first; None for all.
+        settings: What its runner goes by; None where an older csub wrote none.
     """
 
     pack_id: str
@@ -73,6 +75,7 @@ class PackRecord:
     resubmissions: int = 0
     share: str = "timeslice"
     start_degree: int | None = None
+    settings: RunnerSettings | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,6 +94,7 @@ def submit_batch(
         policy=policy,
         refusals=refusals,
         resubmissions=resubmissions,
+        settings=settings.for_runner,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:

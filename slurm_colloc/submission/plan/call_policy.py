@@ -21,8 +21,9 @@ from slurm_colloc.model.plan import (
     SharingMode,
 )
 from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.setting_values import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES
 from slurm_colloc.model.share_request import ShareRequest
-from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
+from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 
 MONITOR_HOST_MEMORY_MB = 96
