@@ -41,7 +41,7 @@ def _nothing_stays_protected() -> Iterator[None]:
 def foreign(tmp_path: Path) -> Path:
     """The state directory of another user, with a pack in it."""
     root = tmp_path / "state"
-    state = State(root)
+    state = State(root, "here")
     state.prepare()
     pack = build_pack("s")
     with state.writing([pack]):
