@@ -245,7 +245,11 @@ class Session:
         """What one selector names, by pack."""
         if selection.job == ALL:
             ids = self.state.list_all() if choice.wants_ended else self.state.list_open()
-            views = [v for v in self._survey_packs(ids, jobs, self.damaged) if not v.is_elsewhere]
+            views = [
+                view
+                for view in self._survey_packs(ids, jobs, self.damaged)
+                if not self.state.is_of_another(view.record)
+            ]
             return [
                 (view, [m for m in view.members if choice.wants_ended or not m.is_final])
                 for view in views

@@ -117,9 +117,14 @@ class StateReader:
 
         Slurm here may not know its job, or know another one by its id.
         """
-        if record.local:
+        is_known = record.local or (self.cluster and record.cluster)
+        return not is_known or self.is_of_another(record)
+
+    def is_of_another(self, record: PackRecord) -> bool:
+        """True for a pack that is known to be of another cluster."""
+        if record.local or not (self.cluster and record.cluster):
             return False
-        return not self.cluster or record.cluster.lower() != self.cluster.lower()
+        return record.cluster.lower() != self.cluster.lower()
 
     def read_pack(self, pack_id: str) -> PackRecord | None:
         """Read pack.json; None if there is no such pack."""
@@ -131,10 +136,17 @@ class StateReader:
         yield path
         # The cluster was not known when it was submitted.
         yield build_index_path(self.root, job_id, "")
-        # An older csub wrote its name as slurm.conf has it.
+        names: list[str] = []
         with contextlib.suppress(OSError):
-            names = (name for name in os.listdir(self.jobs) if name.lower() == path.name.lower())
-            yield from (self.jobs / name for name in names)
+            names = os.listdir(self.jobs)
+        if self.cluster:
+            # An older csub wrote its name as slurm.conf has it.
+            names = [name for name in names if name.lower() == path.name.lower()]
+        else:
+            # To look at, one that a single cluster has given is no riddle.
+            names = [name for name in names if name.endswith(f".{job_id}.json")]
+        if len(names) == 1:
+            yield self.jobs / names[0]
 
     def find_packs(self, job_id: str) -> list[str]:
         """Ids of the packs that a Slurm job id stands for, in order.

@@ -60,7 +60,13 @@ class LoginNode:
             )
         # Of its own, so that no test depends on what was measured elsewhere.
         write_calibration(calibration_path(user_folder(self.state), "NVIDIA H200"), CALIBRATION)
-        self.environment = {"PATH": f"{folder}:{os.defpath}", "HOME": str(root)}
+        conf = folder / "slurm.conf"
+        conf.write_text("ClusterName=here\n")
+        self.environment = {
+            "PATH": f"{folder}:{os.defpath}",
+            "HOME": str(root),
+            "SLURM_CONF": str(conf),
+        }
 
     def csub(self, *arguments: str, columns: int | None = None) -> subprocess.CompletedProcess[str]:
         environment = {**self.environment, "LC_ALL": "C.UTF-8"}
