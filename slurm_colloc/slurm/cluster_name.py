@@ -54,7 +54,7 @@ def describe_client(environ: Mapping[str, str]) -> str:
 def ask_cluster_name() -> str:
     """ClusterName as the controller says it; empty where it does not answer."""
     try:
-        lines = run_slurm(["scontrol", "show", "config"]).stdout.splitlines()
+        lines = run_slurm(["scontrol", "show", "config"]).stdout.split("\n")
     except SlurmError:
         return ""
     for name, _, value in (line.partition("=") for line in lines):

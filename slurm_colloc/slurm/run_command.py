@@ -167,7 +167,7 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
     """Turn a failed command into a sentence: Slurm's own words without their prefixes."""
     name = argv[0].rsplit("/", 1)[-1]
     lines = []
-    for line in stderr.splitlines():
+    for line in stderr.split("\n"):
         text = line.strip()
         for prefix in (f"{name}: error: ", f"{name}: fatal: ", f"{name}: "):
             if text.startswith(prefix):

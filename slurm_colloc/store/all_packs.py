@@ -24,6 +24,7 @@ from slurm_colloc.ownership import build_refusal, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
+    read_file_clock,
     write_atomic,
     write_json,
 )
@@ -84,7 +85,8 @@ class State(StateReader):
         for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
             for path in folder.glob(pattern):
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    changed_at = path.stat().st_mtime
+                    if read_file_clock(path.parent) - changed_at > UNFINISHED_S:
                         path.unlink()
                     else:
                         done = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.atomic_files import is_locked
+from slurm_colloc.store.atomic_files import is_locked, read_file_clock
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
@@ -80,8 +79,8 @@ class StateReader:
             # A lock that was never finished: killed within its first moments.
             if name.endswith(".new"):
                 with contextlib.suppress(OSError):
-                    age_s = time.time() - (self.making / name).stat().st_mtime
-                    if age_s > UNFINISHED_S:
+                    changed_at = (self.making / name).stat().st_mtime
+                    if read_file_clock(self.making) - changed_at > UNFINISHED_S:
                         submissions.add(name[:-4])
         return sorted(submissions)
 

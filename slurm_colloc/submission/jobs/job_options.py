@@ -46,7 +46,7 @@ def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
             return f"it asks for --{name}={escape_controls(cut(value))}"
     if gpus.other_gres:
         return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
-    if options.text("mem") in ("0", "0M", "0G"):
+    if read_option(options, "mem", parse_host_memory_mb) == 0:
         return "--mem=0 asks for all host memory of a node"
     return ""
 
