@@ -36,6 +36,7 @@ from slurm_colloc.store.pack.pack_records import (
 from slurm_colloc.store.pack.progress_counters import FollowRequest
 from slurm_colloc.store.pack.ramp_record import RampRecord
 from slurm_colloc.store.pack.runner_kills import RunnerKill
+from slurm_colloc.store.pack.runner_process import RunnerProcess
 from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
 from slurm_colloc.store.pack_reading import JobIndex
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
@@ -105,6 +106,7 @@ CASES = [
         RampRecord(1, RampState.SETTLED, 2, 4, (DECISION,)), "attempt state target places"
     ),
     build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
+    build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),
     build_case(Dependent("4712", (("afterok", 3),), True), "job_id conditions"),
     build_case(PackEndRecord("FAILED", 1.5), ""),

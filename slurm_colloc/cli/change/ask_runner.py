@@ -9,9 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, UsageProblem
+from slurm_colloc.errors import (
+    CollocError,
+    SlurmError,
+    SlurmUnreachable,
+    StateError,
+    UsageProblem,
+)
+from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.store.pack.runner_process import read_runner
 
 
 def wake_runner(session: Session, view: PackView, about: object) -> None:
@@ -32,11 +40,16 @@ def wake_runner(session: Session, view: PackView, about: object) -> None:
 
 
 def signal_runner(path: Path, number: int) -> None:
-    """Signal the runner of a pack that runs on this machine."""
-    try:
-        os.kill(int((path / "runner_pid").read_text()), number)  # noqa: TID251 - its own
-    except (OSError, ValueError):
-        return
+    """Signal the runner of a pack without Slurm, if this is its machine and it still runs.
+
+    Elsewhere it is not reached by a signal: it looks for requests within a second.
+    """
+    with contextlib.suppress(OSError, StateError):
+        runner = read_runner(path)
+        if runner is None or runner.host != os.uname().nodename:
+            return
+        if is_alive(ProcessId(runner.pid, runner.start_ticks)):
+            os.kill(runner.pid, number)  # noqa: TID251 - its own
 
 
 def require_here(session: Session, view: PackView) -> None:
