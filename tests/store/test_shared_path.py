@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import (
     name_temporary,
@@ -17,7 +21,11 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
+from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 from slurm_colloc.store.remove_packs import ABANDONED_S, remove_remains
+from slurm_colloc.submission.upkeep.sweep import look_at_open_packs, sweep
+
+from .builders import build_pack
 
 
 def test_a_temporary_name_is_of_one_process_of_one_host(
@@ -96,3 +104,21 @@ def test_what_a_killed_writer_has_left_goes_in_the_end_by_either_name(tmp_path: 
     assert [path.name for path in state.root.iterdir() if re.search("tmp", path.name)] == [
         young.name
     ]
+
+
+def test_a_pack_without_slurm_is_settled_on_its_own_host_alone(tmp_path: Path) -> None:
+    state = State(tmp_path / "state", "here")
+    state.prepare()
+    pack = build_pack("s")
+    with state.writing(
+        [dataclasses.replace(pack, record=dataclasses.replace(pack.record, local=True))]
+    ):
+        path = state.pack_path("s.0")
+        (path / "alive").touch()
+    state.forget_lock("s")
+    write_runner(path, RunnerProcess("login2", 7, 4711))
+    slurm = cast(SlurmAccess, None)
+    for host, open_packs in (("login2", ["s.0"]), (os.uname().nodename, [])):
+        write_runner(path, RunnerProcess(host, 7, 4711))
+        sweep(state, slurm, look_at_open_packs(state, []), None, Settings())
+        assert state.list_open() == open_packs

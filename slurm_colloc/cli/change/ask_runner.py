@@ -19,7 +19,7 @@ from slurm_colloc.errors import (
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
-from slurm_colloc.store.pack.runner_process import read_runner
+from slurm_colloc.store.pack.runner_process import is_of_another_host, read_runner
 
 
 def wake_runner(session: Session, view: PackView, about: object) -> None:
@@ -46,7 +46,7 @@ def signal_runner(path: Path, number: int) -> None:
     """
     with contextlib.suppress(OSError, StateError):
         runner = read_runner(path)
-        if runner is None or runner.host != os.uname().nodename:
+        if runner is None or is_of_another_host(path):
             return
         if is_alive(ProcessId(runner.pid, runner.start_ticks)):
             os.kill(runner.pid, number)  # noqa: TID251 - its own

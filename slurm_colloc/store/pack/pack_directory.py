@@ -226,7 +226,12 @@ def read_moved(pack: Path, number: int) -> str | None:
 
 
 def write_pack(path: Path, pack: NewPack) -> None:
-    """Write a pack's directory with its first members already waiting in the inbox."""
+    """Write a pack's directory with its first members already waiting in the inbox.
+
+    Members' files are not waited for one by one until they are on the disk: an array has thousands
+    of them. A network file system has them when they are closed; elsewhere a crash of this machine
+    within seconds after the submission may cost them.
+    """
     for name in ("", "inbox", "members", "control"):
         os.mkdir(path / name if name else path, 0o700)
     write_json(path / "pack.json", build_pack_mapping(pack.record))
@@ -238,7 +243,7 @@ def write_pack(path: Path, pack: NewPack) -> None:
         name = format_number(member.spec.job.number)
         directory = path / "members" / name
         os.mkdir(directory, 0o700)
-        write_spec(directory, member.spec)
+        write_spec(directory, member.spec, outlives_crash=False)
         for file_name, data, mode in (
             ("script", member.script, 0o700),
             ("env", member.environment, 0o600),
@@ -249,9 +254,10 @@ def write_pack(path: Path, pack: NewPack) -> None:
                 with contextlib.suppress(OSError):
                     os.link(earlier, target)
                     continue
-            write_atomic(target, data, mode)
+            write_atomic(target, data, mode, outlives_crash=False)
             written[(file_name, data)] = target
-        write_json(path / "inbox" / f"{name}.json", {"number": member.spec.job.number})
+        entry = {"number": member.spec.job.number}
+        write_json(path / "inbox" / f"{name}.json", entry, outlives_crash=False)
 
 
 def write_record(path: Path, record: PackRecord) -> None:
@@ -259,9 +265,9 @@ def write_record(path: Path, record: PackRecord) -> None:
     write_json(path / "pack.json", build_pack_mapping(record))
 
 
-def write_spec(directory: Path, spec: MemberSpec) -> None:
-    """Write a member's spec.json."""
-    write_json(directory / "spec.json", build_spec_mapping(spec))
+def write_spec(directory: Path, spec: MemberSpec, *, outlives_crash: bool = True) -> None:
+    """Write a member's spec.json; see `write_all`."""
+    write_json(directory / "spec.json", build_spec_mapping(spec), outlives_crash=outlives_crash)
 
 
 def write_joiner(path: Path, member: NewMember) -> None:

@@ -5,9 +5,12 @@ A pid says nothing on another host that sees the same path, nor after the proces
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from pathlib import Path
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.record_files import read_record
 
@@ -43,3 +46,11 @@ def read_runner(pack: Path | str) -> RunnerProcess | None:
         StateError: It is damaged.
     """
     return read_record(f"{pack}/runner.json", RunnerProcess)
+
+
+def is_of_another_host(pack: Path | str) -> bool:
+    """A pack's newest runner runs, or has run, on another machine that sees the same path."""
+    with contextlib.suppress(StateError):
+        runner = read_runner(pack)
+        return runner is not None and runner.host != os.uname().nodename
+    return False

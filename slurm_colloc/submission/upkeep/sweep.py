@@ -30,6 +30,7 @@ from slurm_colloc.store.pack.pack_directory import (
     write_record,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_process import is_of_another_host
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 from slurm_colloc.submission.upkeep.ended_packs import (
     OVER,
@@ -197,6 +198,9 @@ def _may_turn_up(state: State, record: PackRecord) -> bool:
 def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> list[str]:
     if record is None:
         state.forget_open(pack_id)
+    elif is_of_another_host(state.pack_path(pack_id)):
+        # Whether its runner lives is seen there alone: not every file system shares its locks.
+        return []
     elif not is_local_alive(state.pack_path(pack_id)):
         if list_held(state.pack_path(pack_id)):
             # They wait to be released.
