@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measuring import build_environment, run_timed
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
-from slurm_colloc.slurm.run_command import read_cluster_name
+from slurm_colloc.slurm.cluster_name import read_cluster_name
 from slurm_colloc.store.all_packs import State
 
 CPUS = 64

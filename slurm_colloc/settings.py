@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.plan import Goal, Rule
+from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
+from slurm_colloc.model.setting_values import check_values
 
 SITE_FILE = "/etc/slurm_colloc/settings.toml"
 """Where an administrator puts the site's settings; SLURM_COLLOC_SETTINGS names another file."""
-
-
-JOIN_CHOICES = ("auto", "pending", "never")
-HOOK_CHOICES = ("auto", "always", "never")
-ACCESS_CHOICES = ("auto", "commands", "pyslurm")
-GOAL_CHOICES = tuple(goal.value for goal in Goal)
-RULE_CHOICES = tuple(rule.value for rule in Rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +122,12 @@ class Settings:
         return Path(os.path.expandvars(self.calibration_dir)) if self.calibration_dir else None
 
     @property
+    def for_runner(self) -> RunnerSettings:
+        """Those that a pack's runner goes by; they travel with the pack."""
+        names = [field.name for field in dataclasses.fields(RunnerSettings)]
+        return RunnerSettings(**{name: getattr(self, name) for name in names})
+
+    @property
     def python(self) -> str:
         """The interpreter that the batch script names."""
         return self.node_python or sys.executable
@@ -175,6 +175,42 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return merge_settings(site, user)
 
 
+def load_node_settings(
+    environ: Mapping[str, str], carried: RunnerSettings | None
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings on a compute node, where a pack must not fail for what is wrong with them.
+
+    Args:
+        environ: The environment.
+        carried: What travelled with the pack; None for a pack of an older csub.
+
+    Returns:
+        The settings without what cannot be used, and what that is, a sentence each.
+    """
+    files = find_files(environ)
+    problems: list[str] = []
+    read: list[dict[str, Any]] = []
+    for path, is_site in ((files.site, True), (files.user, False)):
+        values: dict[str, Any] = {}
+        if path and (os.path.exists(path) or (is_site and files.is_required)):
+            try:
+                found = _parse_toml(path, _read_file(path))
+            except UsageProblem as problem:
+                problems.append(str(problem))
+                found = {}
+            for name, value in found.items():
+                try:
+                    _check_settings(path, {name: value}, is_site=is_site)
+                    values[name] = value
+                except UsageProblem as problem:
+                    problems.append(str(problem))
+        read.append(values)
+    settings = merge_settings(read[0], read[1])
+    if carried is not None:
+        settings = dataclasses.replace(settings, **dataclasses.asdict(carried))
+    return settings, tuple(problems)
+
+
 def merge_settings(site: Mapping[str, Any], user: Mapping[str, Any]) -> Settings:
     """The user's values over the site's, within the site's caps; built-in values below both."""
     values = {**site, **user}
@@ -220,14 +256,17 @@ def read_settings_file(path: str, *, is_site: bool = False) -> dict[str, Any]:
     Raises:
         UsageProblem: It cannot be read, or holds an unknown name or a wrong value.
     """
+    return parse_settings(path, _read_file(path), is_site=is_site)
+
+
+def _read_file(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except OSError as error:
         raise UsageProblem(
             f"cannot read the settings {path}: {os.strerror(error.errno or 0)}"
         ) from error
-    return parse_settings(path, data, is_site=is_site)
 
 
 def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str, Any]:
@@ -241,12 +280,21 @@ def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str
     Raises:
         UsageProblem: It is not TOML, or holds an unknown name or a wrong value.
     """
+    values = _parse_toml(path, data)
+    _check_settings(path, values, is_site=is_site)
+    return values
+
+
+def _parse_toml(path: str, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        values = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{path} is not TOML: {error}") from error
+
+
+def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> None:
     if "caps" in values and not is_site:
         raise UsageProblem(
             f"{path}: [caps] has no meaning here", hint="caps stand in the site's settings alone"
@@ -256,7 +304,6 @@ def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str
     if isinstance(values.get("caps"), dict):
         _check_kinds(path, values["caps"], defaults.caps, "caps.")
     check_values(path, values)
-    return values
 
 
 def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: str) -> None:
@@ -282,61 +329,4 @@ def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: st
         ):
             raise UsageProblem(
                 f"{path}: {prefix}{name} = {value!r} should be of the kind of {default!r}"
-            )
-
-
-_MINIMUM = {
-    "degree": 1,
-    "pack_size": 0,
-    "slowdown_bound": 1,
-    "start_margin_s": 0,
-    "kill_wait_s": 0,
-}
-_CHOICES = {
-    "launcher": ("auto", "srun", "process"),
-    "join": JOIN_CHOICES,
-    "hooks": HOOK_CHOICES,
-    "slurm_access": ACCESS_CHOICES,
-    "goal": GOAL_CHOICES,
-    "planner": RULE_CHOICES,
-    "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
-}
-
-
-def check_values(path: str, values: Mapping[str, Any]) -> None:
-    """Check ranges.
-
-    Raises:
-        UsageProblem: A value is out of its range.
-    """
-    caps = values.get("caps", {})
-    _check_ranges(path, values, "")
-    _check_ranges(path, caps, "caps.")
-    if not 0.5 <= values.get("monitor_interval_s", 1.0) <= 60:
-        shown = values["monitor_interval_s"]
-        raise UsageProblem(f"{path}: monitor_interval_s = {shown} must be from 0.5 to 60")
-    feature = values.get("hook_feature", "")
-    if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
-        raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")
-    for gpu_type, text in values.get("gpu_memory", {}).items():
-        try:
-            parse_gpu_memory_mb(str(text))
-        except ValueError as error:
-            raise UsageProblem(f"{path}: gpu_memory.{gpu_type}: {error}") from error
-    if caps.get("pack_time"):
-        try:
-            parse_time_limit_s(caps["pack_time"])
-        except ValueError as error:
-            raise UsageProblem(f"{path}: caps.pack_time: {error}") from error
-
-
-def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
-    for name, least in {**_MINIMUM, "members_per_pack": 0}.items():
-        if name in values and values[name] < least:
-            raise UsageProblem(f"{path}: {prefix}{name} = {values[name]} must be at least {least}")
-    for name, choices in _CHOICES.items():
-        if name in values and values[name] not in choices:
-            raise UsageProblem(
-                f"{path}: {prefix}{name} = {values[name]!r} must be "
-                f"{', '.join(choices[:-1])} or {choices[-1]}"
             )

@@ -17,7 +17,6 @@ from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.output_formats import SlurmJob
-from slurm_colloc.slurm.run_command import read_cluster_name
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, open_state
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
@@ -79,7 +78,9 @@ class Session:
             UsageProblem: The settings are wrong, or there is no such user.
         """
         settings = load_settings()
-        cluster = read_cluster_name(os.environ)
+        from slurm_colloc.submission.plan.this_cluster import find_cluster
+
+        cluster = find_cluster(settings.state_path)
         if user:
             from slurm_colloc.cli.other_user import open_state_of
 
@@ -244,7 +245,11 @@ class Session:
         """What one selector names, by pack."""
         if selection.job == ALL:
             ids = self.state.list_all() if choice.wants_ended else self.state.list_open()
-            views = [v for v in self._survey_packs(ids, jobs, self.damaged) if not v.is_elsewhere]
+            views = [
+                view
+                for view in self._survey_packs(ids, jobs, self.damaged)
+                if not self.state.is_of_another(view.record)
+            ]
             return [
                 (view, [m for m in view.members if choice.wants_ended or not m.is_final])
                 for view in views

@@ -29,6 +29,7 @@ from slurm_colloc.store.learned.profile_updates import (
     add_feedback,
     add_observations,
 )
+from slurm_colloc.store.learned.profiles import list_numbers
 
 
 def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
@@ -103,6 +104,7 @@ def _observe(
         engine_active=run.compute_mean("engine_active", alone.stepping),
         pcie_share=_compute_pcie_share(run, used),
         gpu_memory_total_mb=run.gpu_details[1],
+        numbers=list_numbers(member.view.spec.job),
     )
 
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 COMMENT_MAX_BYTES = 1024
 """A longer comment is refused by Slurm at submission, and holds no token for us."""
 
+PACK_TOKEN = "[csub-pack={submission}]"
+"""In the comment of every pack's job, before the token: by it csub finds a job again."""
+
 GROUPINGS = ("all", "each")
 """One daemon for all GPUs of the job, or one for each."""
 
@@ -41,6 +44,17 @@ class Token:
     def __post_init__(self) -> None:
         if not re.fullmatch(_MODE, self.mode, re.ASCII) or self.grouping not in GROUPINGS:
             raise ValueError(f"no token: {self.mode!r}, {self.grouping!r}")
+
+
+def is_of_submission(comment: str, submission: str) -> bool | None:
+    """Whether a job is of a submission of csub's, by its comment.
+
+    Returns:
+        None where it has no mark of csub's at all: its user may have changed the comment.
+    """
+    if PACK_TOKEN.format(submission=submission) in comment:
+        return True
+    return False if PACK_TOKEN.partition("{")[0] in comment else None
 
 
 def parse_token(comment: str) -> Token | None:

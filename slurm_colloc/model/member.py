@@ -256,6 +256,7 @@ def effective_state(
     moved: bool = False,
     held: bool = False,
     begun: bool = True,
+    has_ended: bool = False,
 ) -> MemberState:
     """Say what a member is, from what the runner wrote last and what Slurm says of its job.
 
@@ -270,12 +271,13 @@ def effective_state(
         held: It is held: while it waits it outlives its pack, unless that is cancelled.
         begun: A runner of its pack has started. A pack that failed before that had a batch script
             that could not start, and so have all of its members.
+        has_ended: Its record says so, also in a word that only a newer csub knows.
 
     Returns:
         The state to show. This is the only place that says LOST: the job is over, and no process
         wrote how the member ended.
     """
-    if recorded in FINAL_STATES:
+    if has_ended or recorded in FINAL_STATES:
         return recorded
     if cancelled:
         return MemberState.CANCELLED

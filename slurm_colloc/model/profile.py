@@ -18,6 +18,9 @@ FAMILY_SPREAD = 0.1
 """Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
 a number among their arguments matters for the rate."""
 
+NEAR = 2.0
+"""A masked number that differs by more than this factor from those of all relatives is a doubt."""
+
 RUN_MOST_S = 365 * 86_400.0
 """No run takes longer than a year: figures that say so are wrong."""
 
@@ -25,6 +28,31 @@ RUN_MOST_S = 365 * 86_400.0
 def keep_newest(sources: tuple[str, ...]) -> tuple[str, ...]:
     """As many of the newest runs or packs as a usage profile names."""
     return sources[-_SEEN_MOST:]
+
+
+def is_near(numbers: Sequence[float], relatives: Sequence[Sequence[float]]) -> bool:
+    """Whether a job's numbers are like those of its family that were measured.
+
+    A number that differs by more than twice from all of them, and lies not between them, may be
+    what decides how much the job takes: a size, a width, a batch.
+
+    Args:
+        numbers: What is masked among the job's arguments, in their order.
+        relatives: The same of the relatives.
+    """
+    if not relatives:
+        return False
+    for place, number in enumerate(numbers):
+        known = [other[place] for other in relatives if place < len(other)]
+        if not known:
+            return False
+        low, high = min(known), max(known)
+        # Twice as much means something only where all are of one sign.
+        factor = NEAR if low * high > 0 else 1.0
+        low, high = (low / factor, high * factor) if low > 0 else (low * factor, high / factor)
+        if not low <= number <= high:
+            return False
+    return True
 
 
 def rates_agree(rates: Sequence[float]) -> bool:
@@ -91,6 +119,7 @@ class Observation:
         engine_active: Share of the time in which the GPU worked for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
         gpu_memory_total_mb: Memory of the GPU.
+        numbers: What its family masks among its arguments, in their order.
     """
 
     signature: str
@@ -115,6 +144,7 @@ class Observation:
     engine_active: float | None = None
     pcie_share: float | None = None
     gpu_memory_total_mb: float | None = None
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +203,7 @@ class ProfileRecord:
         sensitivity: By how much more than the model predicts it is slowed down in packs.
         pressure: By how much more than that its partners are.
         compared: The newest packs that these two are made of.
+        numbers: See Observation; none in a record of an older csub, whose families were others.
     """
 
     signature: str
@@ -202,13 +233,14 @@ class ProfileRecord:
     sensitivity: ShrunkenMean | None = None
     pressure: ShrunkenMean | None = None
     compared: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
         """The profile of a first run."""
         empty = cls(
             observation.signature, observation.family, observation.name, observation.gpu_model,
-            (), 0, observation.at,
+            (), 0, observation.at, numbers=observation.numbers,
         )  # fmt: skip
         return empty.add(observation)
 

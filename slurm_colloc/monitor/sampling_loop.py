@@ -210,7 +210,7 @@ class Loop:
             "problems": self._problems,
             "members": self._latest.build(),
         }
-        write_json(latest_path(self._pack), value)
+        write_json(latest_path(self._pack), value, outlives_crash=False)
 
     def _is_due(self, what: str, period_s: float, now: float, first_s: float = 0.0) -> bool:
         """Whether something is to be done now.

@@ -34,7 +34,7 @@ def find_last(state: StateReader) -> Selection:
             break
         damaged: list[StateError] = []
         for view in survey_packs(state, [pack_id], None, damaged):
-            found = _find_newest(view)
+            found = None if state.is_of_another(view.record) else _find_newest(view)
             if found is not None and (newest is None or found[0] > newest[0]):
                 newest = found
     if newest is None:
@@ -46,7 +46,7 @@ def find_last(state: StateReader) -> Selection:
 
 def _find_newest(view: PackView) -> tuple[float, Selection] | None:
     """The newest submission of one pack; what csub submitted again by itself is none."""
-    if not view.job_id or view.is_elsewhere:
+    if not view.job_id:
         return None
     joined: dict[str, list[tuple[float, int]]] = {}
     for member in view.members:

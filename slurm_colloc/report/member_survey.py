@@ -19,7 +19,7 @@ from slurm_colloc.model.member import (
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import describe
 from slurm_colloc.model.share_request import AUTO
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
@@ -29,7 +29,7 @@ from slurm_colloc.store.pack.pack_directory import (
     read_moved,
     read_slurm_job_id,
 )
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord, parse_spec
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack.runner_kills import RunnerKill, find_kill
 from slurm_colloc.store.pack_reading import (
     MemberFiles,
@@ -37,6 +37,7 @@ from slurm_colloc.store.pack_reading import (
     explain_unreadable,
     list_member_files,
 )
+from slurm_colloc.store.record_files import parse_record
 
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
@@ -76,15 +77,14 @@ class MemberView:
         Raises:
             StateError: Its spec.json is damaged.
         """
-        try:
-            return parse_spec(dict(self._value))
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{self.files.path}/spec.json is damaged ({error})") from error
+        return parse_record(MemberSpec, self._value, f"{self.files.path}/spec.json")
 
     @property
     def is_final(self) -> bool:
         """It will not run again."""
-        return self.state in FINAL_STATES
+        if self.state in FINAL_STATES:
+            return True
+        return self.record is not None and self.record.is_final and self.state is self.record.state
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PackView:
         slurm: Slurm's row; None where Slurm has forgotten it or does not answer.
         slurm_state: State of its Slurm job; None where Slurm could not be asked.
         attempt: Its newest attempt, 0 before its first start.
-        is_elsewhere: Its Slurm job is one of another cluster.
+        is_elsewhere: Its Slurm job is not known to be one of this cluster.
         members: Its members by number.
         kill: The killed runner for which Slurm has put it back into its queue; None where it is
             not there for one.
@@ -134,6 +134,12 @@ class PackView:
         return cause.value if cause else ""
 
     @property
+    def where_to_ask(self) -> str:
+        """Where Slurm knows the job of a pack that is elsewhere."""
+        cluster = self.record.cluster
+        return f"the cluster {cluster}" if cluster else f"the cluster of {self.record.submit_host}"
+
+    @property
     def shown_id(self) -> str:
         """The id that its members are named after: that of the whole submission."""
         return self.record.shown_id or self.own_id
@@ -162,7 +168,8 @@ def survey_packs(
         state: The state directory.
         pack_ids: Which packs.
         jobs: What squeue shows; None where Slurm did not answer.
-        damaged: Takes what is wrong with packs that cannot be read, which are then left out.
+        damaged: Takes what is wrong with packs and members that cannot be read, which are then
+            left out.
         known: Packs whose pack.json was read a moment ago, by id.
 
     Raises:
@@ -173,7 +180,7 @@ def survey_packs(
         try:
             record = (known or {}).get(pack_id) or state.read_pack(pack_id)
             if record is not None:
-                views.append(_with_members(state, _look_at(state, record, jobs)))
+                views.append(_with_members(state, _look_at(state, record, jobs), damaged))
         except (OSError, StateError) as error:
             problem = explain_unreadable(state.pack_path(pack_id), error)
             if damaged is None:
@@ -194,7 +201,9 @@ def _look_at(
     return PackView(
         record=record,
         job_id=job_id,
-        slurm=(jobs or {}).get(job_id),
+        slurm=None
+        if state.is_elsewhere(record)
+        else find_job_of(jobs or {}, job_id, record.submission),
         slurm_state=slurm_state,
         attempt=attempt,
         is_elsewhere=state.is_elsewhere(record),
@@ -223,17 +232,23 @@ def _read_slurm_state(
         return None
     if not job_id:
         return SlurmJobState.PENDING
-    job = jobs.get(job_id)
+    job = find_job_of(jobs, job_id, record.submission)
     return SlurmJobState.ABSENT if job is None else job.state
 
 
-def _with_members(state: StateReader, view: PackView) -> PackView:
+def _with_members(state: StateReader, view: PackView, damaged: list[StateError] | None) -> PackView:
     path = str(state.pack_path(view.record.pack_id))
     shown_id = view.shown_id or "?"
-    members = tuple(
-        _build_member(state, view, path, shown_id, files) for files in list_member_files(path)
-    )
-    return replace(view, members=members)
+    members = []
+    for files in list_member_files(path):
+        try:
+            members.append(_build_member(state, view, path, shown_id, files))
+        except StateError as problem:
+            # One damaged record says nothing about its neighbours.
+            if damaged is None:
+                raise
+            damaged.append(problem)
+    return replace(view, members=tuple(members))
 
 
 def _build_member(
@@ -259,6 +274,7 @@ def _build_member(
         moved=moved_to is not None,
         held=files.is_held,
         begun=view.attempt > 0,
+        has_ended=record is not None and record.is_final,
     )
     return MemberView(
         member=MemberId(shown_id, files.number),

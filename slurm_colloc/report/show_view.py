@@ -207,6 +207,8 @@ def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
             notes.append(str(event.get("reason")))
         elif event.get("event") == "mail_failed":
             notes.append(f"a mail to {event.get('to')} was not sent: {event.get('reason')}")
+        elif event.get("event") == "settings":
+            notes.append(f"not used on the node: {event.get('problem')}")
         elif event.get("event") == "fallback":
             notes.append(
                 f"members run as plain processes instead of job steps: {event.get('reason')}"

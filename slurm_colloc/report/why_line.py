@@ -82,7 +82,7 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last written: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
-        clauses.append(f"as last written: ask csub on the cluster {view.record.cluster}")
+        clauses.append(f"as last written: ask csub on {view.where_to_ask}")
     return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
 
 

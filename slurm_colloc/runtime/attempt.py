@@ -12,12 +12,12 @@ import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.model.member import (
     FINAL_STATES,
     ExitCode,
@@ -25,13 +25,14 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
+from slurm_colloc.runtime.gpu.local_gpu import wait_for_gpu
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
-from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
+from slurm_colloc.runtime.queue.allocation import read_allocation
 from slurm_colloc.runtime.runner import Runner
-from slurm_colloc.settings import load_settings, read_given_environment
+from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import hold_lock, make_directory, write_atomic
+from slurm_colloc.store.atomic_files import hold_lock, write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (
@@ -53,6 +54,7 @@ from slurm_colloc.store.pack.pack_directory import (
     write_record,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 
 JOINER_WAIT_S = 5.0
 
@@ -95,13 +97,14 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         # csub was killed between sbatch's answer and writing it down.
         write_job_index(state.root, allocation.shown_job_id, record)
         write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
+    _write_process(pack)
     if local:
-        allocation = wait_for_local_gpu(state.root / "local", local)
+        wait_for_gpu(state.root / "local")
+        allocation = read_allocation(os.environ, local)
     if record.shown_id:
         allocation = dataclasses.replace(allocation, shown_job_id=record.shown_id)
     slurm = None if local else SlurmCommands()
-    settings = load_settings()
+    settings, problems = load_node_settings(os.environ, record.settings)
     # A member that is joining has then either entered or finds that the pack has started.
     with hold_lock(pack / "lock", JOINER_WAIT_S):
         was_over = reopen(pack, state)
@@ -113,6 +116,10 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
             pack, record, allocation, settings, slurm, slurm_log=slurm_log, announce=announce
         )
         runner.prepare()
+        for problem in problems:
+            runner.journal.write("settings", problem=problem)
+            if not lone:
+                sys.stderr.write(f"csub: warning: {problem}\n")
         if was_over:
             runner.journal.write("reopened")
     try:
@@ -127,6 +134,13 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if lone and not local:
         end_like_the_member(runner.states.worst)
     return status
+
+
+def _write_process(pack: Path) -> None:
+    """Write down which process runs the pack: for its members, and for csub on this host."""
+    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
+    if (itself := identify(os.getpid())) is not None:
+        write_runner(pack, RunnerProcess(os.uname().nodename, itself.pid, itself.start_ticks))
 
 
 def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
@@ -216,7 +230,7 @@ def reopen(pack: Path, state: State) -> bool:
         if record is None:
             record = StateRecord(MemberState.PENDING, attempt)
         moved = read_moved(pack, number) is not None
-        if record.state in FINAL_STATES or moved:
+        if record.is_final or moved:
             continue
         if os.path.exists(folder / "env"):
             is_open = True
@@ -240,48 +254,3 @@ def _settle(
         write_state(
             pack, number, dataclasses.replace(record, state=shown, attempt=attempt, reason=reason)
         )
-
-
-_GPUS = Path("/proc/driver/nvidia/gpus")
-POLL_S = 0.2
-
-
-def list_gpu_uuids() -> list[str]:
-    """UUIDs of this machine's NVIDIA GPUs, from the driver's own files; empty without one."""
-    uuids = []
-    try:
-        for information in sorted(_GPUS.glob("*/information")):
-            for line in information.read_text().splitlines():
-                name, _, value = line.partition(":")
-                if name.strip() == "GPU UUID":
-                    uuids.append(value.strip())
-    except OSError:
-        return []
-    return uuids
-
-
-def wait_for_local_gpu(directory: Path, local_id: str) -> Allocation:
-    """Wait until a GPU of this machine (or the machine, if it has none) is free for a pack.
-
-    Args:
-        directory: Where the locks lie; one lock each, held until this process ends.
-        local_id: The pack's id.
-    """
-    make_directory(directory)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = [word for word in visible.split(",") if word] if visible is not None else []
-    gpus = gpus or list_gpu_uuids()
-    slots = gpus or ["machine"]
-    while True:
-        for slot in slots:
-            name = "".join(c if c.isalnum() or c == "-" else "_" for c in slot)
-            lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(lock)
-                continue
-            if gpus:
-                os.environ["CUDA_VISIBLE_DEVICES"] = slot
-            return read_allocation(os.environ, local_id)
-        time.sleep(POLL_S)

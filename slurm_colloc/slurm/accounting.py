@@ -75,7 +75,7 @@ def parse_qos(text: str) -> dict[str, Qos]:
     A line of another shape is left out; a MaxWall that is no time is none.
     """
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.strip().split("|")
         if len(fields) != 3 or not fields[0]:
             continue
@@ -97,7 +97,7 @@ def parse_associations(text: str, cluster: str = "") -> tuple[Association, ...]:
         cluster: The cluster whose rows count; empty for all.
     """
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.strip().split("|")
         if len(fields) != 7 or not fields[2]:
             continue
@@ -127,7 +127,7 @@ def parse_partitions(text: str) -> tuple[dict[str, str], str]:
         The QoS of the partitions that have one, and the default partition; empty for none.
     """
     found, usual = {}, ""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = dict(_PARTITION.findall(line))
         name = fields.get("PartitionName", "")
         if name and fields.get("QoS", "") not in _NONE:
@@ -194,7 +194,7 @@ def parse_history(text: str) -> list[PastJob]:
     association or QoS (Slurm counts them as eligible meanwhile), or whose lines have another shape.
     """
     jobs = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.strip().split("|")
         if len(fields) != 5 or fields[4].startswith(_OWN_LIMIT):
             continue

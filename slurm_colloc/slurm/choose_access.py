@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
+from slurm_colloc.model.setting_values import ACCESS_CHOICES
 from slurm_colloc.ownership import is_of_another
-from slurm_colloc.settings import ACCESS_CHOICES, Settings
+from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 

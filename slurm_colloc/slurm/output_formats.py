@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 
@@ -40,12 +41,22 @@ class SlurmJob:
     comment: str
 
 
+_JOB_ID = re.compile(r"\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?", re.ASCII)
+
+
 def parse_queue(text: str) -> list[SlurmJob]:
-    """Read the lines of squeue with QUEUE_FORMAT; lines of another shape are skipped."""
-    jobs = []
-    for line in text.splitlines():
+    """Read the lines of squeue with QUEUE_FORMAT; lines of another shape are skipped.
+
+    A comment comes last, and as its user wrote it: with line breaks, and with what Python takes
+    for some (U+2028 and others).
+    """
+    jobs: list[SlurmJob] = []
+    for line in text.removesuffix("\n").split("\n"):
         fields = line.split("|", 8)
-        if len(fields) == 9:
+        if len(fields) < 9 or not _JOB_ID.fullmatch(fields[0]):
+            if jobs:
+                jobs[-1] = replace(jobs[-1], comment=f"{jobs[-1].comment}\n{line}")
+        else:
             jobs.append(
                 SlurmJob(
                     job_id=fields[0],
@@ -79,7 +90,7 @@ _GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))
 def parse_nodes(text: str) -> list[NodeShape]:
     """Read the lines of sinfo with NODE_FORMAT; lines of another shape are skipped."""
     shapes = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.strip().split("|")
         if len(fields) != 6:
             continue
@@ -133,7 +144,7 @@ def parse_moment(text: str) -> float | None:
 def parse_accounting(text: str) -> dict[str, SlurmJobState]:
     """Read `sacct -n -P -X -o JobID,State`."""
     states = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         job_id, separator, state = line.partition("|")
         if separator:
             states[job_id] = SlurmJobState.parse(state)
@@ -159,6 +170,20 @@ def compute_element_states(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
                     name = f"{folded[1]}_{task}"
                     index[name] = replace(job, job_id=name)
     return index
+
+
+def find_job_of(jobs: Mapping[str, SlurmJob], job_id: str, submission: str) -> SlurmJob | None:
+    """What squeue shows of a submission's job; None where it shows none, or one of another pack.
+
+    A controller that was killed may have lost its newest jobs, and give their ids again.
+
+    Args:
+        jobs: What squeue shows.
+        job_id: The job, or its element of an array.
+        submission: The submission's id.
+    """
+    job = jobs.get(job_id)
+    return None if job is None or is_of_submission(job.comment, submission) is False else job
 
 
 def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobState:

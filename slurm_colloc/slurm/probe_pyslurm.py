@@ -197,7 +197,7 @@ def _recall(memory: str, key: list[Any]) -> PyslurmStatus | None:
 def _remember(memory: str, key: list[Any], finding: PyslurmStatus) -> None:
     """Keep an answer; where that fails the next call asks again."""
     kept = {"key": key, "time": time.time(), "finding": dataclasses.asdict(finding)}
-    temporary = Path(f"{memory}.tmp{os.getpid()}")
+    temporary = Path(f"{memory}.tmp{os.getpid()}-{os.uname().nodename[:32]}-{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # As all of the state, for its owner alone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from slurm_colloc.errors import (
     SlurmRefused,
     SlurmUnreachable,
 )
+from slurm_colloc.slurm.command_process import CommandProcess
 from slurm_colloc.slurm.real_command import choose_sbatch, find_real_command
 
 QUERY_TIMEOUT_S = 30.0
@@ -96,17 +96,8 @@ def run_slurm(
     env = build_client_environment(os.environ) if environment is None else dict(environment)
     program, env = choose_program(argv, env)
     try:
-        process = subprocess.Popen(
-            list(argv),
-            executable=program,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            cwd=directory,
-            pass_fds=tuple(inherited),
-            # Its own process group, so that Ctrl-C reaches csub alone.
-            process_group=None if held is None else 0,
+        process = CommandProcess(
+            argv, env, program=program, inherited=inherited, directory=directory
         )
     except FileNotFoundError as error:
         raise _build_missing(argv) from error
@@ -117,29 +108,23 @@ def run_slurm(
     if held is not None:
         held.process = process
     try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        _, err = process.communicate()
+        returncode = process.run(timeout_s)
+    finally:
+        if held is not None:
+            held.process = None
+    stderr = process.stderr.decode("utf-8", "replace")
+    if returncode is None:
         # Where slurm.conf is missing, the commands try again for a minute.
-        if b"cannot stat file" in err:
-            raise build_slurm_error(argv, 1, err.decode("utf-8", "replace")) from error
+        if "cannot stat file" in stderr:
+            raise build_slurm_error(argv, 1, stderr)
         raise SlurmNoAnswer(
             f"{argv[0]} gave no answer within {timeout_s:g} s",
             hint="the controller may be down: try scontrol ping",
             argv=argv,
-        ) from error
-    except KeyboardInterrupt:
-        process.terminate()
-        raise
-    finally:
-        if held is not None:
-            held.process = None
-    stdout = out.decode("utf-8", "surrogateescape")
-    stderr = err.decode("utf-8", "replace")
-    if process.returncode != 0:
-        raise build_slurm_error(argv, process.returncode, stderr)
-    return Output(stdout, stderr)
+        )
+    if returncode != 0:
+        raise build_slurm_error(argv, returncode, stderr)
+    return Output(process.stdout.decode("utf-8", "surrogateescape"), stderr)
 
 
 def choose_program(
@@ -179,12 +164,12 @@ class HeldInterrupts:
 
     Attributes:
         count: How often it was pressed.
-        process: The command that is waited for; the second Ctrl-C ends it.
+        process: The command that is waited for; the second Ctrl-C ends it, a third one kills it.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: CommandProcess | None = None
 
     def came(self) -> bool:
         """It was pressed."""
@@ -194,7 +179,7 @@ class HeldInterrupts:
         """Handle SIGINT."""
         self.count += 1
         if self.count > 1 and self.process is not None:
-            self.process.terminate()
+            self.process.signal(signal.SIGTERM if self.count == 2 else signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -215,7 +200,7 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
     """Turn a failed command into a sentence: Slurm's own words without their prefixes."""
     name = argv[0].rsplit("/", 1)[-1]
     lines = []
-    for line in stderr.splitlines():
+    for line in stderr.split("\n"):
         text = line.strip()
         for prefix in (f"{name}: error: ", f"{name}: fatal: ", f"{name}: "):
             if text.startswith(prefix):
@@ -263,28 +248,3 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             stderr=stderr,
         )
     return SlurmRefused(f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr)
-
-
-_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Where it lies by default, and where slurmd keeps it on configless clusters (slurm.conf(5))."""
-
-
-def read_cluster_name(environ: Mapping[str, str]) -> str:
-    """ClusterName of slurm.conf; empty where it cannot be read.
-
-    A home directory may serve several clusters, whose job ids mean different jobs.
-
-    Args:
-        environ: The environment; SLURM_CONF names the file.
-    """
-    named = environ.get("SLURM_CONF")
-    for path in (named,) if named else _CONFIGURATIONS:
-        try:
-            with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a submission 3 ms
-                for line in file:
-                    name, separator, value = line.partition(b"=")
-                    if separator and name.strip().lower() == b"clustername":
-                        return os.fsdecode(value.split(b"#")[0].strip())
-        except OSError:
-            continue
-    return ""

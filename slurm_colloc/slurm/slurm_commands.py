@@ -203,13 +203,13 @@ class SlurmCommands:
     def list_steps(self, job_id: str) -> list[tuple[str, str]]:
         """Running steps of a job as (step id, name)."""
         output = self._run("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j")
-        rows = [line.strip().partition("|") for line in output.splitlines()]
+        rows = [line.strip().partition("|") for line in output.split("\n")]
         return [(step, name) for step, separator, name in rows if separator]
 
     def read_config(self) -> dict[str, str]:
         """The values of `scontrol show config`."""
         pairs = (
-            line.partition("=") for line in self._run("scontrol", "show", "config").splitlines()
+            line.partition("=") for line in self._run("scontrol", "show", "config").split("\n")
         )
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
@@ -223,7 +223,7 @@ def parse_submitted(text: str) -> str:
     Raises:
         SlurmNoAnswer: There is no job id in it.
     """
-    lines = text.strip().splitlines()
+    lines = text.strip().split("\n")
     job_id = lines[-1].partition(";")[0].strip() if lines else ""
     if not job_id.isdigit():
         raise SlurmNoAnswer(

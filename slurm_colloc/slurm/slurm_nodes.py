@@ -61,7 +61,7 @@ def list_node_states() -> list[NodeState]:
 def parse_node_states(text: str) -> list[NodeState]:
     """Read the lines of sinfo with NODE_STATE_FORMAT; lines of another shape are skipped."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.strip().split("|", 5)
         if len(fields) != 6:
             continue

@@ -11,6 +11,7 @@ submission.packs.batch_script
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -23,12 +24,18 @@ from slurm_colloc.ownership import build_refusal, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
+    read_file_clock,
     write_atomic,
     write_json,
 )
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import UNFINISHED_S, StateReader, build_index_path
+from slurm_colloc.store.pack_reading import (
+    UNFINISHED_S,
+    JobIndex,
+    StateReader,
+    build_index_path,
+)
 
 
 def make_submission_id() -> str:
@@ -78,7 +85,8 @@ class State(StateReader):
         for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
             for path in folder.glob(pattern):
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    changed_at = path.stat().st_mtime
+                    if read_file_clock(path.parent) - changed_at > UNFINISHED_S:
                         path.unlink()
                     else:
                         done = False
@@ -227,7 +235,5 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     """Write which packs a Slurm job id stands for; each writer would write the same."""
-    value: dict[str, object] = {"submission": record.submission, "indices": record.indices}
-    if record.parts:
-        value["parts"] = record.parts
-    write_json(build_index_path(root, job_id, record.cluster), value)
+    index = JobIndex(record.submission, record.indices, record.parts)
+    write_json(build_index_path(root, job_id, record.cluster), dataclasses.asdict(index))

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -46,17 +47,39 @@ def explain_os_errors(doing: str, path: Path | str) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path | str, data: bytes, mode: int = 0o600) -> None:
+def write_atomic(
+    path: Path | str, data: bytes, mode: int = 0o600, *, outlives_crash: bool = True
+) -> None:
     """Write a file that is never seen half-written; the old one stays if this fails.
+
+    Args:
+        path: The file.
+        data: Its content.
+        mode: Its mode.
+        outlives_crash: See `write_all`.
 
     Raises:
         StateError: The directory cannot be written, or the disk is full.
     """
-    write_all({path: data}, mode)
+    write_all({path: data}, mode, outlives_crash=outlives_crash)
 
 
-def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
+def name_temporary(path: Path | str) -> str:
+    """A name next to a file that no other process has: pids are given on each host anew."""
+    host = re.sub(r"[^A-Za-z0-9]", "_", os.uname().nodename)[:32]
+    return f"{path}.tmp{os.getpid()}-{host}-{os.urandom(4).hex()}"
+
+
+def write_all(
+    contents: Mapping[Path | str, bytes], mode: int = 0o600, *, outlives_crash: bool = True
+) -> None:
     """Write files that are never seen half-written; no file is replaced before all are written.
+
+    Args:
+        contents: What is to stand in each file.
+        mode: Their mode.
+        outlives_crash: The content is on the disk before it has its name: otherwise a crash of
+            the machine may leave an empty file. False for what is written again in a moment.
 
     Raises:
         StateError: A directory cannot be written, belongs to another user whose state is only
@@ -64,11 +87,11 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
     """
     for path in contents:
         refuse_protected(path)
-    temporary = {path: f"{path}.tmp{os.getpid()}" for path in contents}
+    temporary = {path: name_temporary(path) for path in contents}
     current: Path | str = ""
     try:
         for current, data in contents.items():
-            _write_whole(temporary[current], data, mode)
+            _write_whole(temporary[current], data, mode, outlives_crash=outlives_crash)
         for current in contents:
             os.replace(temporary[current], current)
     except BaseException as error:
@@ -83,21 +106,23 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
             raise
 
 
-def _write_whole(path: str, data: bytes, mode: int) -> None:
+def _write_whole(path: str, data: bytes, mode: int, *, outlives_crash: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
+        if data and outlives_crash:
+            os.fsync(descriptor)
     finally:
         # On network file systems a full disk is often reported only here.
         os.close(descriptor)
 
 
-def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
-    """Write a versioned JSON file atomically."""
+def write_json(path: Path | str, value: Mapping[str, Any], *, outlives_crash: bool = True) -> None:
+    """Write a versioned JSON file atomically; see `write_all`."""
     text = json.dumps({"schema": SCHEMA, **value}, ensure_ascii=True, separators=(",", ":"))
-    write_atomic(path, text.encode() + b"\n")
+    write_atomic(path, text.encode() + b"\n", outlives_crash=outlives_crash)
 
 
 def tell_kind(mode: int) -> str:
@@ -186,6 +211,24 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
             hint="use the csub that submitted it",
         )
     return dict(value)
+
+
+def read_file_clock(folder: Path | str) -> float:
+    """Now, by the clock that stamps the files of a folder: a file server has its own.
+
+    Returns:
+        Seconds since the epoch; by this machine's clock where the folder cannot be written.
+    """
+    with contextlib.suppress(OSError, StateError):
+        refuse_protected(folder)
+        path = name_temporary(f"{folder}/clock")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+    return time.time()
 
 
 def make_directory(path: Path | str) -> None:

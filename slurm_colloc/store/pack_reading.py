@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.atomic_files import is_locked, read_json
+from slurm_colloc.store.atomic_files import is_locked, read_file_clock
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.record_files import read_record
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
+
+
+@dataclass(frozen=True)
+class JobIndex:
+    """Which packs a Slurm job stands for (jobs/CLUSTER.4711.json).
+
+    Attributes:
+        submission: The csub call that they came from.
+        indices: Their elements of the job array; 0 where the job is no array.
+        parts: Where the call became several Slurm jobs, the name that each has in `submission`, and
+            its elements; its own among them.
+    """
+
+    submission: str
+    indices: tuple[int, ...]
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def list_parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The Slurm jobs that the id stands for: the name of each in the state, its elements."""
+        return self.parts or ((self.submission, self.indices),)
+
+    def list_packs(self) -> list[str]:
+        """The packs' ids, in order; some may not be there, or not yet."""
+        return [build_pack_id(name, index) for name, each in self.list_parts() for index in each]
 
 
 class StateReader:
@@ -63,8 +86,8 @@ class StateReader:
             # A lock that was never finished: killed within its first moments.
             if name.endswith(".new"):
                 with contextlib.suppress(OSError):
-                    age_s = time.time() - (self.making / name).stat().st_mtime
-                    if age_s > UNFINISHED_S:
+                    changed_at = (self.making / name).stat().st_mtime
+                    if read_file_clock(self.making) - changed_at > UNFINISHED_S:
                         submissions.add(name[:-4])
         return sorted(submissions)
 
@@ -96,12 +119,40 @@ class StateReader:
             ) from error
 
     def is_elsewhere(self, record: PackRecord) -> bool:
-        """True for a pack of another cluster: Slurm here does not know it."""
-        return bool(record.cluster and self.cluster and record.cluster != self.cluster)
+        """True for a pack that is not known to be of this cluster.
+
+        Slurm here may not know its job, or know another one by its id.
+        """
+        is_known = record.local or (self.cluster and record.cluster)
+        return not is_known or self.is_of_another(record)
+
+    def is_of_another(self, record: PackRecord) -> bool:
+        """True for a pack that is known to be of another cluster."""
+        if record.local or not (self.cluster and record.cluster):
+            return False
+        return record.cluster.lower() != self.cluster.lower()
 
     def read_pack(self, pack_id: str) -> PackRecord | None:
         """Read pack.json; None if there is no such pack."""
         return read_pack(self.packs / pack_id)
+
+    def _list_indexes(self, job_id: str) -> Iterator[Path]:
+        """Where the packs of a job id may be written down, the surest place first."""
+        path = build_index_path(self.root, job_id, self.cluster)
+        yield path
+        # The cluster was not known when it was submitted.
+        yield build_index_path(self.root, job_id, "")
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(self.jobs)
+        if self.cluster:
+            # An older csub wrote its name as slurm.conf has it.
+            names = [name for name in names if name.lower() == path.name.lower()]
+        else:
+            # To look at, one that a single cluster has given is no riddle.
+            names = [name for name in names if name.endswith(f".{job_id}.json")]
+        if len(names) == 1:
+            yield self.jobs / names[0]
 
     def find_packs(self, job_id: str) -> list[str]:
         """Ids of the packs that a Slurm job id stands for, in order.
@@ -109,10 +160,10 @@ class StateReader:
         Raises:
             NotFound: csub knows no such job.
         """
-        value = read_json(build_index_path(self.root, job_id, self.cluster))
-        if value is not None:
-            ids = list_indexed(value)
-            found = [pack_id for pack_id in ids if (self.packs / pack_id).is_dir()]
+        for path in self._list_indexes(job_id):
+            index = read_record(path, JobIndex)
+            found = [] if index is None else index.list_packs()
+            found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
             if found:
                 return found
         raise NotFound(
@@ -122,11 +173,11 @@ class StateReader:
 
     def find_slurm_jobs(self, job_id: str) -> tuple[str, ...]:
         """The Slurm jobs that the id of a submission stands for; none where csub knows no such."""
-        value = read_json(build_index_path(self.root, job_id, self.cluster))
-        if value is None:
+        index = read_record(build_index_path(self.root, job_id, self.cluster), JobIndex)
+        if index is None:
             return ()
         found = []
-        for submission, indices in list_parts(value):
+        for submission, indices in index.list_parts():
             path = self.packs / build_pack_id(submission, indices[0])
             element_id = read_slurm_job_id(path) if path.is_dir() else None
             if element_id:
@@ -145,29 +196,6 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
 def build_pack_id(submission: str, index: int) -> str:
     """Name of a pack's directory."""
     return f"{submission}.{index}"
-
-
-def list_indexed(value: Mapping[str, Any]) -> list[str]:
-    """The packs that a job id stands for, by its file; some may not be there, or not yet.
-
-    Raises:
-        KeyError, TypeError: It is no such file.
-    """
-    return [
-        build_pack_id(submission, index)
-        for submission, indices in list_parts(value)
-        for index in indices
-    ]
-
-
-def list_parts(value: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
-    """The Slurm jobs that a job id stands for, as their names in the state and their elements.
-
-    Raises:
-        KeyError, TypeError: It is no such file.
-    """
-    parts = value.get("parts") or [(value["submission"], value["indices"])]
-    return [(submission, indices) for submission, indices in parts]
 
 
 def build_index_path(root: Path, job_id: str, cluster: str) -> Path:

@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_json
-from slurm_colloc.store.pack_reading import list_indexed
+from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_file_clock
+from slurm_colloc.store.pack_reading import JobIndex
+from slurm_colloc.store.record_files import read_record
 
 DISCARDED = ".discarded"
 """Ending of a pack that was moved out of sight, to be removed; see State.discard."""
@@ -20,7 +20,7 @@ DISCARDED = ".discarded"
 ABANDONED_S = 86400.0
 """A temporary file that was not written to for so long is abandoned."""
 
-_TEMPORARY = re.compile(r".+\.tmp[0-9]+")
+_TEMPORARY = re.compile(r".+\.tmp[0-9]+(?:-[A-Za-z0-9_]+-[0-9a-f]{8})?")
 
 
 def measure_bytes(path: Path) -> int:
@@ -79,12 +79,12 @@ def remove_remains(state: State) -> None:
 
 def _remove_temporary(folder: Path) -> None:
     """Remove what `write_all` has left half-written in a folder, once no process can be at it."""
-    before = time.time() - ABANDONED_S
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < before:
+                    changed_at = entry.stat(follow_symlinks=False).st_mtime
+                    if read_file_clock(folder) - changed_at > ABANDONED_S:
                         os.unlink(entry.path)
 
 
@@ -93,9 +93,9 @@ def _remove_index(state: State, path: Path) -> None:
 
     A pack is in its place before its index is written, and never comes back.
     """
-    with contextlib.suppress(StateError, KeyError, TypeError, FileNotFoundError):
-        value = read_json(path)
-        if value is None:
-            return
-        if not any(state.pack_path(pack_id).exists() for pack_id in list_indexed(value)):
+    with contextlib.suppress(StateError, FileNotFoundError):
+        index = read_record(path, JobIndex)
+        if index is not None and not any(
+            map(os.path.exists, map(state.pack_path, index.list_packs()))
+        ):
             os.unlink(path)

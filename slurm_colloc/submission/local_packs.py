@@ -64,6 +64,7 @@ def submit_local(
             local=True,
             share=policy.share,
             place=place,
+            settings=settings.for_runner,
         )
         job_id = _claim_id(state)
         records = [pack.record for pack in packs]

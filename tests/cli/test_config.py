@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.settings import Caps, Settings, load_settings, parse_settings
+from slurm_colloc.model.runner_settings import RunnerSettings
+from slurm_colloc.settings import (
+    Caps,
+    Settings,
+    load_node_settings,
+    load_settings,
+    parse_settings,
+)
 
 from ..calls import run_csub
 
@@ -114,8 +121,8 @@ def test_a_link_to_the_settings_stays_a_link(person: Person) -> None:
         (("degre",), "there is no setting 'degre': did you mean 'degree'?"),
         (("degre", "3"), "did you mean 'degree'?"),
         (("degree", "many"), "degree = many: it must be a whole number"),
-        (("degree", "0"), "degree = 0 must be at least 1"),
-        (("slowdown_bound", "0.5"), "slowdown_bound = 0.5 must be at least 1"),
+        (("degree", "0"), "degree = 0 must be from 1 to 10000"),
+        (("slowdown_bound", "0.5"), "slowdown_bound = 0.5 must be from 1 to 100"),
         (("state_shared", "perhaps"), "it must be true or false"),
         (("join", "always"), "join = 'always' must be auto, pending or never"),
         (("slurm_access", "rest"), "must be auto, commands or pyslurm"),
@@ -177,7 +184,7 @@ def test_a_user_has_no_caps_to_set(person: Person) -> None:
     ("text", "words"),
     [
         ("[caps]\nmembers = 3", "there is no setting 'caps.members'"),
-        ("[caps]\nmembers_per_pack = -1", "caps.members_per_pack = -1 must be at least 0"),
+        ("[caps]\nmembers_per_pack = -1", "caps.members_per_pack = -1 must be from 0 to 100000"),
         ("[caps]\nmembers_per_pack = true", "should be of the kind of 0"),
         ('[caps]\npack_time = "long"', "caps.pack_time: 'long' is no time limit"),
         ('[caps]\njoin = "no"', "caps.join = 'no' must be auto, pending or never"),
@@ -201,3 +208,64 @@ def test_the_shipped_file_lists_every_setting_with_its_built_in_value() -> None:
     assert {name: value for name, value in values.items() if name != "caps"} == {
         name: getattr(built_in, name) for name in values if name != "caps"
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("slowdown_bound = inf", "slowdown_bound = inf must be from 1 to 100"),
+        ("slowdown_bound = nan", "slowdown_bound = nan must be from 1 to 100"),
+        ("slowdown_bound = -inf", "slowdown_bound = -inf must be from 1 to 100"),
+        ("monitor_interval_s = nan", "monitor_interval_s = nan must be from 0.5 to 60"),
+        ("monitor_interval_s = inf", "monitor_interval_s = inf must be from 0.5 to 60"),
+        (f"degree = {10**18}", f"degree = {10**18} must be from 1 to 10000"),
+        (f"start_margin_s = {10**18}", f"start_margin_s = {10**18} must be from 0 to 86400"),
+        (f"kill_wait_s = {10**18}", f"kill_wait_s = {10**18} must be from 0 to 65533"),
+    ],
+)
+def test_a_number_that_is_none_or_too_large_is_refused_where_it_is_read(
+    person: Person, line: str, sentence: str
+) -> None:
+    person.own.parent.mkdir(parents=True)
+    person.own.write_text(f"{line}\n")
+    ended = person.csub("queue")
+    assert (ended.returncode, ended.stderr) == (2, f"csub: error: {person.own}: {sentence}\n")
+
+
+@pytest.mark.parametrize("word", ["inf", "nan"])
+def test_csub_config_writes_no_number_that_is_none(person: Person, word: str) -> None:
+    ended = person.csub("config", "slowdown_bound", word)
+    assert ended.returncode == 2
+    assert f"slowdown_bound = {word} must be from 1 to 100" in ended.stderr
+    assert not person.own.exists()
+
+
+def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: Person) -> None:
+    person.own.parent.mkdir(parents=True)
+    person.site.write_text('kill_wait_s = 9\nlauncher = "of_tomorrow"\n[caps]\njoin = "never"\n')
+    person.own.write_text('degre = 3\ndegree = 2\nprobe = "no"\nslowdown_bound = nan\n')
+    carried = RunnerSettings(kill_wait_s=5, probe=False)
+    settings, problems = load_node_settings(person.environment, None)
+    assert (settings.degree, settings.kill_wait_s, settings.join) == (2, 9, "never")
+    assert (settings.launcher, settings.probe, settings.slowdown_bound) == ("auto", True, 1.5)
+    assert [problem.partition(": ")[2].split()[-1 if "degre'" in problem else 0] for problem in
+            problems] == ["launcher", "'degree'?", "probe", "slowdown_bound"]  # fmt: skip
+    settings, again = load_node_settings(person.environment, carried)
+    assert (settings.for_runner, again) == (carried, problems)
+
+
+@pytest.mark.parametrize("text", ["degree = ", "\x00", '"'])
+def test_on_a_node_a_file_that_is_no_toml_is_a_warning(person: Person, text: str) -> None:
+    person.own.parent.mkdir(parents=True)
+    person.own.write_text(text)
+    settings, problems = load_node_settings(person.environment, None)
+    assert settings == Settings()
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{person.own} is not TOML")
+
+
+def test_on_a_node_the_sites_file_may_be_missing(person: Person) -> None:
+    person.site.unlink()
+    settings, problems = load_node_settings(person.environment, RunnerSettings(monitor=False))
+    assert not settings.monitor
+    assert problems == (f"cannot read the settings {person.site}: No such file or directory",)

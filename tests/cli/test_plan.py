@@ -19,7 +19,7 @@ from slurm_colloc.model.profile import Completion, Observation
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
-from slurm_colloc.store.learned.profiles import compute_family, list_profiles
+from slurm_colloc.store.learned.profiles import compute_family, list_numbers, list_profiles
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
 from ..calls import run_csub
@@ -60,7 +60,13 @@ class LoginNode:
             )
         # Of its own, so that no test depends on what was measured elsewhere.
         write_calibration(calibration_path(user_folder(self.state), "NVIDIA H200"), CALIBRATION)
-        self.environment = {"PATH": f"{folder}:{os.defpath}", "HOME": str(root)}
+        conf = folder / "slurm.conf"
+        conf.write_text("ClusterName=here\n")
+        self.environment = {
+            "PATH": f"{folder}:{os.defpath}",
+            "HOME": str(root),
+            "SLURM_CONF": str(conf),
+        }
 
     def csub(self, *arguments: str, columns: int | None = None) -> subprocess.CompletedProcess[str]:
         environment = {**self.environment, "LC_ALL": "C.UTF-8"}
@@ -87,6 +93,7 @@ class LoginNode:
         observation = Observation(
             signature=compute_signature(candidate.script, candidate.job),
             family=compute_family(candidate.script, candidate.job),
+            numbers=list_numbers(candidate.job),
             name=script,
             gpu_model=gpu_model,
             gpu_uuid="GPU-1",

@@ -27,6 +27,7 @@ from slurm_colloc.store.learned.profile_format import build_profile_mapping, par
 from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
 from slurm_colloc.store.learned.profiles import (
     compute_family,
+    list_numbers,
     list_profiles,
     profile_path,
     read_profile,
@@ -90,6 +91,10 @@ def test_a_family_has_no_numbers_and_no_task() -> None:
     named = dataclasses.replace(job, arguments=("--model", "vit", "--epochs=90"))
     assert compute_family(b"x", job) != compute_family(b"x", named)
     assert compute_family(b"x", job) != compute_family(b"y", job)
+    assert (list_numbers(job), list_numbers(other)) == ((0.1, 90.0), (3e-4, 5.0))
+    huge = dataclasses.replace(job, arguments=("1e999", "-1e999", "1.2.3", "7b", *["8"] * 300))
+    assert list_numbers(huge)[:3] == (1e300, -1e300, 8.0)
+    assert len(list_numbers(huge)) == 256
 
 
 def test_a_gpu_model_makes_a_harmless_file_name(tmp_path: Path) -> None:

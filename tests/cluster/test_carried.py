@@ -26,7 +26,7 @@ def test_a_carried_pack_runs_without_the_state_directory(user: CsubUser) -> None
     user.script("bad.sh", "exit 3")
     user.extra["SECRET"] = "hunter2"
     job_id = user.submit("pack", "--gres=gpu:1", "--mem=200M", "good.sh", "bad.sh")
-    # What a member needs is in the batch script alone.
+    # What a member needs is with Slurm alone.
     for spec in user.state.glob("packs/*/members/*/script"):
         spec.unlink()
     rows = user.finish(job_id)
@@ -47,6 +47,20 @@ def test_a_carried_pack_whose_members_all_succeed_is_completed(user: CsubUser) -
     job_id = user.submit("--array=0-4", "--gres=gpu:1", "--mem=200M", "good.sh")
     rows = user.finish(job_id)
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+
+
+def test_with_another_export_environments_travel_all_the_same(user: CsubUser) -> None:
+    config = user.home / ".config" / "slurm_colloc"
+    user.run(["mkdir", "-p", str(config)])
+    (config / "settings.toml").write_text("state_shared = false\n")
+    user.script("good.sh", 'echo "secret is $SECRET"; env | grep -c CARRIED')
+    job_id = user.submit(
+        "pack", "--gres=gpu:1", "--mem=200M", "--export=NONE,SECRET=hunter2", "good.sh", "good.sh"
+    )
+    user.finish(job_id)
+    for number in (1, 2):
+        assert user.output(f"slurm-{job_id}_{number}.out") == "secret is hunter2\n0\n"
+    assert "hunter2" not in user.run(["scontrol", "write", "batch_script", job_id, "-"]).stdout
 
 
 def test_a_carried_pack_whose_runner_is_killed_is_not_requeued(user: CsubUser) -> None:

@@ -87,7 +87,7 @@ def test_the_first_of_a_family_runs_alone_until_its_rate_is_steady(mps_user: Csu
     (profile,) = json.loads(user.csub("profile", "list", "--json").stdout)
     assert profile["steps_per_s"]["n"] == 1
     # Known now, and so is the rest of its family.
-    again = user.submit("pack", *LONG, "train.sh --lr 0.1", "train.sh --lr 0.9")
+    again = user.submit("pack", *LONG, "train.sh --lr 0.1", "train.sh --lr 0.15")
     user.finish(again)
     assert journal(user, again, "probe") == []
 

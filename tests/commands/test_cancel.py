@@ -244,3 +244,60 @@ def test_who_joins_while_the_question_is_open_is_not_cancelled(user: CsubUser) -
     os.close(master)
     assert process.wait(timeout=60) == 0
     user.wait_for_states(job_id, {1: "CANCELLED", 2: "CANCELLED", 3: "CANCELLED", 4: "PENDING"})
+
+
+def refuse_scancel(user: CsubUser, job_id: str, words: str) -> None:
+    """Have scancel refuse one job, as Slurm does, and do what it is asked with all others."""
+    folder = user.home / "bin"
+    folder.mkdir()
+    script = folder / "scancel"
+    script.write_text(
+        f'#!/bin/sh\nif [ "$1" = {job_id} ]; then echo "scancel: error: {words}" >&2; exit 1; fi\n'
+        f'exec {user.find("scancel")} "$@"\n'
+    )
+    script.chmod(0o755)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+
+
+def test_a_refused_scancel_stops_no_other_and_is_told(user: CsubUser) -> None:
+    user.script("go.sh", FOREVER)
+    first, second, third = (user.submit("--gres=gpu:1", "go.sh") for _ in range(3))
+    for job_id in (first, second, third):
+        user.wait_for_states(job_id, "RUNNING")
+    refuse_scancel(user, first, f"Kill job error on job id {first}: Access/permission denied")
+    ended = user.csub("cancel", first, second, third, check=False)
+    assert ended.returncode == 4
+    assert ended.stderr == (
+        f"csub: error: scancel: Kill job error on job id {first}: Access/permission denied\n"
+    )
+    user.wait_for_states(second, "CANCELLED")
+    user.wait_for_states(third, "CANCELLED")
+    assert user.members(first)[1]["state"] == "RUNNING"
+
+
+def test_each_refusal_names_its_job_and_members_of_other_packs_are_cancelled(
+    user: CsubUser,
+) -> None:
+    user.script("go.sh", FOREVER)
+    alone = user.submit("--gres=gpu:1", "go.sh")
+    pack = user.submit("pack", "--gres=gpu:1", "go.sh", "go.sh")
+    user.wait_for_states(alone, "RUNNING")
+    user.wait_for_states(pack, "RUNNING")
+    refuse_scancel(user, alone, "Unspecified error")
+    ended = user.csub("cancel", alone, f"{pack}/2", check=False)
+    assert ended.returncode == 4
+    assert ended.stderr == f"csub: error: {alone}: scancel: Unspecified error\n"
+    user.wait_for_states(pack, {1: "RUNNING", 2: "CANCELLED"})
+
+
+def test_two_refusals_are_two_sentences(user: CsubUser) -> None:
+    user.script("go.sh", FOREVER)
+    jobs = [user.submit("--gres=gpu:1", "go.sh") for _ in range(2)]
+    for job_id in jobs:
+        user.wait_for_states(job_id, "RUNNING")
+    refuse_scancel(user, '"$1"', "Unspecified error")
+    ended = user.csub("cancel", *jobs, check=False)
+    assert ended.returncode == 4
+    assert ended.stderr == "".join(
+        f"csub: error: {job_id}: scancel: Unspecified error\n" for job_id in jobs
+    )

@@ -40,8 +40,9 @@ _MISSING = (
 )
 _STUB = """\
 #!{python} -IS
-import sys
+import os, sys
 sys.path.insert(0, {root!r})
+os.environ.setdefault({variable!r}, {conf!r})
 from tests.fake_slurm.{module} import {function}
 sys.exit({function}(sys.argv[1:]))
 """
@@ -59,13 +60,18 @@ class FakeSlurm:
 
     Args:
         directory: An empty directory for all that it knows.
+        cluster: Its name.
+        in_site_prefix: Its programs alone know where its slurm.conf lies, as if they were built so.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, cluster: str = CLUSTER, *, in_site_prefix: bool = False
+    ) -> None:
         self.directory = directory
+        self._in_site_prefix = in_site_prefix
         (directory / "spool").mkdir()
         (directory / "jobs.json").write_text('{"next_id": 1, "jobs": {}}')
-        (directory / "slurm.conf").write_text(f"ClusterName={CLUSTER}\n")
+        (directory / "slurm.conf").write_text(f"ClusterName={cluster}\n")
         (directory / "calls").touch()
         for name, place in _PROGRAMS.items():
             self._install("bin", name, place)
@@ -78,7 +84,14 @@ class FakeSlurm:
 
     def _install(self, folder: str, name: str, place: str) -> None:
         module, _, function = place.partition(":")
-        text = _STUB.format(python=sys.executable, root=str(ROOT), module=module, function=function)
+        text = _STUB.format(
+            python=sys.executable,
+            root=str(ROOT),
+            module=module,
+            function=function,
+            variable=VARIABLE,
+            conf=str(self.directory / "slurm.conf"),
+        )
         self._write(folder, name, text)
 
     def _write(self, folder: str, name: str, text: str) -> None:
@@ -89,10 +102,8 @@ class FakeSlurm:
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """What makes csub and the tests use it."""
         path = (os.environ if base is None else base)["PATH"]
-        return {
-            "PATH": f"{self.directory / 'bin'}:{path}",
-            VARIABLE: str(self.directory / "slurm.conf"),
-        }
+        named = {} if self._in_site_prefix else {VARIABLE: str(self.directory / "slurm.conf")}
+        return {"PATH": f"{self.directory / 'bin'}:{path}", **named}
 
     def pause(self) -> None:
         """Let no job start, until `go_on`."""

@@ -13,11 +13,11 @@ from tests.fake_slurm.program import Line, begin, fail, parse_length_s, parse_mo
 from tests.fake_slurm.sbatch import parse_dependency
 from tests.fake_slurm.state import (
     ACTIVE,
-    CLUSTER,
     KILL_WAIT_S,
     MAX_ARRAY_SIZE,
     State,
     open_state,
+    read_cluster_name,
     show_dependency,
     show_length,
     show_moment,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.fake_slurm.state import Job
 
 _CONFIGURATION = {
-    "ClusterName": CLUSTER, "JobRequeue": "1", "KillWait": f"{KILL_WAIT_S} sec",
+    "JobRequeue": "1", "KillWait": f"{KILL_WAIT_S} sec",
     "MailProg": "/bin/true", "MaxArraySize": str(MAX_ARRAY_SIZE),
     "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "22.05.8",
 }  # fmt: skip
@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     words = line.words
     with open_state() as state:
         if words == ["show", "config"]:
-            for name, value in _CONFIGURATION.items():
+            shown = {"ClusterName": read_cluster_name(), **_CONFIGURATION}
+            for name, value in shown.items():
                 sys.stdout.write(f"{name:<23} = {value}\n")
         elif words[:2] == ["show", "job"] and len(words) == 3 and "--oneliner" in line.options:
             show_jobs(state, words[2])

@@ -17,9 +17,9 @@ from tests.fake_slurm.processes import (
     unblock,
 )
 from tests.fake_slurm.state import (
-    CLUSTER,
     KILL_WAIT_S,
     open_state,
+    read_cluster_name,
     show_id,
     show_moment,
 )
@@ -89,7 +89,7 @@ def build_variables(job: Job) -> dict[str, str]:
     gpus = ",".join(str(gpu) for gpu in job["gpus"])
     values = {
         "SLURM_JOB_ID": job["id"], "SLURM_JOBID": job["id"], "SLURM_JOB_NAME": job["name"],
-        "SLURM_JOB_PARTITION": job["partition"], "SLURM_CLUSTER_NAME": CLUSTER,
+        "SLURM_JOB_PARTITION": job["partition"], "SLURM_CLUSTER_NAME": read_cluster_name(),
         "SLURM_SUBMIT_DIR": job["directory"], "SLURM_JOB_NODELIST": job["node"],
         "SLURM_NODELIST": job["node"], "SLURMD_NODENAME": job["node"], "SLURM_NTASKS": "1",
         "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": str(job["cpus"]),

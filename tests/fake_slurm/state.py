@@ -161,6 +161,12 @@ def open_state(directory: str = "") -> Iterator[State]:
         os.close(lock)
 
 
+def read_cluster_name() -> str:
+    """Its own name, from its slurm.conf."""
+    with open(os.environ[VARIABLE], encoding="utf-8") as file:
+        return file.read().partition("=")[2].strip()
+
+
 def find_directory() -> str:
     """The folder of the fake that this program belongs to."""
     return os.path.dirname(os.environ[VARIABLE])

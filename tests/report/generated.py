@@ -178,7 +178,7 @@ def make_pack(
 ) -> Path:
     """Write a pack that has run, or runs, with these members."""
     numbers = sorted({truth.member for truth in truths})
-    state = State(root)
+    state = State(root, "here")
     state.prepare()
     pack = build_pack(submission)
     entries = []

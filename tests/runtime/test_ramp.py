@@ -319,7 +319,7 @@ def test_who_is_stopped_goes_back_to_waiting_however_it_ends() -> None:
         {"stp": float("inf")},
         {"running": 1.5},
         {"target": None},
-        {"state": "SLEEPING"},
+        {"state": 3},
         {"stops_one": "yes"},
     ],
 )

@@ -132,7 +132,7 @@ def test_only_why_a_member_waits_is_known_again() -> None:
 
 def look(stage: Stage) -> PackView:
     """The pack as csub sees it, from its files."""
-    state = State(stage.pack.parent.parent, "")
+    state = State(stage.pack.parent.parent, "here")
     (stage.pack / "slurm_job_id").write_text("1\n")
     job = SlurmJob("1", SlurmJobState.RUNNING, "1:00", "9:00", "n1", "", "")
     [view] = survey_packs(state, ["s.0"], {"1": job})

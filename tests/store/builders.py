@@ -28,7 +28,7 @@ def build_pack(
     index: int = 0,
     members: int = 2,
     indices: tuple[int, ...] = (0,),
-    cluster: str = "",
+    cluster: str = "here",
 ) -> NewPack:
     entries = tuple(build_member(number) for number in range(1, members + 1))
     record = PackRecord(

@@ -49,7 +49,7 @@ def make_over(state: State, name: str, job_id: str, *, age_s: float, cluster: st
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
-    state = State(tmp_path / "state" / "slurm_colloc", "")
+    state = State(tmp_path / "state" / "slurm_colloc", "here")
     state.prepare()
     return state
 
@@ -123,7 +123,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_call(state: State) ->
         "        if left < 0:\n"
         "            os.kill(os.getpid(), 9)\n"
         "sys.addaudithook(trip)\n"
-        "state = State(Path(sys.argv[1]), '')\n"
+        "state = State(Path(sys.argv[1]), 'here')\n"
         "remove_pack(state, 'doomed.0')\n"
         "remove_remains(state)\n"
     )

@@ -41,7 +41,7 @@ def _nothing_stays_protected() -> Iterator[None]:
 def foreign(tmp_path: Path) -> Path:
     """The state directory of another user, with a pack in it."""
     root = tmp_path / "state"
-    state = State(root)
+    state = State(root, "here")
     state.prepare()
     pack = build_pack("s")
     with state.writing([pack]):
@@ -61,7 +61,7 @@ def list_stamps(root: Path) -> list[tuple[str, int, int]]:
 @pytest.mark.root
 def test_it_can_be_read_and_has_no_operation_that_writes(foreign: Path) -> None:
     before = list_stamps(foreign)
-    state = open_state(foreign)
+    state = open_state(foreign, "here")
     assert type(state) is StateReader
     assert (state.owner_uid, state.owner_name) == (OWNER, f"uid {OWNER}")
     assert state.find_packs("4711") == state.list_open() == state.list_all() == ["s.0"]
@@ -96,7 +96,7 @@ WRITES: list[Callable[[Path], object]] = [
 def test_what_writes_by_a_path_is_refused_as_well(
     foreign: Path, write: Callable[[Path], object]
 ) -> None:
-    open_state(foreign)
+    open_state(foreign, "here")
     before = list_stamps(foreign)
     with pytest.raises(StateError, match="only uid 61234 can change it"):
         write(foreign)

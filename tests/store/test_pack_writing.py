@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
+from slurm_colloc.model.comment_token import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -25,7 +26,6 @@ from slurm_colloc.store.pack.pack_directory import (
     read_slurm_job_id,
     read_spec,
 )
-from slurm_colloc.submission.packs.hook_token import PACK_TOKEN
 from slurm_colloc.submission.upkeep.sweep import OpenPack, look_at_open_packs, sweep
 
 from .builders import ENVIRONMENT, SCRIPT, build_pack
@@ -35,7 +35,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
-    state = State(tmp_path / "state")
+    state = State(tmp_path / "state", "here")
     state.prepare()
     return state
 
@@ -184,7 +184,7 @@ from pathlib import Path
 from builders import build_pack
 from slurm_colloc.store import all_packs
 
-state = all_packs.State(Path(sys.argv[1]))
+state = all_packs.State(Path(sys.argv[1]), "here")
 state.prepare()
 left = int(sys.argv[2])
 
@@ -236,7 +236,7 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
             assert read_spec(path, 2).job.number == 2
             assert inbox.list_waiting(str(path)) == [1, 2]
         known = build_job("4711", PACK_TOKEN.format(submission="s"))
-        swept = State(state.root)
+        swept = State(state.root, "here")
         if at % 2 or "slurm_job_id" in str(list_tree(state.packs)):
             # Slurm has the job: the pack stays, and is found by its id.
             sweep_with(swept, known)
@@ -259,7 +259,7 @@ def test_a_child_that_inherits_the_lock_keeps_the_sweep_away(state: State) -> No
         "from pathlib import Path\n"
         "from builders import build_pack\n"
         "from slurm_colloc.store.all_packs import State\n"
-        "state = State(Path(sys.argv[1]))\n"
+        "state = State(Path(sys.argv[1]), 'here')\n"
         "with state.writing([build_pack('s')]) as lock:\n"
         "    child = subprocess.Popen(['sleep', '120'], pass_fds=[lock], stdout=-3, stderr=-3)\n"
         "    print(child.pid, flush=True)\n"
@@ -390,7 +390,7 @@ def test_a_state_directory_below_a_file_is_told(tmp_path: Path) -> None:
 def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
-    state = State(tmp_path / "state")
+    state = State(tmp_path / "state", "here")
     state.prepare()
     os.chown(state.root, 1, 1)
     with pytest.raises(StateError, match="belongs to uid 1, you are 0"):

@@ -54,3 +54,18 @@ def test_why_a_job_runs_alone_is_told_without_control_characters(tmp_path: Path)
     found = collect(tmp_path, f"--gres=gpu:1,{ODD}")
     assert found.job.alone_because == f"it asks for other GRES too: {SHOWN}"
     assert collect(tmp_path, "--nodes=2").job.alone_because == "it asks for --nodes=2"
+
+
+@pytest.mark.parametrize("text", ["0", "00", "0K", "0k", "0M", "0MB", "0G", "0T", "+0", "000T"])
+def test_all_host_memory_of_a_node_in_any_spelling_is_asked_for_alone(
+    tmp_path: Path, text: str
+) -> None:
+    candidate = collect(tmp_path, "--gres=gpu:1", f"--mem={text}")
+    assert candidate.job.alone_because == "--mem=0 asks for all host memory of a node"
+    assert candidate.job.host_memory_mb is None
+
+
+@pytest.mark.parametrize("text", ["1K", "1", "01M", "10G"])
+def test_a_little_host_memory_is_not_all_of_it(tmp_path: Path, text: str) -> None:
+    candidate = collect(tmp_path, "--gres=gpu:1", f"--mem={text}")
+    assert candidate.job.alone_because == ""

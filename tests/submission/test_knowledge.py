@@ -21,7 +21,12 @@ from slurm_colloc.store.learned.profile_updates import (
     add_observations,
     forget_profiles,
 )
-from slurm_colloc.store.learned.profiles import compute_family, list_profiles, profile_path
+from slurm_colloc.store.learned.profiles import (
+    compute_family,
+    list_numbers,
+    list_profiles,
+    profile_path,
+)
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 
@@ -37,6 +42,7 @@ def learn(root: Path, call: Call, *, gpu: str = H200, at: float | None = None, *
     observation = Observation(
         signature=compute_signature(candidate.script, candidate.job),
         family=compute_family(candidate.script, candidate.job),
+        numbers=list_numbers(candidate.job),
         name=candidate.job.name,
         gpu_model=gpu,
         gpu_uuid="GPU-1",
@@ -268,3 +274,21 @@ def test_a_name_among_profiles_that_cannot_be_read_is_told_with_why(tmp_path: Pa
     (folder / f"{'0' * 32}.nvidia-h200.json").write_text("{")
     with pytest.raises(UsageProblem, match=r"no usage profile can be read: .*nvidia-h200\.json"):
         ask(tmp_path, collect(tmp_path, *OPTIONS, "--profile-like=big", "a.sh", "b"))
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [("resnet18", "resnet152"), ("llama-7b", "llama-70b"), ("--width=1024", "--width=8192")],
+)
+def test_the_memory_of_a_small_relative_is_no_limit_of_a_large_one(
+    tmp_path: Path, small: str, large: str
+) -> None:
+    write(tmp_path)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", small), gpu_memory_peak_mb=2000.0)
+    known = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", large))
+    assert known.profiles == {}
+    told = any("differs by more than 2 times" in reason for reason in known.reasons)
+    assert told is large.startswith("--width")
+    # The same job as measured, and one like it, go by it.
+    near = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", small))
+    assert near.profiles[0].gpu_memory_peak_mb == 2000

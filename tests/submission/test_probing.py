@@ -14,7 +14,7 @@ from slurm_colloc.planning.join.join_fit import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_observations
-from slurm_colloc.store.learned.profiles import compute_family, is_known
+from slurm_colloc.store.learned.profiles import compute_family, is_known, list_numbers
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy, compute_probe_s
 
@@ -36,6 +36,7 @@ def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
     observation = Observation(
         signature=compute_signature(candidate.script, candidate.job),
         family=compute_family(candidate.script, candidate.job),
+        numbers=list_numbers(candidate.job),
         name=candidate.job.name,
         gpu_model="NVIDIA H200",
         gpu_uuid="GPU-1",
@@ -54,10 +55,10 @@ def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) 
     assert margin(call, tmp_path, probe=False) == 60
     assert margin(call, tmp_path, instrument=False) == 60
     # Another number among the arguments: one family.
-    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.7"))
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.2"))
     assert margin(call, tmp_path) == 60
     # Here the number matters.
-    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.9"), rate=20.0)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.15"), rate=20.0)
     assert margin(call, tmp_path) == 260
     other = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--deep", "0.1")
     assert margin(other, tmp_path) == 260
@@ -155,3 +156,39 @@ def test_probe_needs_one_job_on_one_gpu_that_can_be_measured(
     write(tmp_path)
     with pytest.raises(UsageProblem, match=told):
         as_probe(collect(tmp_path, *options, "a.sh"), Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "is_relative"),
+    [
+        (["resnet18"], "resnet152", False),
+        (["llama-7b"], "llama-70b", False),
+        (["--model=llama-7b"], "--model=llama-70b", False),
+        (["runs/resnet18/1"], "runs/resnet18/2", True),
+        (["vit_b16"], "vit_b32", False),
+        (["gpt2"], "gpt4", False),
+        (["--lr=0.1"], "--lr=2e-1", True),
+        (["--width=1024"], "--width=2048", True),
+        # Far from all that was measured: it may be what decides how much is taken.
+        (["--width=1024"], "--width=2049", False),
+        (["--width=1024"], "--width=511", False),
+        (["--width=64", "--width=4096"], "--width=512", True),
+        (["--width=64", "--width=4096"], "--width=8193", False),
+        (["--seed=0"], "--seed=0", True),
+        (["--seed=0"], "--seed=1", False),
+        (["--bias=-1"], "--bias=-2", True),
+        (["--bias=-1"], "--bias=1", False),
+        (["--bias=-1", "--bias=1"], "--bias=0", True),
+    ],
+)
+def test_a_relative_differs_in_whole_numbers_and_by_no_more_than_twice(
+    tmp_path: Path, measured: list[str], asked: str, is_relative: bool
+) -> None:
+    write(tmp_path)
+    for argument in measured:
+        learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", argument))
+    call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", asked)
+    candidate = call.candidates[0]
+    state = tmp_path / "state"
+    assert is_known(state, candidate.script, candidate.job, "NVIDIA H200") is is_relative
+    assert margin(call, tmp_path) == (60 if is_relative else 260)

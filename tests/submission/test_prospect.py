@@ -26,7 +26,7 @@ RUNNING = SlurmJob("4711", SlurmJobState.RUNNING, "1:00", "UNLIMITED", "n1", "",
 def prepare(root: Path) -> tuple[Path, Prospect]:
     """A pack that was planned for MPS with four places and has two members; and its next one."""
     script = write(root).read_bytes()
-    state = State(root / "state")
+    state = State(root / "state", "here")
     state.prepare()
     record = dataclasses.replace(
         build_pack("20260101-000000-a").record,

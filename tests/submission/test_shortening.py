@@ -70,7 +70,7 @@ class Slurm:
 
 
 def submit(root: Path, batch: Batch) -> tuple[State, list[PackRecord]]:
-    state = State(root / "state")
+    state = State(root / "state", "here")
     state.prepare()
     packs = [
         build_pack("20260101-000000-a", index, indices=batch.indices) for index in batch.indices

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.errors import (
+    CollocError,
+    SlurmError,
+    SlurmUnreachable,
+    StateError,
+    UsageProblem,
+)
+from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.store.pack.runner_process import is_of_another_host, read_runner
 
 
 def wake_runner(session: Session, view: PackView, about: object) -> None:
@@ -30,11 +40,36 @@ def wake_runner(session: Session, view: PackView, about: object) -> None:
 
 
 def signal_runner(path: Path, number: int) -> None:
-    """Signal the runner of a pack that runs on this machine."""
-    try:
-        os.kill(int((path / "runner_pid").read_text()), number)  # noqa: TID251 - its own
-    except (OSError, ValueError):
+    """Signal the runner of a pack without Slurm, if this is its machine and it still runs.
+
+    Elsewhere it is not reached by a signal: it looks for requests within a second.
+    """
+    with contextlib.suppress(OSError, StateError):
+        runner = read_runner(path)
+        if runner is None or is_of_another_host(path):
+            return
+        if is_alive(ProcessId(runner.pid, runner.start_ticks)):
+            os.kill(runner.pid, number)  # noqa: TID251 - its own
+
+
+def require_here(session: Session, view: PackView) -> None:
+    """See that a pack's Slurm job is one of this cluster: another may have a job of the same id.
+
+    Raises:
+        SlurmUnreachable: It is not known which cluster this is.
+        UsageProblem: The job is one of another cluster, or it is not known of which.
+    """
+    if not view.is_elsewhere:
         return
+    if not session.state.cluster:
+        raise SlurmUnreachable(
+            f"{view.shown_id}: it is not known which cluster this is",
+            hint="nothing was changed; try again when scontrol show config answers here",
+        )
+    raise UsageProblem(
+        f"{view.shown_id} is a job of {view.where_to_ask}, and this is {session.state.cluster}",
+        hint="call csub on a login node of it",
+    )
 
 
 def join_names(members: list[MemberView]) -> str:
@@ -48,9 +83,20 @@ class Problems:
     def __init__(self) -> None:
         self._found: list[CollocError] = []
 
-    def add(self, problem: CollocError) -> None:
-        """Note one."""
-        self._found.append(problem)
+    @contextlib.contextmanager
+    def noted(self, about: str = "") -> Iterator[None]:
+        """Note what goes wrong in the body, once for each sentence, and go on.
+
+        Args:
+            about: What the sentence is to name; empty where it names it already.
+        """
+        try:
+            yield
+        except CollocError as problem:
+            if about not in problem.message:
+                problem.message = f"{about}: {problem.message}"
+            if str(problem) not in map(str, self._found):
+                self._found.append(problem)
 
     def settle(self) -> int:
         """The exit status: 0, or the first problem's; they are told.

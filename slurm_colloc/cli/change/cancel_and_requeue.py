@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, signal_runner, wake_runner
+from slurm_colloc.cli.change.ask_runner import (
+    Problems,
+    join_names,
+    require_here,
+    signal_runner,
+    wake_runner,
+)
 from slurm_colloc.cli.session import Session, freeze, note, say
-from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_survey import MemberView, PackView
@@ -40,7 +46,7 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
 
     Raises:
         NotFound: There is no such pack or member.
-        SlurmError: Slurm did not do it.
+        CollocError: One could not be cancelled; all others were.
     """
     found = session.survey(selections)
     doomed = [(view, [m for m in members if not m.is_final]) for view, members in found]
@@ -51,20 +57,22 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
             return 1
         # Only what was shown: another member may have joined meanwhile.
         found = session.survey(freeze(doomed))
+    problems = Problems()
     for view, members in found:
         alive = [member for member in members if not member.is_final]
         if not alive:
             note(f"{', '.join(str(m.member) for m in members)}: already ended")
             continue
-        if len(alive) == sum(not member.is_final for member in view.members):
-            _cancel_pack(session, view, only_these=asked)
-        else:
-            for member in alive:
-                _cancel_member(session, view, member)
-    return 0
+        with problems.noted():
+            require_here(session, view)
+            if len(alive) == sum(not member.is_final for member in view.members):
+                _cancel_pack(session, view, problems, only_these=asked)
+            else:
+                _cancel_members(session, view, alive, problems)
+    return problems.settle()
 
 
-def _cancel_pack(session: Session, view: PackView, *, only_these: bool) -> None:
+def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_these: bool) -> None:
     path = session.state.pack_path(view.record.pack_id)
     if view.slurm_state is None and not view.record.local and session.unreachable is not None:
         raise session.unreachable
@@ -77,9 +85,17 @@ def _cancel_pack(session: Session, view: PackView, *, only_these: bool) -> None:
         # Joining needs this lock, so no member joins between the look and scancel.
         with hold_lock(path / "lock", LOCK_WAIT_S):
             if not only_these or len(list_members(path)) == len(view.members):
-                session.slurm.cancel(view.job_id)
+                with problems.noted(view.job_id):
+                    session.slurm.cancel(view.job_id)
                 return
-        for member in _list_alive(view):
+        _cancel_members(session, view, _list_alive(view), problems)
+
+
+def _cancel_members(
+    session: Session, view: PackView, members: Sequence[MemberView], problems: Problems
+) -> None:
+    for member in members:
+        with problems.noted():
             _cancel_member(session, view, member)
 
 
@@ -175,10 +191,9 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
     """
     problems = Problems()
     for view, members in session.survey(choice):
-        try:
+        with problems.noted():
+            require_here(session, view)
             _requeue_in(session, view, members)
-        except CollocError as problem:
-            problems.add(problem)
     return problems.settle()
 
 

@@ -46,9 +46,8 @@ def is_over(session: Session, view: PackView, before: float) -> bool:
     """A pack of this cluster whose members have all ended by then, and whose books are closed."""
     path = session.state.pack_path(view.record.pack_id)
     closed = read_ended(path) is not None or not (path / "inbox").exists()
-    # Where this machine's cluster is not known, a pack of any cluster is another's.
-    is_elsewhere = view.record.cluster not in ("", session.state.cluster)
-    if is_elsewhere or not closed or not view.job_id or is_local_alive(path):
+    is_of_another = view.is_elsewhere and bool(view.record.cluster)
+    if is_of_another or not closed or not view.job_id or is_local_alive(path):
         return False
     ended = collect_ended(session.state, [(view, view.members)], 0.0)
     return len(ended) == len(view.members) and all(entry.by <= before for entry in ended)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, wake_runner
+from slurm_colloc.cli.change.ask_runner import Problems, join_names, require_here, wake_runner
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused, StateError, UsageProblem
+from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.store.atomic_files import hold_lock
@@ -47,10 +47,9 @@ def hold(session: Session, choice: Choice | Sequence[Selection]) -> int:
     """
     problems = Problems()
     for view, members in session.survey(choice):
-        try:
+        with problems.noted():
+            require_here(session, view)
             _hold_in(session, view, members)
-        except CollocError as problem:
-            problems.add(problem)
     return problems.settle()
 
 
@@ -64,10 +63,9 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
     """
     problems = Problems()
     for view, members in session.survey(choice):
-        try:
+        with problems.noted():
+            require_here(session, view)
             _release_in(session, view, members)
-        except CollocError as problem:
-            problems.add(problem)
     return problems.settle()
 
 

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
+from slurm_colloc.cli.change.ask_runner import require_here
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import NodeError, SlurmUnreachable, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -82,11 +83,7 @@ def _check_reach(session: Session, view: PackView, member: MemberView) -> None:
                 hint=f"call csub shell on {record.node}",
             )
         return
-    if view.is_elsewhere:
-        raise UsageProblem(
-            f"{name} runs on the cluster {view.record.cluster}",
-            hint="call csub on a login node of it",
-        )
+    require_here(session, view)
     if session.unreachable is not None:
         raise session.unreachable
     if view.slurm_state is not SlurmJobState.RUNNING:

@@ -20,13 +20,14 @@ from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.queue_waits import WaitEstimate
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb
+from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES
 from slurm_colloc.planning.explain.explanation import PlanExplanation
 from slurm_colloc.planning.job_needs import build_load, choose_bound
 from slurm_colloc.planning.predict.queue_gain import estimate_wait
 from slurm_colloc.report.plan.plan_figures import render_comparison
 from slurm_colloc.report.plan.plan_view import PLAN_SCHEMA, build_plan_json, render_plan
 from slurm_colloc.report.terminal_tables import choose_width
-from slurm_colloc.settings import GOAL_CHOICES, RULE_CHOICES, read_given_environment
+from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call

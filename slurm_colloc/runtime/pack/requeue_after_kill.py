@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
-from slurm_colloc.model.member import FINAL_STATES
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import judge_pack
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
@@ -153,7 +152,7 @@ class KilledRunner:
             read_state(self._pack, number, self._kill.attempt)
             for number in list_members(self._pack)
         )
-        return any(record is None or record.state not in FINAL_STATES for record in records)
+        return any(record is None or not record.is_final for record in records)
 
     def _refuse(self, refusal: str) -> bool:
         write_kill(self._pack, dataclasses.replace(self._kill, refusal=refusal))

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from pathlib import Path
 
-from slurm_colloc.model.member import FINAL_STATES, TRANSITIONS, MemberState
+from slurm_colloc.model.member import TRANSITIONS, MemberState
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
@@ -85,7 +85,7 @@ class Member:
     @property
     def is_final(self) -> bool:
         """It will not run again."""
-        return self.record.state in FINAL_STATES
+        return self.record.is_final
 
     @property
     def is_starting(self) -> bool:

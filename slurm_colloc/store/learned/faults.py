@@ -7,15 +7,30 @@ has succeeded alone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import Job
-from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
+from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.record_files import read_record
 
 _FOLDER = "faults"
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultRecord:
+    """A fault that has hit a job's neighbours (faults/SIGNATURE.json).
+
+    Attributes:
+        member: Which member it was, `4711/3`.
+        evidence: What that rests on.
+    """
+
+    member: str = ""
+    evidence: tuple[str, ...] = ()
 
 
 def compute_signature(script: bytes, job: Job) -> str:
@@ -44,10 +59,8 @@ def note_culprit(root: Path, signature: str, member: str, evidence: Sequence[str
         StateError: It cannot be written.
     """
     make_directory(root / _FOLDER)
-    write_json(
-        f"{root}/{_FOLDER}/{signature}.json",
-        {"member": member, "evidence": list(evidence)},
-    )
+    record = FaultRecord(member, tuple(evidence))
+    write_json(f"{root}/{_FOLDER}/{signature}.json", dataclasses.asdict(record))
 
 
 def forget_culprit(root: Path, signature: str) -> bool:
@@ -61,9 +74,9 @@ def forget_culprit(root: Path, signature: str) -> bool:
 def find_culprit(root: Path, signature: str) -> str | None:
     """The member whose fault is on record for a signature; None where none is."""
     with contextlib.suppress(StateError):
-        value = read_json(f"{root}/{_FOLDER}/{signature}.json")
-        if value is not None:
-            return str(value.get("member", ""))
+        record = read_record(f"{root}/{_FOLDER}/{signature}.json", FaultRecord)
+        if record is not None:
+            return record.member
     return None
 
 

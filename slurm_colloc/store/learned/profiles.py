@@ -13,14 +13,18 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.model.profile import ProfileRecord, is_near, rates_agree
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.foreign_json import parse_foreign
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_format import parse_profile
+from slurm_colloc.store.learned.profile_format import NUMBER_MOST, NUMBERS_MOST, parse_profile
 from slurm_colloc.store.learned.profile_index import FOLDER, ProfileNames
 
-_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
+_EDGE = r"=,:;/\[\](){}\s\"'"
+_NUMBER = re.compile(
+    rf"(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])", re.ASCII
+)
+"""A word that is a number as a whole: `--lr=1e-4`, `8`, not the digits in resnet18 or llama-7b."""
 
 
 def slug_gpu_model(name: str) -> str:
@@ -29,9 +33,19 @@ def slug_gpu_model(name: str) -> str:
 
 
 def compute_family(script: bytes, job: Job) -> str:
-    """The signature with every number among the arguments masked, and without the array task."""
+    """The signature with each number among the arguments masked, and without the array task.
+
+    Digits that are part of a word stay: they often name another model.
+    """
     masked = tuple(_NUMBER.sub("#", argument) for argument in job.arguments)
     return compute_signature(script, dataclasses.replace(job, arguments=masked, array_task=None))
+
+
+def list_numbers(job: Job) -> tuple[float, ...]:
+    """What `compute_family` masks of a job, in its order, as far as it is kept."""
+    texts = [text for argument in job.arguments for text in _NUMBER.findall(argument)]
+    numbers = (float(text) for text in texts[:NUMBERS_MOST])
+    return tuple(max(-NUMBER_MOST, min(NUMBER_MOST, number)) for number in numbers)
 
 
 def profile_path(root: Path, signature: str, gpu_model: str) -> Path:
@@ -83,28 +97,38 @@ def is_known(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
         gpu_model: The GPU's model.
     """
     own = read_profile(root, compute_signature(script, job), gpu_model)
-    return own is not None or tells_of_family(root, compute_family(script, job), gpu_model)
+    return own is not None or tells_of_family(root, script, job, gpu_model)
 
 
 def tells_of_family(
-    root: Path, family: str, gpu_model: str | None = None, names: ProfileNames | None = None
+    root: Path,
+    script: bytes,
+    job: Job,
+    gpu_model: str | None = None,
+    names: ProfileNames | None = None,
 ) -> bool:
-    """Whether the usage profiles of a family (see `compute_family`) tell something of a relative.
+    """Whether the usage profiles of a job's family (see `compute_family`) tell something of it.
 
-    Those whose rates alone differ do not: another relative has to be measured itself.
+    Those whose rates alone differ do not, nor those whose numbers are far from its own: then it
+    has to be measured itself.
 
     Args:
         root: The state directory.
-        family: The family.
+        script: The job's script.
+        job: The job.
         gpu_model: On this GPU model; None for any.
         names: The usage profiles that there are, where they are known already.
     """
-    rates: dict[str, list[float]] = {}
-    for record in read_family(root, family, names)[0]:
+    by_model: dict[str, list[ProfileRecord]] = {}
+    for record in read_family(root, compute_family(script, job), names)[0]:
         if gpu_model in (None, record.gpu_model):
-            known = rates.setdefault(record.gpu_model, [])
-            known += [record.steps_per_s.mean] if record.steps_per_s is not None else []
-    return any(rates_agree(known) for known in rates.values())
+            by_model.setdefault(record.gpu_model, []).append(record)
+    numbers = list_numbers(job)
+    return any(
+        rates_agree([r.steps_per_s.mean for r in records if r.steps_per_s is not None])
+        and is_near(numbers, [record.numbers for record in records])
+        for records in by_model.values()
+    )
 
 
 def read_family(

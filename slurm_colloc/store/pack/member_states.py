@@ -12,12 +12,13 @@ import dataclasses
 import os
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.store.atomic_files import read_bytes, read_json, write_atomic, write_json
+from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.recorded_words import is_known
+from slurm_colloc.store.atomic_files import read_bytes, write_atomic, write_json
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.record_files import read_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,13 @@ class StateRecord:
     evidence: tuple[str, ...] = ()
     retries: Retries = Retries()
 
+    @property
+    def is_final(self) -> bool:
+        """It will not run again; a state that only a newer csub knows tells by its end."""
+        if self.state in FINAL_STATES:
+            return True
+        return self.ended_at is not None and not is_known(self.state)
+
 
 def read_attempt(pack: Path | str) -> int:
     """The newest attempt of a pack, 0 before its first start."""
@@ -146,27 +154,9 @@ def read_state(
         if names is not None and f"state.{candidate}.json" not in names:
             continue
         path = f"{pack}/members/{format_number(number)}/state.{candidate}.json"
-        value = read_json(path)
-        if value is None:
-            continue
-        try:
-            del value["schema"]
-            value["state"] = MemberState(value["state"])
-            code = value["exit_code"]
-            value["exit_code"] = None if code is None else ExitCode.parse(code)
-            value["gpus"] = tuple(value["gpus"])
-            value["cpus"] = tuple(value["cpus"])
-            value["evidence"] = tuple(value.get("evidence", ()))
-            value["gpu"] = _parse_gpu_use(value.get("gpu"))
-            value["retries"] = Retries(**value.get("retries", {}))
-            return StateRecord(**value)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path} is damaged ({error})") from error
+        if (record := read_record(path, StateRecord)) is not None:
+            return record
     return None
-
-
-def _parse_gpu_use(value: dict[str, Any] | None) -> GpuUse | None:
-    return None if value is None else GpuUse(**{**value, "uuids": tuple(value["uuids"])})
 
 
 def remove_environment(pack: Path | str, number: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.record_files import read_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +60,4 @@ def read_setup(pack: Path) -> Setup | None:
     Raises:
         StateError: It is damaged.
     """
-    value = read_json(f"{pack}/setup.json")
-    if value is None:
-        return None
-    known = {field.name for field in dataclasses.fields(Setup)}
-    try:
-        fields = {name: item for name, item in value.items() if name in known}
-        for name in ("gpus", "notes"):
-            fields[name] = tuple(fields[name])
-        return Setup(**fields)
-    except (KeyError, TypeError) as error:
-        raise StateError(f"{pack}/setup.json is damaged ({error})") from error
+    return read_record(f"{pack}/setup.json", Setup)

@@ -15,7 +15,6 @@ from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_locked,
     read_bytes,
-    read_json,
     write_atomic,
     write_json,
 )
@@ -25,12 +24,37 @@ from slurm_colloc.store.pack.pack_records import (
     PackRecord,
     build_pack_mapping,
     build_spec_mapping,
-    parse_pack,
-    parse_spec,
 )
+from slurm_colloc.store.record_files import read_record
 
 ENTRY = "entry.json"
 """A joiner's entry, until it goes into the inbox."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackEndRecord:
+    """Slurm's last word on a pack's job (ended.json).
+
+    Attributes:
+        slurm_state: The job's state, in Slurm's words.
+        ended_at: When it ended, in seconds since the epoch; None where that is not known.
+    """
+
+    slurm_state: str = ""
+    ended_at: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MovedMember:
+    """Where a member was submitted again (moved.json).
+
+    Attributes:
+        pack_id: In which pack.
+        number: Its number there, the same as here.
+    """
+
+    pack_id: str
+    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +80,7 @@ def read_pack(path: Path) -> PackRecord | None:
     Raises:
         StateError: It is damaged.
     """
-    value = read_json(f"{path}/pack.json")
-    if value is None:
-        return None
-    try:
-        return parse_pack(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path / 'pack.json'} is damaged ({error})") from error
+    return read_record(f"{path}/pack.json", PackRecord)
 
 
 def read_spec(pack: Path, number: int) -> MemberSpec:
@@ -72,13 +90,10 @@ def read_spec(pack: Path, number: int) -> MemberSpec:
         StateError: It is missing or damaged.
     """
     path = pack / "members" / format_number(number) / "spec.json"
-    value = read_json(path)
-    if value is None:
+    spec = read_record(path, MemberSpec)
+    if spec is None:
         raise StateError(f"{path} is missing")
-    try:
-        return parse_spec(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path} is damaged ({error})") from error
+    return spec
 
 
 def read_slurm_job_id(pack: Path) -> str | None:
@@ -100,14 +115,14 @@ def write_ended(pack: Path, state: SlurmJobState, ended_at: float | None = None)
     Raises:
         StateError: It cannot be written.
     """
-    moment = {} if ended_at is None else {"ended_at": ended_at}
-    write_json(pack / "ended.json", {"slurm_state": state.value, **moment})
+    record = PackEndRecord(state.value, ended_at)
+    write_json(pack / "ended.json", dataclasses.asdict(record))
 
 
 def read_ended(pack: Path) -> SlurmJobState | None:
     """Slurm's last word on a pack's job; None while there is none."""
-    value = read_json(f"{pack}/ended.json")
-    return None if value is None else SlurmJobState.parse(str(value.get("slurm_state", "")))
+    record = read_record(f"{pack}/ended.json", PackEndRecord)
+    return None if record is None else SlurmJobState.parse(record.slurm_state)
 
 
 def read_end_limit(pack: Path) -> float | None:
@@ -121,12 +136,9 @@ def read_end_limit(pack: Path) -> float | None:
     Raises:
         StateError: It is damaged.
     """
-    value = read_json(f"{pack}/ended.json")
-    if value is None:
-        return None
-    ended_at = value.get("ended_at")
-    if isinstance(ended_at, int | float):
-        return float(ended_at)
+    record = read_record(f"{pack}/ended.json", PackEndRecord)
+    if record is None or record.ended_at is not None:
+        return None if record is None else record.ended_at
     with contextlib.suppress(OSError):
         return (pack / "ended.json").stat().st_mtime
     return None
@@ -198,10 +210,8 @@ def drop_claimed(pack: Path, number: int) -> None:
 
 def write_moved(pack: Path, number: int, pack_id: str) -> None:
     """Note that a member is submitted again in another pack, under the same number."""
-    write_json(
-        pack / "members" / format_number(number) / "moved.json",
-        {"pack_id": pack_id, "number": number},
-    )
+    path = pack / "members" / format_number(number) / "moved.json"
+    write_json(path, dataclasses.asdict(MovedMember(pack_id, number)))
 
 
 def read_moved(pack: Path, number: int) -> str | None:
@@ -209,15 +219,19 @@ def read_moved(pack: Path, number: int) -> str | None:
 
     Where that submission came to nothing its pack is gone, and the note means nothing.
     """
-    value = read_json(pack / "members" / format_number(number) / "moved.json")
-    if value is None:
+    moved = read_record(pack / "members" / format_number(number) / "moved.json", MovedMember)
+    if moved is None or not (pack.parent / moved.pack_id).is_dir():
         return None
-    pack_id = str(value["pack_id"])
-    return pack_id if (pack.parent / pack_id).is_dir() else None
+    return moved.pack_id
 
 
 def write_pack(path: Path, pack: NewPack) -> None:
-    """Write a pack's directory with its first members already waiting in the inbox."""
+    """Write a pack's directory with its first members already waiting in the inbox.
+
+    Members' files are not waited for one by one until they are on the disk: an array has thousands
+    of them. A network file system has them when they are closed; elsewhere a crash of this machine
+    within seconds after the submission may cost them.
+    """
     for name in ("", "inbox", "members", "control"):
         os.mkdir(path / name if name else path, 0o700)
     write_json(path / "pack.json", build_pack_mapping(pack.record))
@@ -229,7 +243,7 @@ def write_pack(path: Path, pack: NewPack) -> None:
         name = format_number(member.spec.job.number)
         directory = path / "members" / name
         os.mkdir(directory, 0o700)
-        write_spec(directory, member.spec)
+        write_spec(directory, member.spec, outlives_crash=False)
         for file_name, data, mode in (
             ("script", member.script, 0o700),
             ("env", member.environment, 0o600),
@@ -240,9 +254,10 @@ def write_pack(path: Path, pack: NewPack) -> None:
                 with contextlib.suppress(OSError):
                     os.link(earlier, target)
                     continue
-            write_atomic(target, data, mode)
+            write_atomic(target, data, mode, outlives_crash=False)
             written[(file_name, data)] = target
-        write_json(path / "inbox" / f"{name}.json", {"number": member.spec.job.number})
+        entry = {"number": member.spec.job.number}
+        write_json(path / "inbox" / f"{name}.json", entry, outlives_crash=False)
 
 
 def write_record(path: Path, record: PackRecord) -> None:
@@ -250,9 +265,9 @@ def write_record(path: Path, record: PackRecord) -> None:
     write_json(path / "pack.json", build_pack_mapping(record))
 
 
-def write_spec(directory: Path, spec: MemberSpec) -> None:
-    """Write a member's spec.json."""
-    write_json(directory / "spec.json", build_spec_mapping(spec))
+def write_spec(directory: Path, spec: MemberSpec, *, outlives_crash: bool = True) -> None:
+    """Write a member's spec.json; see `write_all`."""
+    write_json(directory / "spec.json", build_spec_mapping(spec), outlives_crash=outlives_crash)
 
 
 def write_joiner(path: Path, member: NewMember) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
-from slurm_colloc.model.plan import Goal, MemberPlan, PackRequest, Policy, Rule, SharingMode
-from slurm_colloc.model.sbatch.mail_types import MailRequest
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
+from slurm_colloc.model.runner_settings import RunnerSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +48,7 @@ class PackRecord:
             jobs and this is not the first; else empty.
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
             elements; in the packs of the first, where there are several.
+        settings: What its runner goes by; None where an older csub wrote none.
     """
 
     pack_id: str
@@ -81,6 +81,7 @@ class PackRecord:
     start_degree: int | None = None
     shown_id: str = ""
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    settings: RunnerSettings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,77 +121,3 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
         if value["plan"][name] is None:
             del value["plan"][name]
     return value
-
-
-def parse_pack(value: dict[str, Any]) -> PackRecord:
-    """Read pack.json's value.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is no such value.
-    """
-    fields = _without_schema(value)
-    request = fields["request"]
-    fields["mode"] = SharingMode(fields["mode"])
-    fields["request"] = None if request is None else PackRequest(**request)
-    if fields.get("policy") is not None:
-        fields["policy"] = _parse_policy(fields["policy"])
-    fields.setdefault("refusals", ())
-    for name in ("indices", "reasons", "members", "slurm_options", "refusals"):
-        fields[name] = tuple(fields[name])
-    for name in ("group", "client_environment"):
-        fields[name] = _parse_pairs(fields[name])
-    fields["parts"] = tuple((part, tuple(indices)) for part, indices in fields.get("parts", ()))
-    return PackRecord(**_select(PackRecord, fields))
-
-
-def parse_spec(value: dict[str, Any]) -> MemberSpec:
-    """Read spec.json's value.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is no such value.
-    """
-    job = dict(value["job"])
-    job["arguments"] = tuple(job["arguments"])
-    for name in ("group", "shape"):
-        job[name] = _parse_pairs(job[name])
-    if job["signal"] is not None:
-        job["signal"] = SignalRequest(**job["signal"])
-    if job["array_task"] is not None:
-        job["array_task"] = ArrayTask(**job["array_task"])
-    if job.get("mail") is not None:
-        mail = dict(job["mail"])
-        job["mail"] = MailRequest(**{**mail, "events": tuple(mail["events"])})
-    job["depends"] = _parse_pairs(job.get("depends", []))
-    return MemberSpec(
-        job=Job(**_select(Job, job)),
-        plan=MemberPlan(**_select(MemberPlan, value["plan"])),
-        umask=value["umask"],
-        names_alone=value.get("names_alone", False),
-        joined=value.get("joined", ""),
-        joined_at=value.get("joined_at", 0.0),
-    )
-
-
-def _parse_policy(value: Mapping[str, Any]) -> Policy:
-    """Read a policy; what only a newer csub can choose stands for the usual choice."""
-    fields = {**value, "mode": SharingMode(value["mode"])}
-    goal, rule = fields.get("goal"), fields.get("rule")
-    fields["goal"] = Goal(goal) if goal in list(Goal) else Goal.THROUGHPUT
-    fields["rule"] = Rule(rule) if rule in list(Rule) else Rule.CSUB
-    known = [mode for mode in fields.get("modes", ()) if mode in list(SharingMode)]
-    fields["modes"] = tuple(SharingMode(mode) for mode in known)
-    return Policy(**_select(Policy, fields))
-
-
-def _select(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a class has: a newer csub of the same schema may write more."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
-
-
-def _without_schema(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: item for name, item in value.items() if name != "schema"}
-
-
-def _parse_pairs(value: list[list[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, text) for name, text in value)

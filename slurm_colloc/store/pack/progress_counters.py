@@ -15,7 +15,8 @@ from typing import Literal
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.record_files import read_record
 
 ProgressSource = Literal["optimizer", "api", "regex"]
 
@@ -259,10 +260,6 @@ def write_follow_request(directory: str, regex: str, files: Sequence[tuple[str, 
 def read_follow_request(directory: str) -> FollowRequest | None:
     """What the runner asks for; None where it asks for nothing, or for nothing that makes sense."""
     try:
-        value = read_json(f"{directory}/{_NAME}")
-        if value is None:
-            return None
-        files = tuple((str(path), int(size)) for path, size in value["files"])
-        return FollowRequest(str(value["regex"]), files)
-    except (StateError, KeyError, TypeError, ValueError):
+        return read_record(f"{directory}/{_NAME}", FollowRequest)
+    except StateError:
         return None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.ramp_decision import BEING_MEASURED, Decision, RampState
 from slurm_colloc.model.sbatch.quantities import format_members
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.record_files import read_record
 
 KEPT = 8
 """Decisions that are kept, the newest."""
@@ -68,45 +65,5 @@ def read_ramp(pack: Path, attempt: int) -> RampRecord | None:
     Raises:
         StateError: It is damaged.
     """
-    value = read_json(f"{pack}/ramp.json")
-    if value is None or value.get("attempt") != attempt:
-        return None
-    try:
-        return RampRecord(
-            attempt=attempt,
-            state=RampState(value["state"]),
-            target=_take_count(value, "target"),
-            places=_take_count(value, "places"),
-            decisions=tuple(_parse_decision(item) for item in value["decisions"]),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise StateError(f"{pack}/ramp.json is damaged ({error})") from error
-
-
-def _parse_decision(value: Mapping[str, Any]) -> Decision:
-    reason, stops_one = value["reason"], value.get("stops_one", False)
-    if not isinstance(reason, str) or not isinstance(stops_one, bool):
-        raise TypeError("a decision's reason is a text, and whether it stops one true or false")
-    return Decision(
-        at=_take_number(value, "at"),
-        state=RampState(value["state"]),
-        running=_take_count(value, "running"),
-        target=_take_count(value, "target"),
-        stp=None if value["stp"] is None else _take_number(value, "stp"),
-        reason=reason,
-        stops_one=stops_one,
-    )
-
-
-def _take_count(value: Mapping[str, Any], key: str) -> int:
-    item = value[key]
-    if not isinstance(item, int) or isinstance(item, bool) or item < 0:
-        raise TypeError(f"{key} is no count")
-    return item
-
-
-def _take_number(value: Mapping[str, Any], key: str) -> float:
-    item = value[key]
-    if not isinstance(item, int | float) or isinstance(item, bool) or not math.isfinite(item):
-        raise TypeError(f"{key} is no number")
-    return float(item)
+    record = read_record(f"{pack}/ramp.json", RampRecord)
+    return None if record is None or record.attempt != attempt else record

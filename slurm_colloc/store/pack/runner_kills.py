@@ -11,8 +11,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.record_files import read_record
 
 _PREFIX, _SUFFIX = "killed.", ".json"
 
@@ -65,15 +65,7 @@ def read_kill(pack: Path | str, restarts: int) -> RunnerKill | None:
     Raises:
         StateError: The file is damaged.
     """
-    path = f"{pack}/{_PREFIX}{restarts}{_SUFFIX}"
-    value = read_json(path)
-    if value is None:
-        return None
-    known = {field.name for field in dataclasses.fields(RunnerKill)}
-    try:
-        return RunnerKill(**{name: item for name, item in value.items() if name in known})
-    except TypeError as error:
-        raise StateError(f"{path} is damaged ({error})") from error
+    return read_record(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}", RunnerKill)
 
 
 def list_kills(pack: Path | str) -> list[RunnerKill]:

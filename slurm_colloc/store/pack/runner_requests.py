@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
+from slurm_colloc.model.recorded_words import is_known
+from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.record_files import read_record
 
 
 class Action(enum.StrEnum):
@@ -57,7 +59,7 @@ def write_request(pack: Path | str, request: Request) -> str:
 
 
 def take_requests(pack: Path | str) -> list[Request]:
-    """Take all requests, oldest first; damaged ones are dropped."""
+    """Take all requests, oldest first; damaged ones are dropped, and actions of a newer csub."""
     requests = []
     entries = []
     for name in os.listdir(f"{pack}/control"):
@@ -66,11 +68,10 @@ def take_requests(pack: Path | str) -> list[Request]:
             with contextlib.suppress(OSError):
                 entries.append((os.stat(path).st_mtime_ns, path))
     for _, path in sorted(entries):
-        with contextlib.suppress(StateError, KeyError, TypeError, ValueError):
-            value = read_json(path)
-            if value is not None:
-                del value["schema"]
-                requests.append(Request(**{**value, "action": Action(value["action"])}))
+        with contextlib.suppress(StateError):
+            request = read_record(path, Request)
+            if request is not None and is_known(request.action):
+                requests.append(request)
         with contextlib.suppress(OSError):
             os.unlink(path)
     return requests
@@ -102,14 +103,7 @@ def write_dependent(pack: Path, dependent: Dependent) -> None:
         StateError: It cannot be written.
     """
     make_directory(pack / "dependents")
-    write_json(
-        pack / "dependents" / f"{dependent.job_id}.json",
-        {
-            "job_id": dependent.job_id,
-            "conditions": dependent.conditions,
-            "is_any": dependent.is_any,
-        },
-    )
+    write_json(pack / "dependents" / f"{dependent.job_id}.json", dataclasses.asdict(dependent))
 
 
 def list_dependents(pack: Path) -> list[Dependent]:
@@ -122,11 +116,10 @@ def list_dependents(pack: Path) -> list[Dependent]:
     for name in names:
         if not name.endswith(".json"):
             continue
-        with contextlib.suppress(StateError, KeyError, TypeError, ValueError):
-            value = read_json(pack / "dependents" / name)
-            if value is not None:
-                conditions = tuple((str(kind), int(number)) for kind, number in value["conditions"])
-                found.append(Dependent(str(value["job_id"]), conditions, bool(value["is_any"])))
+        with contextlib.suppress(StateError):
+            dependent = read_record(pack / "dependents" / name, Dependent)
+            if dependent is not None:
+                found.append(dependent)
     return found
 
 

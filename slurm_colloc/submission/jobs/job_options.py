@@ -14,12 +14,12 @@ from slurm_colloc.model.sbatch.export import choose_batch_export
 from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
 from slurm_colloc.model.sbatch.mail_types import MailRequest, parse_mail_types
 from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
+from slurm_colloc.model.setting_values import SLOWDOWN_MOST
 from slurm_colloc.slurm.options import Concern, Options
 
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", int, float)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
-_SLOWDOWN_MOST = 100
 _DIGITS_MOST = 18
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _ONE = {
@@ -47,7 +47,7 @@ def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
             return f"it asks for --{name}={escape_controls(cut(value))}"
     if gpus.other_gres:
         return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
-    if options.text("mem") in ("0", "0M", "0G"):
+    if read_option(options, "mem", parse_host_memory_mb) == 0:
         return "--mem=0 asks for all host memory of a node"
     return ""
 
@@ -199,9 +199,9 @@ def parse_slowdown(text: str) -> float:
         ValueError: It is no number from 1 to 100.
     """
     is_number = _DECIMAL.fullmatch(text) is not None
-    if not is_number or not 1.0 <= float(text) <= _SLOWDOWN_MOST:
+    if not is_number or not 1.0 <= float(text) <= SLOWDOWN_MOST:
         raise ValueError(
-            f"a number from 1 to {_SLOWDOWN_MOST} is needed, such as 1.5 for at most "
+            f"a number from 1 to {SLOWDOWN_MOST} is needed, such as 1.5 for at most "
             "1.5 times slower than alone"
         )
     return float(text)

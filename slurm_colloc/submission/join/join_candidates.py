@@ -38,7 +38,7 @@ def list_candidates(
     # Their ids tell seconds only.
     for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
         record = pack.record
-        if record is None or record.closed or record.policy is None:
+        if record is None or record.closed or record.policy is None or state.is_elsewhere(record):
             continue
         job = find_job(record, pack.job_id, jobs)
         if job is None:

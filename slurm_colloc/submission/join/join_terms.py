@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.degree.ramp_decision import RampState
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import FINAL_STATES, SlurmJobState
+from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
@@ -183,7 +183,7 @@ class Prospect:
         for number in list_members(self._path):
             folder = self._path / "members" / inbox.format_number(number)
             record = read_state(self._path, number, attempt)
-            if os.path.lexists(folder / "cancelled") or (record and record.state in FINAL_STATES):
+            if os.path.lexists(folder / "cancelled") or (record and record.is_final):
                 continue
             present.append(Present(number, read_spec(self._path, number)))
         return present

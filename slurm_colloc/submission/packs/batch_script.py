@@ -8,8 +8,7 @@ import io
 import os
 import re
 import shlex
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
@@ -154,8 +153,20 @@ SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size; the archive must fit with room."""
 
 
+CARRIED_PREFIX = "SLURM_COLLOC_CARRIED_"
+"""Variables of the batch job that carry its members' environments: sbatch exports what begins with
+SLURM_ whatever --export says, and Slurm keeps it as it keeps the environment of any job. The
+template unsets them."""
+
+_VARIABLE_BYTES = 96 * 1024
+"""Of one variable: Linux takes 128 KiB (MAX_ARG_STRLEN, execve(2))."""
+
+_ENVIRONMENTS_MOST_BYTES = 1024 * 1024
+"""Of all of them: Linux takes a quarter of the stack limit, 2 MiB as a rule."""
+
+
 def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
-    """Pack directories as lines of base64, for a here-document.
+    """Pack directories as lines of base64, for a here-document; without members' environments.
 
     Args:
         packs: The directory that holds them.
@@ -164,16 +175,47 @@ def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
     Raises:
         UsageProblem: They are too large for a batch script.
     """
+    text = _archive(packs, pack_ids, lambda name: name != "env")
+    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
+        raise _build_refusal(text, "a batch script")
+    return "\n".join(text[start : start + 120] for start in range(0, len(text), 120))
+
+
+def build_carried_environment(packs: Path, pack_ids: Sequence[str]) -> dict[str, str]:
+    """The members' environments as variables of the batch job, which holds no secret in its script.
+
+    Args:
+        packs: The directory that holds the packs.
+        pack_ids: Their names.
+
+    Raises:
+        UsageProblem: They are too large for an environment.
+    """
+    text = _archive(packs, pack_ids, lambda name: name == "env")
+    if len(text) > _ENVIRONMENTS_MOST_BYTES:
+        raise _build_refusal(text, "the environment of a batch job")
+    parts = range(0, len(text), _VARIABLE_BYTES)
+    return {
+        f"{CARRIED_PREFIX}{number:02d}": text[start : start + _VARIABLE_BYTES]
+        for number, start in enumerate(parts)
+    }
+
+
+def _archive(packs: Path, pack_ids: Sequence[str], takes: Callable[[str], bool]) -> str:
     import tarfile
+
+    def choose(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return entry if entry.isdir() or takes(os.path.basename(entry.name)) else None
 
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for pack_id in pack_ids:
-            archive.add(packs / pack_id, arcname=f"packs/{pack_id}")
-    text = base64.b64encode(buffer.getvalue()).decode("ascii")
-    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
-        raise UsageProblem(
-            f"the jobs take {len(text) // 1024} KB, which is too much to travel in a batch script",
-            hint="submit fewer at a time, or set state_dir to a path that the nodes share",
-        )
-    return "\n".join(textwrap.wrap(text, 120))
+            archive.add(packs / pack_id, arcname=f"packs/{pack_id}", filter=choose)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _build_refusal(text: str, where: str) -> UsageProblem:
+    return UsageProblem(
+        f"the jobs take {len(text) // 1024} KB, which is too much to travel in {where}",
+        hint="submit fewer at a time, or set state_dir to a path that the nodes share",
+    )

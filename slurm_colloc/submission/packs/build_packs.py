@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
@@ -36,6 +37,7 @@ def build_packs(
     resubmissions: int = 0,
     share: str = "auto",
     place: PlaceInCall = ONLY_ONE,
+    settings: RunnerSettings | None = None,
 ) -> list[NewPack]:
     """The packs of one Slurm job, ready to be written."""
     umask = os.umask(0o077)
@@ -98,6 +100,7 @@ def build_packs(
             start_degree=planned.start_degree,
             shown_id=place.shown_id,
             parts=place.parts,
+            settings=settings,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.comment_token import COMMENT_MAX_BYTES, Token, append_token, parse_token
+from slurm_colloc.model.comment_token import (
+    COMMENT_MAX_BYTES,
+    PACK_TOKEN,
+    Token,
+    append_token,
+    parse_token,
+)
 from slurm_colloc.model.plan import PackPlan, SharingMode
 from slurm_colloc.settings import Settings
-
-PACK_TOKEN = "[csub-pack={submission}]"
-"""Appended to the job's comment: a pack whose submission was interrupted is found by it."""
 
 _NO_ROOM = (
     "the node's prolog is not asked for MPS: --comment leaves no room for it; the pack starts MPS "

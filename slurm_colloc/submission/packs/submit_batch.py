@@ -22,6 +22,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.packs.batch_script import (
     build_archive,
     build_batch_environment,
+    build_carried_environment,
     render_batch_script,
     render_kept_script,
 )
@@ -132,6 +133,7 @@ def submit_batch(
         refusals=refusals,
         resubmissions=resubmissions,
         place=place,
+        settings=settings.for_runner,
     )
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
@@ -148,7 +150,7 @@ def submit_batch(
             job_id = slurm.submit(
                 str(script_path),
                 options.words,
-                environment=environment,
+                environment={**environment, **_carry_environments(records, settings, state)},
                 directory=directory,
                 inherited=(lock,),
                 held=held,
@@ -211,6 +213,15 @@ def _render_script(
         is_array=batch.is_array,
         python=settings.python,
     )
+
+
+def _carry_environments(
+    records: Sequence[PackRecord], settings: Settings, state: State
+) -> dict[str, str]:
+    """What the batch job gets besides its own environment: those of members that travel."""
+    if settings.state_shared:
+        return {}
+    return build_carried_environment(state.packs, [record.pack_id for record in records])
 
 
 def _write_down(state: State, packs: Sequence[NewPack], job_id: str, *, carried: bool) -> None:

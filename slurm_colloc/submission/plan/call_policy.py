@@ -21,8 +21,9 @@ from slurm_colloc.model.plan import (
     SharingMode,
 )
 from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.setting_values import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES
 from slurm_colloc.model.share_request import ShareRequest
-from slurm_colloc.settings import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES, Settings
+from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 
 MONITOR_HOST_MEMORY_MB = 96
@@ -171,7 +172,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     if not (settings.probe and settings.monitor and settings.state_shared):
         return False
     from slurm_colloc.store.learned.profile_index import ProfileNames
-    from slurm_colloc.store.learned.profiles import compute_family, tells_of_family
+    from slurm_colloc.store.learned.profiles import tells_of_family
 
     asked = [
         candidate
@@ -183,8 +184,9 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
         return False
     root = settings.state_path
     names = ProfileNames(root)
-    families = {compute_family(c.script, c.job) for c in asked}
-    return not all(tells_of_family(root, family, names=names) for family in families)
+    # The tasks of an array share their script and arguments.
+    kinds = {(id(c.script), c.job.arguments): c for c in asked}
+    return not all(tells_of_family(root, c.script, c.job, names=names) for c in kinds.values())
 
 
 def as_probe(call: Call, settings: Settings) -> Call:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.model.profile import NEAR, ProfileRecord, is_near, rates_agree
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profiles import (
     compute_family,
+    list_numbers,
     list_profiles,
     read_family,
     read_named,
@@ -49,6 +50,7 @@ class ProfileSearch:
         self._exact: dict[str, list[ProfileRecord]] = {}
         self._like: dict[str, list[ProfileRecord]] = {}
         self._all: list[ProfileRecord] | None = None
+        self._nothing: list[ProfileRecord] = []
         self._merged: dict[tuple[KnownBy, str | None, int], UsageProfile | None] = {}
         self._family_of: dict[tuple[int, tuple[str, ...]], str] = {}
         self.reasons: list[str] = []
@@ -114,7 +116,14 @@ class ProfileSearch:
             records, problems = read_family(self._root, family, self._names)
             self._families[family] = records
             self.problems += problems
-        return self._families[family]
+        known = self._families[family]
+        if known and not is_near(list_numbers(candidate.job), [r.numbers for r in known]):
+            self.reasons.append(
+                f"{candidate.job.name}: a number among its arguments differs by more than {NEAR:g} "
+                "times from those of its measured relatives, so nothing of theirs is taken over"
+            )
+            return self._nothing
+        return known
 
     def _find_like(self, name: str) -> list[ProfileRecord]:
         if name in self._like:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ from slurm_colloc.model.plan import Capacity
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos
 from slurm_colloc.slurm.output_formats import NodeShape
-from slurm_colloc.slurm.run_command import read_cluster_name
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
 from slurm_colloc.store.learned.profiles import slug_gpu_model
+from slurm_colloc.submission.plan.this_cluster import find_cluster
 
 _NARROWING = ("constraint", "exclude", "nodefile", "reservation")
 """Options by which a user chooses nodes, so that a GPU type on top might leave none."""
@@ -87,7 +86,7 @@ class Destinations:
         max_wall_s, unknown = look_up_max_wall_s(
             group,
             self._settings.state_path,
-            read_cluster_name(os.environ),
+            find_cluster(self._settings.state_path),
             max_time_s=capacity.time_limit_max_s,
         )
         limits = [max_wall_s, self._settings.caps.pack_time_s]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.end_causes import RESUBMISSIONS
-from slurm_colloc.model.member import FINAL_STATES, MemberState, SlurmJobState
+from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
@@ -188,7 +188,7 @@ def list_never_started(path: Path) -> list[int]:
     found = []
     for number in list_members(path):
         record = read_state(path, number, attempt)
-        if record is not None and (record.starts or record.state in FINAL_STATES):
+        if record is not None and (record.starts or record.is_final):
             continue
         # Its wrapper says so before its script begins; its runner may have been killed just then.
         if any((path / "members" / format_number(number)).glob("run.*.started")):

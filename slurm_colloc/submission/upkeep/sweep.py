@@ -14,21 +14,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob, compute_hidden_state
+from slurm_colloc.slurm.output_formats import SlurmJob, compute_hidden_state, find_job_of
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
     is_unanswered,
     read_ended,
     read_slurm_job_id,
+    write_record,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_process import is_of_another_host
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
-from slurm_colloc.submission.packs.hook_token import PACK_TOKEN
 from slurm_colloc.submission.upkeep.ended_packs import (
     OVER,
     Ending,
@@ -76,7 +79,7 @@ def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[Op
         )
         try:
             record = state.read_pack(pack_id)
-            if record is not None and state.is_elsewhere(record):
+            if record is not None and state.is_elsewhere(record) and not _may_claim(state, record):
                 continue
             job_id = None if record is None else read_slurm_job_id(state.pack_path(pack_id))
         except (OSError, StateError) as error:
@@ -115,7 +118,7 @@ def sweep(
             if not pack.in_work:
                 notes += _sweep_without_slurm(state, pack.pack_id, record)
             continue
-        if jobs is None:
+        if jobs is None or (state.is_elsewhere(record) and not _claim(state, record, jobs)):
             continue
         job_id = pack.job_id or _adopt(state, record, jobs)
         if job_id is None:
@@ -167,14 +170,8 @@ def foresee(
 def find_job(
     record: PackRecord, job_id: str | None, jobs: Mapping[str, SlurmJob]
 ) -> SlurmJob | None:
-    """What squeue shows of a pack's job; None where it shows none, or one of another pack.
-
-    A controller that was killed may have lost its newest jobs, and give their ids again.
-    """
-    job = jobs.get(job_id or "")
-    token = PACK_TOKEN.format(submission=record.submission)
-    prefix = PACK_TOKEN.partition("{")[0]
-    return None if job is None or (prefix in job.comment and token not in job.comment) else job
+    """What squeue shows of a pack's job; None where it shows none, or one of another pack."""
+    return find_job_of(jobs, job_id or "", record.submission)
 
 
 def _read_last_word(path: Path, job: SlurmJob | None) -> SlurmJobState | None:
@@ -201,6 +198,9 @@ def _may_turn_up(state: State, record: PackRecord) -> bool:
 def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) -> list[str]:
     if record is None:
         state.forget_open(pack_id)
+    elif is_of_another_host(state.pack_path(pack_id)):
+        # Whether its runner lives is seen there alone: not every file system shares its locks.
+        return []
     elif not is_local_alive(state.pack_path(pack_id)):
         if list_held(state.pack_path(pack_id)):
             # They wait to be released.
@@ -213,13 +213,38 @@ def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) 
     return []
 
 
+def _may_claim(state: StateReader, record: PackRecord) -> bool:
+    """A pack whose cluster was not known may turn out to be of this one."""
+    return not record.cluster and bool(state.cluster) and isinstance(state, State)
+
+
+def _claim(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> bool:
+    """Write down that a pack is of this cluster: its mark in what squeue shows is the proof."""
+    element_id = _find_by_mark(record, jobs)
+    if element_id is None:
+        return False
+    path = state.pack_path(record.pack_id)
+    with hold_lock(path / "lock", 0) as locked:
+        newest = state.read_pack(record.pack_id) if locked else None
+        if newest is not None:
+            here = dataclasses.replace(newest, cluster=state.cluster)
+            write_record(path, here)
+            state.record_pack_job(here, element_id.partition("_")[0])
+    return newest is not None
+
+
 def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
     """Find the job of an interrupted submission by its comment."""
-    token = PACK_TOKEN.format(submission=record.submission)
+    element_id = _find_by_mark(record, jobs)
+    if element_id is not None:
+        state.record_pack_job(record, element_id.partition("_")[0])
+    return element_id
+
+
+def _find_by_mark(record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
     for element_id, job in jobs.items():
-        if token in job.comment:
-            base, _, index = element_id.partition("_")
+        if is_of_submission(job.comment, record.submission):
+            index = element_id.partition("_")[2]
             if not record.is_array or index == str(record.index):
-                state.record_pack_job(record, base)
                 return element_id
     return None

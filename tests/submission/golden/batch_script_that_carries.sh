@@ -3,11 +3,28 @@
 # Written by csub 1.2.3. The members run as steps of this job.
 # The pack itself: login and compute nodes share no path.
 umask 077
+for carried in "${TMPDIR:-/tmp}"/csub-pack.*; do
+    # Left by a pack that was killed: no process holds its lock any more.
+    if [ -O "$carried" ] && [ ! -L "$carried" ] && [ -f "$carried/lock" ] && flock -n "$carried/lock" true; then
+        rm -rf -- "$carried"
+    fi
+done
 carried=$(mktemp -d "${TMPDIR:-/tmp}/csub-pack.XXXXXX") || exit 6
+# Until the runner takes over, which removes it itself.
+trap 'rm -rf -- "$carried"' EXIT
+exec 9>"$carried/lock.new"
+if flock -n 9; then
+    mv "$carried/lock.new" "$carried/lock"
+fi
 base64 -d <<'CSUB_ARCHIVE' | tar -xzf - -C "$carried" || exit 6
 QUJD
 REVG
 CSUB_ARCHIVE
+# The members' environments: they are in no script that Slurm keeps.
+for name in "${!SLURM_COLLOC_CARRIED_@}"; do
+    printf '%s' "${!name}"
+done | base64 -d | tar -xzf - -C "$carried" || exit 6
+unset "${!SLURM_COLLOC_CARRIED_@}"
 pack=$carried/packs/s
 pack="$pack.0"
 if [ ! -x /usr/bin/python3 ]; then

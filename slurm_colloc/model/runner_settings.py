@@ -1,0 +1,26 @@
+"""The settings that a pack's runner goes by: they travel with the pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """What was set when a pack was submitted; slurm_colloc.settings explains each.
+
+    Attributes:
+        launcher: See Settings, like the others.
+        kill_wait_s: See there.
+        monitor: See there.
+        instrument: See there.
+        probe: See there.
+        monitor_interval_s: See there.
+    """
+
+    launcher: str = "auto"
+    kill_wait_s: int = 0
+    monitor: bool = True
+    instrument: bool = True
+    probe: bool = True
+    monitor_interval_s: float = 1.0

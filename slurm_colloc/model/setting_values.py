@@ -1,0 +1,82 @@
+"""Which values the settings may have; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Goal, Rule
+from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
+
+JOIN_CHOICES = ("auto", "pending", "never")
+HOOK_CHOICES = ("auto", "always", "never")
+ACCESS_CHOICES = ("auto", "commands", "pyslurm")
+GOAL_CHOICES = tuple(goal.value for goal in Goal)
+RULE_CHOICES = tuple(rule.value for rule in Rule)
+
+SLOWDOWN_MOST = 100
+"""Whoever accepts a larger slowdown means something else."""
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "degree": (1, 10_000),
+    "pack_size": (0, 100_000),
+    "members_per_pack": (0, 100_000),
+    "slowdown_bound": (1, SLOWDOWN_MOST),
+    "start_margin_s": (0, 86_400),
+    # Slurm takes no longer KillWait (slurm.conf(5)).
+    "kill_wait_s": (0, 65_533),
+    "monitor_interval_s": (0.5, 60),
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "launcher": ("auto", "srun", "process"),
+    "join": JOIN_CHOICES,
+    "hooks": HOOK_CHOICES,
+    "slurm_access": ACCESS_CHOICES,
+    "goal": GOAL_CHOICES,
+    "planner": RULE_CHOICES,
+    "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
+}
+
+
+def check_values(path: str, values: Mapping[str, Any]) -> None:
+    """Check ranges.
+
+    Args:
+        path: The file, for messages.
+        values: Its values, each of the right kind.
+
+    Raises:
+        UsageProblem: A value is out of its range.
+    """
+    caps = values.get("caps", {})
+    _check_ranges(path, values, "")
+    _check_ranges(path, caps, "caps.")
+    feature = values.get("hook_feature", "")
+    if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
+        raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")
+    for gpu_type, text in values.get("gpu_memory", {}).items():
+        try:
+            parse_gpu_memory_mb(str(text))
+        except ValueError as error:
+            raise UsageProblem(f"{path}: gpu_memory.{gpu_type}: {error}") from error
+    if caps.get("pack_time"):
+        try:
+            parse_time_limit_s(caps["pack_time"])
+        except ValueError as error:
+            raise UsageProblem(f"{path}: caps.pack_time: {error}") from error
+
+
+def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
+    for name, (least, most) in _RANGES.items():
+        # TOML has inf and nan, and the latter is in no range.
+        if name in values and not least <= values[name] <= most:
+            raise UsageProblem(
+                f"{path}: {prefix}{name} = {values[name]} must be from {least:g} to {most:g}"
+            )
+    for name, choices in _CHOICES.items():
+        if name in values and values[name] not in choices:
+            raise UsageProblem(
+                f"{path}: {prefix}{name} = {values[name]!r} must be "
+                f"{', '.join(choices[:-1])} or {choices[-1]}"
+            )

@@ -1,0 +1,58 @@
+"""What a pack starts by name: it may have been submitted, or begun, before an upgrade."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slurm_colloc
+from slurm_colloc.runtime.launch.step_command import WRAPPER
+
+PACKAGE = Path(slurm_colloc.__file__).parent
+ROOT = PACKAGE.parent
+
+PROMISED = (
+    "slurm_colloc.runtime",
+    "slurm_colloc.runtime.programs.shim",
+    "slurm_colloc.runtime.programs.enter",
+    "slurm_colloc.runtime.programs.examine_node",
+    "slurm_colloc.monitor",
+)
+"""docs/reliability.md has them, too."""
+
+_STARTED = re.compile(r"-m[\"']?,? [\"']?(slurm_colloc(?:\.\w+)*)")
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_each_of_them_is_a_program(module: str) -> None:
+    code = f"import runpy, sys; sys.argv = ['x']; runpy.run_module({module!r}, run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-IB", "-c", code], capture_output=True, text=True, check=False
+    )
+    # Called without the arguments that it needs, it was found and ran.
+    assert "No module named" not in ended.stderr
+    assert ended.returncode != 0
+
+
+def test_the_wrapper_has_its_place() -> None:
+    # A runner names it by its path, from before an upgrade in its own place.
+    assert Path(WRAPPER).relative_to(PACKAGE) == Path("runtime/programs/wrapper.py")
+    assert Path(WRAPPER).is_file()
+
+
+def test_nothing_else_is_started_by_name_in_a_pack() -> None:
+    folders = [PACKAGE / name for name in ("runtime", "submission", "cli/change", "store")]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    files += (ROOT / "templates").iterdir()
+    started = {name for path in files for name in _STARTED.findall(path.read_text())}
+    assert started == set(PROMISED) - {"slurm_colloc.monitor"}
+
+
+def test_the_promise_is_written_down() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    for name in (*PROMISED, "slurm_colloc/runtime/programs/wrapper.py"):
+        assert f"`{name}`" in text
