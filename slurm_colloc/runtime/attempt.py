@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
@@ -25,13 +26,14 @@ from slurm_colloc.model.member import (
     SlurmJobState,
     effective_state,
 )
+from slurm_colloc.runtime.guarded_steps import insist
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import hold_lock, make_directory, write_atomic
+from slurm_colloc.store.atomic_files import hold_lock, is_there, make_directory, write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (
@@ -82,7 +84,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     Raises:
         StateError: The pack's directory is not there or damaged.
     """
-    record = read_pack(pack)
+    record = insist("reading the pack", lambda: read_pack(pack))
     if record is None:
         raise StateError(
             f"{pack} is not on this node",
@@ -91,19 +93,20 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         )
     allocation = read_allocation(read_given_environment(), local)
     state = State(pack.parent.parent)
-    if not local and not record.carried and read_slurm_job_id(pack) is None:
-        # csub was killed between sbatch's answer and writing it down.
-        write_job_index(state.root, allocation.shown_job_id, record)
-        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
+    write_down = partial(write_down_job, pack, state, record, allocation, local=local)
+    insist("writing down its job", write_down)
     if local:
-        allocation = wait_for_local_gpu(state.root / "local", local)
+        allocation = insist(
+            "waiting for a GPU", lambda: wait_for_local_gpu(state.root / "local", local)
+        )
     slurm = None if local else SlurmCommands()
-    settings = load_settings()
+    settings = insist("reading the settings", load_settings)
     # A member that is joining has then either entered or finds that the pack has started.
     with hold_lock(pack / "lock", JOINER_WAIT_S):
-        was_over = reopen(pack, state)
-        record = leave_out_absent(pack, read_pack(pack) or record)
+        was_over = insist("reopening the pack", lambda: reopen(pack, state))
+        record = insist(
+            "reading the pack", lambda: leave_out_absent(pack, read_pack(pack) or record)
+        )
         lone = record.request is None
         keeps_output = lone or local or record.carried
         slurm_log = 2 if keeps_output else leave_output_to_members(pack)
@@ -118,13 +121,28 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     except Fenced as error:
         runner.journal.write("fenced", reason=str(error))
         raise
-    if runner.is_over:
-        close_pack(pack, state)
+    try:
+        if runner.is_over:
+            close_pack(pack, state)
+    except (OSError, StateError) as error:
+        # Its members have ended as they did; the next call of csub closes it.
+        sys.stderr.write(f"csub: error: the pack was not closed: {error}\n")
     if record.carried:
         report_carried(runner, pack, lone=lone)
     if lone and not local:
         end_like_the_member(runner.states.worst)
     return status
+
+
+def write_down_job(
+    pack: Path, state: State, record: PackRecord, allocation: Allocation, *, local: str
+) -> None:
+    """Say which job, and which process, runs the pack; it may be called several times."""
+    if not local and not record.carried and read_slurm_job_id(pack) is None:
+        # csub was killed between sbatch's answer and writing it down.
+        write_job_index(state.root, allocation.shown_job_id, record)
+        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
+    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
 
 
 def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
@@ -216,7 +234,7 @@ def reopen(pack: Path, state: State) -> bool:
         moved = read_moved(pack, number) is not None
         if record.state in FINAL_STATES or moved:
             continue
-        if os.path.exists(folder / "env"):
+        if is_there(folder / "env"):
             is_open = True
         else:
             _settle(pack, number, record, attempt, ended)
@@ -231,7 +249,7 @@ def _settle(
     pack: Path, number: int, record: StateRecord, attempt: int, ended: SlurmJobState
 ) -> None:
     """Write down what the end of its pack made of a member."""
-    cancelled = os.path.lexists(pack / "members" / format_number(number) / "cancelled")
+    cancelled = is_there(pack / "members" / format_number(number) / "cancelled")
     shown = effective_state(record.state, ended, cancelled=cancelled, held=is_held(pack, number))
     if shown in FINAL_STATES:
         reason = f"its pack had ended ({ended.value}) before it was requeued"

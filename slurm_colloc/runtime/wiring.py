@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.collect_starts import StartCollector
 from slurm_colloc.runtime.launch.member_processes import InnerSteps
@@ -28,6 +29,7 @@ from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
 from slurm_colloc.runtime.pack.end_pack import PackEnd
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
+from slurm_colloc.runtime.pack.serve_requests import RequestDesk
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
@@ -61,6 +63,7 @@ class RunnerParts:
 
     lone: bool
     passes_on: bool
+    steps: GuardedSteps
     starter: MemberStarter
     members: PackMembers
     states: StateWriter
@@ -69,6 +72,7 @@ class RunnerParts:
     gpu_mode: GpuMode
     monitor: PackMonitor
     control: MemberControl
+    requests: RequestDesk
     probe_window: ProbeWindow
     measured_degree: MeasuredDegree
     start_queue: StartQueue
@@ -122,7 +126,8 @@ def build_parts(
         members=members,
         journal=journal,
     )
-    states = StateWriter(pack, attempt, mails.note)
+    steps = GuardedSteps(journal)
+    states = StateWriter(pack, attempt, mails.note, steps=steps)
     fence = AttemptFence(pack, attempt, members)
     slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log)
 
@@ -155,11 +160,11 @@ def build_parts(
     )
     inner_steps = InnerSteps(allocation, slurm)
     control = MemberControl(
-        pack=pack,
         members=members,
         inner_steps=inner_steps,
         states=states,
         journal=journal,
+        steps=steps,
         kill_wait_s=kill_wait_s,
     )
     starts = StartCollector(
@@ -169,6 +174,7 @@ def build_parts(
         journal=journal,
         keeps_time=not is_batch_script,
         clients=gpu_mode.clients,
+        steps=steps,
     )
     blame_finder = BlameFinder(
         pack=pack,
@@ -190,6 +196,7 @@ def build_parts(
         slurm_decision=slurm_decision,
         ends=member_ends,
         journal=journal,
+        steps=steps,
     )
 
     # Which member may start.
@@ -250,7 +257,11 @@ def build_parts(
         killed_before=find_killed_before(pack, allocation),
         members=members,
         states=states,
+        steps=steps,
         note_requeue=mails.note_requeue,
+    )
+    requests = RequestDesk(
+        pack=pack, members=members, control=control, intake=intake, steps=steps, journal=journal
     )
     place_filler = PlaceFiller(
         pack=pack,
@@ -263,6 +274,7 @@ def build_parts(
         ends=member_ends,
         states=states,
         intake=intake,
+        steps=steps,
         check_fence=fence.check,
     )
     pack_end = PackEnd(
@@ -279,6 +291,7 @@ def build_parts(
     return RunnerParts(
         lone=lone,
         passes_on=passes_on,
+        steps=steps,
         starter=starter,
         members=members,
         states=states,
@@ -287,6 +300,7 @@ def build_parts(
         gpu_mode=gpu_mode,
         monitor=monitor,
         control=control,
+        requests=requests,
         probe_window=probe_window,
         measured_degree=measured_degree,
         start_queue=start_queue,

@@ -100,6 +100,24 @@ def write_json(path: Path | str, value: Mapping[str, Any]) -> None:
     write_atomic(path, text.encode() + b"\n")
 
 
+def is_there(path: Path | str) -> bool:
+    """Whether something of this name is there, a broken link too; a failure to look is no absence.
+
+    os.path.exists takes every failure for absence, and absence decides much here.
+
+    Raises:
+        StateError: It cannot be told.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot look at {os.fspath(path)}: {reason}") from error
+    return True
+
+
 def tell_kind(mode: int) -> str:
     """What stands in the place of a file, by its mode as stat has it."""
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}

@@ -22,7 +22,7 @@ from slurm_colloc.runtime.programs.shim import (
 )
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
-from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
+from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests
 
 INSIDE = {
     "PATH": "/bin",
@@ -241,7 +241,7 @@ def test_what_is_not_the_members_own_goes_to_the_real_command_unchanged(
 def test_a_requeue_from_inside_becomes_a_request(inside: dict[str, str]) -> None:
     ended = run(inside, "scontrol", "requeue", "4713")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert take_requests(inside["SLURM_COLLOC_PACK"]) == [
+    assert list_requests(inside["SLURM_COLLOC_PACK"]) == [
         Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")
     ]
 
@@ -251,7 +251,7 @@ def test_a_requeue_that_was_ruled_out_is_refused(inside: dict[str, str]) -> None
     ended = run(inside, "scontrol", "requeue", "4713")
     assert ended.returncode == 2
     assert "--no-requeue" in ended.stderr
-    assert take_requests(inside["SLURM_COLLOC_PACK"]) == []
+    assert list_requests(inside["SLURM_COLLOC_PACK"]) == []
 
 
 def test_outside_of_a_pack_a_shim_is_the_real_command(inside: dict[str, str]) -> None:

@@ -16,7 +16,13 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.store.atomic_files import read_bytes, read_json, write_atomic, write_json
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    read_bytes,
+    read_json,
+    write_atomic,
+    write_json,
+)
 from slurm_colloc.store.pack.inbox import format_number
 
 
@@ -170,6 +176,11 @@ def _parse_gpu_use(value: dict[str, Any] | None) -> GpuUse | None:
 
 
 def remove_environment(pack: Path | str, number: int) -> None:
-    """Remove a member's captured environment: it may hold secrets."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{pack}/members/{format_number(number)}/env")
+    """Remove a member's captured environment: it may hold secrets.
+
+    Raises:
+        StateError: It cannot be removed.
+    """
+    path = f"{pack}/members/{format_number(number)}/env"
+    with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
