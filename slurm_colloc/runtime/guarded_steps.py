@@ -64,12 +64,17 @@ def is_passing(error: BaseException) -> bool:
 
     That nothing is there (ENOENT), or something else than expected, is no such error.
     """
+    return _find_passing(error) is not None
+
+
+def _find_passing(error: BaseException) -> int | None:
+    """The number of such an error; None where it is none."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _PASSING:
-            return True
+            return seen.errno
         seen = seen.__cause__
-    return False
+    return None
 
 
 def insist(what: str, step: Callable[[], _T], clock: Callable[[], float] = time.monotonic) -> _T:
@@ -111,7 +116,7 @@ class GuardedSteps:
         self._journal = journal
         self._clock = clock
         self._since: dict[str, float] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._said: set[tuple[str, str | int]] = set()
 
     @property
     def has_trouble(self) -> bool:
@@ -167,11 +172,12 @@ class GuardedSteps:
             self._journal.write("trouble_over", step=name, seconds=round(lasted_s))
 
     def _tell(self, name: str, error: Exception) -> None:
-        """Say it once, however often it comes again."""
+        """Say it once, however often it comes again, and for whichever file."""
         text = _describe(error)
-        if (name, text) in self._said:
+        kind = _find_passing(error) or text
+        if (name, kind) in self._said:
             return
-        self._said.add((name, text))
+        self._said.add((name, kind))
         self._journal.write("trouble", step=name, error=text)
         # What csub has foreseen says all; of what it has not, one wants to know where.
         trace = "" if isinstance(error, OSError | CollocError) else "".join(

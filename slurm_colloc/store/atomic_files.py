@@ -70,7 +70,7 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
         for current, data in contents.items():
             _write_whole(temporary[current], data, mode)
         for current in contents:
-            os.replace(temporary[current], current)
+            _replace(temporary[current], current)
     except BaseException as error:
         for name in temporary.values():
             with contextlib.suppress(OSError):
@@ -80,6 +80,15 @@ def write_all(contents: Mapping[Path | str, bytes], mode: int = 0o600) -> None:
         # Of no temporary file.
         error.filename = os.fspath(current)
         with explain_os_errors("write", current):
+            raise
+
+
+def _replace(temporary: str, path: Path | str) -> None:
+    try:
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        # A server of NFS that is asked again, because its answer was lost, says so of what is done.
+        if is_there(temporary) or not is_there(path):
             raise
 
 
