@@ -133,16 +133,14 @@ class Runner:
                 )
         finally:
             try:
+                parts.last_work.begin()
                 parts.monitor.stop()
             finally:
                 # Whatever became of the monitor, no daemon may be left.
                 parts.gpu_mode.close()
         self.states.finish(self._wait)
-        if parts.slurm_decision.ending is None:
-            parts.steps.run("the summary", parts.monitor.summarize)
         parts.steps.run("requests", parts.requests.work)
-        parts.steps.run("dependents", parts.dependents.finish)
-        parts.steps.run("the mails", lambda: parts.mails.finish(self._wait))
+        parts.last_work.finish(self._wait_shortly, summarizes=parts.slurm_decision.ending is None)
         self.journal.write("end", exit=self.states.worst)
         if given_up is not None and is_passing(given_up.error):
             raise given_up
@@ -230,6 +228,9 @@ class Runner:
                 self._parts.control.signal(member, number, steps_only=False)
 
     # -- waiting ------------------------------------------------------------------------------
+
+    def _wait_shortly(self) -> None:
+        self._waker.wait(STARTING_WAIT_S, [])
 
     def _wait(self) -> None:
         running = self.members.running()

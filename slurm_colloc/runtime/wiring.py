@@ -27,6 +27,7 @@ from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
 from slurm_colloc.runtime.pack.end_pack import PackEnd
+from slurm_colloc.runtime.pack.last_work import LastWork
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestDesk
@@ -83,6 +84,7 @@ class RunnerParts:
     pack_end: PackEnd
     dependents: Dependents
     mails: MemberMails
+    last_work: LastWork
 
 
 def build_parts(
@@ -288,6 +290,10 @@ def build_parts(
         adopt=intake.adopt,
         kill_wait_s=read_kill_wait_s(config),
     )
+    dependents = Dependents(pack, allocation.job_id, members, slurm, journal)
+    last_work = LastWork(
+        monitor=monitor, dependents=dependents, mails=mails, steps=steps, journal=journal
+    )
     return RunnerParts(
         lone=lone,
         passes_on=passes_on,
@@ -309,8 +315,9 @@ def build_parts(
         starts=starts,
         ends=ends,
         pack_end=pack_end,
-        dependents=Dependents(pack, allocation.job_id, members, slurm, journal),
+        dependents=dependents,
         mails=mails,
+        last_work=last_work,
     )
 
 

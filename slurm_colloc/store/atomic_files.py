@@ -223,7 +223,12 @@ def make_directory(path: Path | str) -> None:
     """
     refuse_protected(path)
     with explain_os_errors("make directory", path):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            # So it says, too, where it could not see that it is a directory.
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise
 
 
 def is_locked(path: Path | str) -> bool:
@@ -295,7 +300,9 @@ def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
         try:
             yield _lock(descriptor, time.monotonic() + wait_s)
         finally:
-            os.close(descriptor)
+            # It is given back all the same, and nothing was written.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         return
     # Not within the except: what the body raises has nothing to do with it.
     yield lock
