@@ -225,8 +225,8 @@ class MemberIntake:
             self.adopt(number)
         if self._has_missed:
             # Whether the rename was done is not known: then it is found where it would be.
-            self._has_missed = False
             self.adopt_taken()
+            self._has_missed = False
         for number in inbox.list_waiting(str(self._pack)) or []:
             try:
                 is_taken = not self._knows(number) and inbox.take(str(self._pack), number)
