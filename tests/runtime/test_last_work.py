@@ -11,7 +11,8 @@ import pytest
 
 from slurm_colloc.runtime.launch.step_command import start_process
 from slurm_colloc.runtime.outcome.member_mails import MemberMails
-from slurm_colloc.runtime.pack.last_work import LAST_WORK_S, MAILS_S, LastWork
+from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S
+from slurm_colloc.runtime.pack.last_work import LAST_WORK_S, LastWork
 from slurm_colloc.runtime.pack.member_dependencies import Dependents
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.store.learned.due_summaries import is_due, list_due
@@ -117,13 +118,13 @@ def test_the_gpu_is_held_for_a_moment_only_and_what_is_left_is_said(
 def test_mails_have_a_little_longer_counted_from_the_last_members_end(
     finish: Callable[..., tuple[float, Slow]],
 ) -> None:
-    assert finish(0.0, 0.0, 1000.0)[0] == pytest.approx(MAILS_S, abs=0.11)
+    assert finish(0.0, 0.0, 1000.0)[0] == pytest.approx(LAST_WAIT_S, abs=0.11)
 
 
 def test_where_the_daemon_took_long_mails_have_had_their_time(
     finish: Callable[..., tuple[float, Slow]],
 ) -> None:
-    assert finish(0.0, 0.0, 1000.0, stops_s=MAILS_S + 1.0)[0] == MAILS_S + 1.0
+    assert finish(0.0, 0.0, 1000.0, stops_s=LAST_WAIT_S + 1.0)[0] == LAST_WAIT_S + 1.0
 
 
 def test_a_pack_that_slurm_ends_has_no_summary_here(

@@ -22,6 +22,11 @@ DEADLINE_S = 120.0
 """As slurmctld's MAIL_PROG_TIMEOUT."""
 
 
+LAST_WAIT_S = 5.0
+"""How long the end of a pack waits for its last mails, counted from its last member's end: its GPU
+is held meanwhile, and no other can send them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Mail:
     """A mail as MailProg is given it.
@@ -80,7 +85,7 @@ class Outbox:
         """The pack is over: end what is being sent, and drop what waits."""
         for process, mail, _ in self._sending:
             _kill(process)
-            self._give_up(mail, "it was not done soon after the end of the pack")
+            self._give_up(mail, f"it was not done {LAST_WAIT_S:g} s after the end of the pack")
         for mail in self._waiting:
             self._give_up(mail, "the pack was over")
         self._sending.clear()

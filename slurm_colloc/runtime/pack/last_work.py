@@ -14,14 +14,12 @@ from collections.abc import Callable
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.member_mails import MemberMails
+from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S
 from slurm_colloc.runtime.pack.member_dependencies import Dependents
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 
 LAST_WORK_S = 2.0
-"""How long the end of a pack waits for all of it: its GPU is held meanwhile."""
-
-MAILS_S = 5.0
-"""From the last member's end on, for mails: no other can send them."""
+"""How long the end of a pack waits for its summary, and for Slurm about jobs that wait for it."""
 
 
 class LastWork:
@@ -86,7 +84,7 @@ class LastWork:
             for name, is_busy, may_take in (
                 ("summary", self._monitor.is_summarizing, is_early),
                 ("dependents", self._dependents.is_busy, is_early),
-                ("mails", not self._mails.are_sent, now < self._begun_at + MAILS_S),
+                ("mails", not self._mails.are_sent, now < self._begun_at + LAST_WAIT_S),
             )
             if is_busy and may_take
         ]
