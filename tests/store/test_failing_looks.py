@@ -32,7 +32,11 @@ def pack(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=ERRORS, ids=os.strerror)
-def blind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def blind(
+    pack: Path,  # noqa: ARG001 - it is there before
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
     """No file can be looked at."""
 
     def fail(path: str, *_: object, **__: object) -> os.stat_result:
