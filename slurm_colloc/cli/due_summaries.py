@@ -42,8 +42,7 @@ def await_summaries(
         if not any(is_due(state.root, pack_id) for pack_id in due):
             return
         if time.monotonic() > deadline:
-            names = ", ".join(due)
-            note(f"the summary of {names} is not there yet; the next call of csub looks again")
+            note("their summary is not written yet; the next call that plans makes what is missing")
             return
         time.sleep(_PAUSE_S)
         look()

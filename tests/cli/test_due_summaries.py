@@ -104,7 +104,7 @@ def test_a_wait_is_bounded_and_says_so(
     monkeypatch.setattr(due_summaries, "PATIENCE_S", 0.0)
     await_summaries(state, Settings(), ["s.0"], lambda: None)
     assert made == []
-    assert "the summary of s.0 is not there yet" in capsys.readouterr().err
+    assert "their summary is not written yet" in capsys.readouterr().err
 
 
 def test_what_cannot_be_learned_is_said_once(
