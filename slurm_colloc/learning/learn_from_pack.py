@@ -24,6 +24,7 @@ from slurm_colloc.report.summary.solo_rates import (
     find_idle_power,
 )
 from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc.store.learned.due_summaries import forget_due
 from slurm_colloc.store.learned.profile_updates import (
     add_completions,
     add_feedback,
@@ -64,6 +65,7 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
     )
     if feedback is not None:
         problems += add_feedback(state, feedback)
+    forget_due(state, pack.name)
     return problems
 
 

@@ -76,7 +76,9 @@ class StartFacts:
         """As many places are free as it takes."""
         if self.takes_one:
             return not self.running
-        return sum(member.shares for member in self.running) + self.shares <= self.degree
+        # An earlier start may have had more places: who wants more than there are has all of them.
+        needed = min(self.shares, self.degree)
+        return sum(member.shares for member in self.running) + needed <= self.degree
 
     @property
     def obstacle(self) -> str:

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
@@ -26,13 +27,14 @@ from slurm_colloc.model.member import (
     effective_state,
 )
 from slurm_colloc.runtime.gpu.local_gpu import wait_for_gpu
+from slurm_colloc.runtime.guarded_steps import insist
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
-from slurm_colloc.runtime.queue.allocation import read_allocation
+from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import hold_lock, write_atomic
+from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (
@@ -84,7 +86,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     Raises:
         StateError: The pack's directory is not there or damaged.
     """
-    record = read_pack(pack)
+    record = insist("reading the pack", lambda: read_pack(pack))
     if record is None:
         raise StateError(
             f"{pack} is not on this node",
@@ -93,22 +95,22 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         )
     allocation = read_allocation(read_given_environment(), local)
     state = State(pack.parent.parent)
-    if not local and not record.carried and read_slurm_job_id(pack) is None:
-        # csub was killed between sbatch's answer and writing it down.
-        write_job_index(state.root, allocation.shown_job_id, record)
-        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    _write_process(pack)
+    write_down = partial(write_down_job, pack, state, record, allocation, local=local)
+    insist("writing down its job", write_down)
     if local:
-        wait_for_gpu(state.root / "local")
+        insist("waiting for a GPU", lambda: wait_for_gpu(state.root / "local"))
         allocation = read_allocation(os.environ, local)
     if record.shown_id:
         allocation = dataclasses.replace(allocation, shown_job_id=record.shown_id)
     slurm = None if local else SlurmCommands()
-    settings, problems = load_node_settings(os.environ, record.settings)
+    load = partial(load_node_settings, os.environ, record.settings)
+    settings, problems = insist("reading the settings", load)
     # A member that is joining has then either entered or finds that the pack has started.
     with hold_lock(pack / "lock", JOINER_WAIT_S):
-        was_over = reopen(pack, state)
-        record = leave_out_absent(pack, read_pack(pack) or record)
+        was_over = insist("reopening the pack", lambda: reopen(pack, state))
+        record = insist(
+            "reading the pack", lambda: leave_out_absent(pack, read_pack(pack) or record)
+        )
         lone = record.request is None
         keeps_output = lone or local or record.carried
         slurm_log = 2 if keeps_output else leave_output_to_members(pack)
@@ -127,8 +129,12 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     except Fenced as error:
         runner.journal.write("fenced", reason=str(error))
         raise
-    if runner.is_over:
-        close_pack(pack, state)
+    try:
+        if runner.is_over:
+            close_pack(pack, state)
+    except (OSError, StateError) as error:
+        # Its members have ended as they did; the next call of csub closes it.
+        sys.stderr.write(f"csub: error: the pack was not closed: {error}\n")
     if record.carried:
         report_carried(runner, pack, lone=lone)
     if lone and not local:
@@ -136,8 +142,14 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     return status
 
 
-def _write_process(pack: Path) -> None:
-    """Write down which process runs the pack: for its members, and for csub on this host."""
+def write_down_job(
+    pack: Path, state: State, record: PackRecord, allocation: Allocation, *, local: str
+) -> None:
+    """Say which job, and which process, runs the pack; it may be called several times."""
+    if not local and not record.carried and read_slurm_job_id(pack) is None:
+        # csub was killed between sbatch's answer and writing it down.
+        write_job_index(state.root, allocation.shown_job_id, record)
+        write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
     write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
     if (itself := identify(os.getpid())) is not None:
         write_runner(pack, RunnerProcess(os.uname().nodename, itself.pid, itself.start_ticks))
@@ -232,7 +244,7 @@ def reopen(pack: Path, state: State) -> bool:
         moved = read_moved(pack, number) is not None
         if record.is_final or moved:
             continue
-        if os.path.exists(folder / "env"):
+        if is_there(folder / "env"):
             is_open = True
         else:
             _settle(pack, number, record, attempt, ended)
@@ -247,7 +259,7 @@ def _settle(
     pack: Path, number: int, record: StateRecord, attempt: int, ended: SlurmJobState
 ) -> None:
     """Write down what the end of its pack made of a member."""
-    cancelled = os.path.lexists(pack / "members" / format_number(number) / "cancelled")
+    cancelled = is_there(pack / "members" / format_number(number) / "cancelled")
     shown = effective_state(record.state, ended, cancelled=cancelled, held=is_held(pack, number))
     if shown in FINAL_STATES:
         reason = f"its pack had ended ({ended.value}) before it was requeued"

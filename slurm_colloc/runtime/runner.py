@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.runtime.guarded_steps import RETRY_S, GivenUp, GiveUp, insist, is_passing
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation
@@ -29,6 +29,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02
+STARTING_RETRY_S = 0.2
 
 
 class Runner:
@@ -60,17 +61,22 @@ class Runner:
         self.allocation = allocation
         self.slurm = slurm
         self.journal = Journal(pack)
-        self.attempt = begin_attempt(pack, allocation.restarts + 1)
-        self._parts = build_parts(
-            pack=pack,
-            record=record,
-            allocation=allocation,
-            attempt=self.attempt,
-            journal=self.journal,
-            settings=settings,
-            slurm=slurm,
-            slurm_log=slurm_log,
-            announce=announce,
+        self.attempt = insist(
+            "beginning an attempt", lambda: begin_attempt(pack, allocation.restarts + 1)
+        )
+        self._parts = insist(
+            "preparing an attempt",
+            lambda: build_parts(
+                pack=pack,
+                record=record,
+                allocation=allocation,
+                attempt=self.attempt,
+                journal=self.journal,
+                settings=settings,
+                slurm=slurm,
+                slurm_log=slurm_log,
+                announce=announce,
+            ),
         )
         self.members = self._parts.members
         self.states = self._parts.states
@@ -80,15 +86,20 @@ class Runner:
         """Divide the allocation among the members that are there, under the pack's lock."""
         parts = self._parts
         self._waker.install()
-        parts.gpu_mode.open()
-        parts.monitor.open()
-        self.members.places, why = make_places(
-            self.pack, self.record.degree, self.allocation, lone=parts.lone
+        try:
+            parts.gpu_mode.open()
+        except Exception as error:  # noqa: BLE001 - said, and members run without MPS
+            parts.steps.note("the GPU", error)
+            parts.gpu_mode.give_up(error)
+        parts.steps.run("the monitor", parts.monitor.open)
+        self.members.places, why = insist(
+            "reading the members",
+            lambda: make_places(self.pack, self.record.degree, self.allocation, lone=parts.lone),
         )
         if why:
             self.journal.write("not_bound", reason=why)
         # What an earlier attempt left: its unfinished members start again.
-        parts.intake.adopt_taken()
+        insist("reading the members", parts.intake.adopt_taken)
         self.journal.write(
             "attempt",
             attempt=self.attempt,
@@ -102,56 +113,97 @@ class Runner:
 
         Returns:
             The worst member's exit status as a shell would give it.
+
+        Raises:
+            GivenUp: No member runs, and the file system has not let one start for minutes.
+            StateError: The last states could not be written.
         """
         parts = self._parts
+        given_up: GivenUp | None = None
         try:
             while not self._turn():
                 self._wait()
+        except GivenUp as error:
+            given_up, reason = error, str(error)
+            self.journal.write("gives_up", reason=reason)
+            if not is_passing(error.error):
+                # What the file system keeps from starting is submitted again by the next csub.
+                parts.steps.run(
+                    "refusing members", lambda: parts.place_filler.refuse_waiting(reason)
+                )
         finally:
             try:
+                parts.last_work.begin()
                 parts.monitor.stop()
             finally:
                 # Whatever became of the monitor, no daemon may be left.
                 parts.gpu_mode.close()
         self.states.finish(self._wait)
-        if parts.slurm_decision.ending is None:
-            parts.monitor.summarize()
-        parts.dependents.finish()
-        parts.mails.finish(self._wait)
+        parts.steps.run("requests", parts.requests.work)
+        parts.last_work.finish(self._wait_shortly, summarizes=parts.slurm_decision.ending is None)
         self.journal.write("end", exit=self.states.worst)
+        if given_up is not None and is_passing(given_up.error):
+            raise given_up
         # What depends on the whole pack must not take it for done.
         return self.states.worst.shell_status or int(parts.start_queue.has_handed_back)
 
     def _turn(self) -> bool:
         """Do all that can be done now; True once everything is done."""
         parts = self._parts
-        parts.fence.check()
-        self.states.flush()
-        parts.gpu_mode.work()
-        parts.monitor.work()
-        parts.starts.note_clients()
-        parts.control.end_stuck(parts.gpu_mode.list_stuck())
-        self._handle_requests()
+        run = parts.steps.run
+        run("the attempt", parts.fence.check)
+        run("states", self.states.flush)
+        run("the GPU", parts.gpu_mode.work, parts.gpu_mode.give_up)
+        run("the monitor", parts.monitor.work)
+        run("MPS clients", parts.starts.note_clients)
+        run("stuck members", lambda: parts.control.end_stuck(parts.gpu_mode.list_stuck()))
+        run("requests", parts.requests.work)
         parts.starts.collect()
         parts.ends.collect()
         parts.control.enforce_limits()
-        parts.probe_window.work()
-        parts.measured_degree.work()
-        parts.mails.work()
-        parts.dependents.look()
+        run("the probe window", parts.probe_window.work)
+        run("the measured degree", parts.measured_degree.work)
+        run("the mails", parts.mails.work)
+        run("dependents", parts.dependents.look)
+        run("Slurm's decision", self._follow_slurm)
+        if parts.slurm_decision.ending is not None:
+            is_ended = run("ending the pack", parts.pack_end.work, self._give_up("ending the pack"))
+            return bool(is_ended)
+        if parts.start_queue.describe_pack_wait():
+            return False
+        return bool(run("starting members", self._fill, self._give_up("starting members")))
+
+    def _follow_slurm(self) -> None:
+        parts = self._parts
         if parts.slurm_decision.follow():
             parts.ends.resume()
         if parts.slurm_decision.ending is not None and self.slurm is None:
             for member in self.members.running():
                 parts.control.end(member, StopReason.CANCEL)
-        while not parts.start_queue.describe_pack_wait():
-            self.members.takes_one = parts.gpu_mode.takes_one_member
-            parts.place_filler.work()
-            if self.members.running() or parts.start_queue.is_undecided:
+
+    def _fill(self) -> bool:
+        """Start what may start; True once all have ended and the pack is closed."""
+        parts = self._parts
+        self.members.takes_one = parts.gpu_mode.takes_one_member
+        parts.place_filler.work()
+        if self._has_unfinished or parts.start_queue.is_undecided:
+            return False
+        return parts.place_filler.close()
+
+    def _give_up(self, step: str) -> GiveUp:
+        """What is done once a pack cannot go on: as long as a member runs, nothing."""
+
+        def give_up(error: Exception) -> bool:
+            if self._has_unfinished:
                 return False
-            if parts.place_filler.close():
-                return True
-        return parts.slurm_decision.ending is not None and parts.pack_end.work()
+            raise GivenUp(step, error)
+
+        return give_up
+
+    @property
+    def _has_unfinished(self) -> bool:
+        """A member runs, or has ended and it is not known how."""
+        return bool(self.members.running() or self._parts.ends.undecided)
 
     @property
     def is_over(self) -> bool:
@@ -175,24 +227,21 @@ class Runner:
             for member in self.members.running():
                 self._parts.control.signal(member, number, steps_only=False)
 
-    # -- one turn -----------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------
 
-    def _handle_requests(self) -> None:
-        for request in self._parts.control.take_requests():
-            member = self.members.by_number.get(request.number)
-            if member is None and inbox.take(str(self.pack), request.number):
-                with contextlib.suppress(StateError):
-                    self._parts.intake.adopt(request.number)
-                    member = self.members.by_number[request.number]
-            if member is not None and not member.is_final:
-                self._parts.control.handle(member, request)
+    def _wait_shortly(self) -> None:
+        self._waker.wait(STARTING_WAIT_S, [])
 
     def _wait(self) -> None:
         running = self.members.running()
+        is_starting = any(member.is_starting for member in running)
+        if self._parts.steps.has_trouble:
+            # What is due, or to be read, may be what cannot be done: it would be due at once again.
+            self._waker.wait(RETRY_S if not is_starting else STARTING_RETRY_S, [])
+            return
         due = [moment for member in running for moment in member.list_due()]
         due += [*self._parts.mails.list_due(), *self._parts.pack_end.list_due()]
-        starting = any(member.is_starting for member in running)
-        wait_s = STARTING_WAIT_S if starting else IDLE_WAIT_S
+        wait_s = STARTING_WAIT_S if is_starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._parts.gpu_mode.filenos())
 
 

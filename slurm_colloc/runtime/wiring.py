@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.collect_starts import StartCollector
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
@@ -26,8 +27,10 @@ from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
 from slurm_colloc.runtime.pack.end_pack import PackEnd
+from slurm_colloc.runtime.pack.last_work import LastWork
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
+from slurm_colloc.runtime.pack.serve_requests import RequestDesk
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
@@ -61,6 +64,7 @@ class RunnerParts:
 
     lone: bool
     passes_on: bool
+    steps: GuardedSteps
     starter: MemberStarter
     members: PackMembers
     states: StateWriter
@@ -69,6 +73,7 @@ class RunnerParts:
     gpu_mode: GpuMode
     monitor: PackMonitor
     control: MemberControl
+    requests: RequestDesk
     probe_window: ProbeWindow
     measured_degree: MeasuredDegree
     start_queue: StartQueue
@@ -79,6 +84,7 @@ class RunnerParts:
     pack_end: PackEnd
     dependents: Dependents
     mails: MemberMails
+    last_work: LastWork
 
 
 def build_parts(
@@ -122,7 +128,8 @@ def build_parts(
         members=members,
         journal=journal,
     )
-    states = StateWriter(pack, attempt, mails.note)
+    steps = GuardedSteps(journal)
+    states = StateWriter(pack, attempt, mails.note, steps=steps)
     fence = AttemptFence(pack, attempt, members)
     slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log)
 
@@ -155,11 +162,11 @@ def build_parts(
     )
     inner_steps = InnerSteps(allocation, slurm)
     control = MemberControl(
-        pack=pack,
         members=members,
         inner_steps=inner_steps,
         states=states,
         journal=journal,
+        steps=steps,
         kill_wait_s=kill_wait_s,
     )
     starts = StartCollector(
@@ -169,6 +176,7 @@ def build_parts(
         journal=journal,
         keeps_time=not is_batch_script,
         clients=gpu_mode.clients,
+        steps=steps,
     )
     blame_finder = BlameFinder(
         pack=pack,
@@ -190,6 +198,7 @@ def build_parts(
         slurm_decision=slurm_decision,
         ends=member_ends,
         journal=journal,
+        steps=steps,
     )
 
     # Which member may start.
@@ -250,7 +259,11 @@ def build_parts(
         killed_before=find_killed_before(pack, allocation),
         members=members,
         states=states,
+        steps=steps,
         note_requeue=mails.note_requeue,
+    )
+    requests = RequestDesk(
+        pack=pack, members=members, control=control, intake=intake, steps=steps, journal=journal
     )
     place_filler = PlaceFiller(
         pack=pack,
@@ -263,6 +276,7 @@ def build_parts(
         ends=member_ends,
         states=states,
         intake=intake,
+        steps=steps,
         check_fence=fence.check,
     )
     pack_end = PackEnd(
@@ -276,9 +290,14 @@ def build_parts(
         adopt=intake.adopt,
         kill_wait_s=read_kill_wait_s(config),
     )
+    dependents = Dependents(pack, allocation.job_id, members, slurm, journal)
+    last_work = LastWork(
+        monitor=monitor, dependents=dependents, mails=mails, steps=steps, journal=journal
+    )
     return RunnerParts(
         lone=lone,
         passes_on=passes_on,
+        steps=steps,
         starter=starter,
         members=members,
         states=states,
@@ -287,6 +306,7 @@ def build_parts(
         gpu_mode=gpu_mode,
         monitor=monitor,
         control=control,
+        requests=requests,
         probe_window=probe_window,
         measured_degree=measured_degree,
         start_queue=start_queue,
@@ -295,8 +315,9 @@ def build_parts(
         starts=starts,
         ends=ends,
         pack_end=pack_end,
-        dependents=Dependents(pack, allocation.job_id, members, slurm, journal),
+        dependents=dependents,
         mails=mails,
+        last_work=last_work,
     )
 
 

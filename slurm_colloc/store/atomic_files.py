@@ -93,7 +93,7 @@ def write_all(
         for current, data in contents.items():
             _write_whole(temporary[current], data, mode, outlives_crash=outlives_crash)
         for current in contents:
-            os.replace(temporary[current], current)
+            _replace(temporary[current], current)
     except BaseException as error:
         for name in temporary.values():
             with contextlib.suppress(OSError):
@@ -103,6 +103,15 @@ def write_all(
         # Of no temporary file.
         error.filename = os.fspath(current)
         with explain_os_errors("write", current):
+            raise
+
+
+def _replace(temporary: str, path: Path | str) -> None:
+    try:
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        # A server of NFS that is asked again, because its answer was lost, says so of what is done.
+        if is_there(temporary) or not is_there(path):
             raise
 
 
@@ -123,6 +132,24 @@ def write_json(path: Path | str, value: Mapping[str, Any], *, outlives_crash: bo
     """Write a versioned JSON file atomically; see `write_all`."""
     text = json.dumps({"schema": SCHEMA, **value}, ensure_ascii=True, separators=(",", ":"))
     write_atomic(path, text.encode() + b"\n", outlives_crash=outlives_crash)
+
+
+def is_there(path: Path | str) -> bool:
+    """Whether something of this name is there, a broken link too; a failure to look is no absence.
+
+    os.path.exists takes every failure for absence, and absence decides much here.
+
+    Raises:
+        StateError: It cannot be told.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot look at {os.fspath(path)}: {reason}") from error
+    return True
 
 
 def tell_kind(mode: int) -> str:
@@ -239,7 +266,12 @@ def make_directory(path: Path | str) -> None:
     """
     refuse_protected(path)
     with explain_os_errors("make directory", path):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            # So it says, too, where it could not see that it is a directory.
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise
 
 
 def is_locked(path: Path | str) -> bool:
@@ -311,7 +343,9 @@ def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
         try:
             yield _lock(descriptor, time.monotonic() + wait_s)
         finally:
-            os.close(descriptor)
+            # It is given back all the same, and nothing was written.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         return
     # Not within the except: what the body raises has nothing to do with it.
     yield lock

@@ -221,7 +221,7 @@ def test_a_mail_program_that_fails_or_hangs_harms_no_member(writer: CsubUser, po
     for mode, reason in (
         ("gone", f"{program}: No such file or directory"),
         ("fail", "it ended with status 3"),
-        ("hang", "it was not done 10 s after the end of the pack"),
+        ("hang", "it was not done 5 s after the end of the pack"),
     ):
         post.set_mode(mode)
         if mode == "gone":

@@ -257,7 +257,8 @@ def test_a_script_that_is_not_known_and_then_is(mps_user: CsubUser) -> None:
         wait_until(lambda: count_steps(user, job_id, 3) >= 20 * RATE, "they share for a while")
     stop.touch()
     user.finish(job_id)
-    wait_until((pack_directory(user, job_id) / "report" / "summary.json").exists, "it is summed up")
+    # csub wait has waited for it.
+    assert (pack_directory(user, job_id) / "report" / "summary.json").exists()
     (summary,) = json.loads(user.csub("report", "--json", job_id).stdout)
     assert [member["solo"]["source"] for member in summary["members"]] == [
         "this run", "family", "family", "family",

@@ -77,3 +77,39 @@ def test_a_member_of_a_pack_without_slurm_is_requeued(user: CsubUser) -> None:
     rows = user.finish(job_id)
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 2
     assert [row["starts"] for row in rows.values()] == [1, 2]
+
+
+STUBBORN = (
+    "trap 'touch asked.$1' TERM; echo start >> ran.$1; while [ ! -e go.$1 ]; do sleep 0.1; done"
+)
+
+
+def test_second_thoughts_about_a_requeue_win(user: CsubUser) -> None:
+    """Requeued, and cancelled while its script still saves what it has."""
+    user.script("go.sh", STUBBORN)
+    job_id = user.submit("pack", *PACK, "go.sh 1", "go.sh 2", "go.sh 3")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING"})
+    wait_until(lambda: count_starts(user, "1") == 1, "the first has begun")
+    user.csub("requeue", f"{job_id}/1")
+    wait_until((user.home / "asked.1").exists, "it has been asked to end")
+    user.csub("cancel", f"{job_id}/1")
+    user.run(["touch", "go.1", "go.2", "go.3"])
+    rows = user.finish(job_id)
+    assert {number: row["state"] for number, row in rows.items()} == {
+        1: "CANCELLED", 2: "COMPLETED", 3: "COMPLETED"
+    }  # fmt: skip
+    assert (rows[1]["starts"], count_starts(user, "1")) == (1, 1)
+
+
+def test_a_member_that_was_cancelled_is_not_requeued(user: CsubUser) -> None:
+    user.script("go.sh", STUBBORN)
+    job_id = user.submit("pack", *PACK, "go.sh 1", "go.sh 2")
+    user.wait_for_states(job_id, "RUNNING")
+    wait_until(lambda: count_starts(user, "2") == 1, "the second has begun")
+    user.csub("cancel", f"{job_id}/2")
+    wait_until((user.home / "asked.2").exists, "it has been asked to end")
+    user.csub("requeue", f"{job_id}/2")
+    user.run(["touch", "go.1", "go.2"])
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED", "CANCELLED"]
+    assert count_starts(user, "2") == 1

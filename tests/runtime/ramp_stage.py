@@ -13,6 +13,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.write_states import StateWriter
@@ -71,8 +72,8 @@ class Stage:
         self.attempt = begin_attempt(self.pack, 1)
         self.process = process
         self.members = PackMembers([PackPlace(index, 2, ()) for index in range(4)])
-        self.states = StateWriter(self.pack, self.attempt)
         journal = Journal(self.pack)
+        self.states = StateWriter(self.pack, self.attempt, steps=GuardedSteps(journal))
         for number in range(1, members + 1):
             spec = read_spec(self.pack, number)
             spec = dataclasses.replace(

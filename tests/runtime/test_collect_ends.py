@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime import guarded_steps
+from slurm_colloc.runtime.launch.member_processes import read_exit
+from slurm_colloc.runtime.outcome import collect_ends
+from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
+from slurm_colloc.runtime.queue.members import Member
 
 from ..wait_until import wait_until
 from .runner_bed import NOBODY, Bed
@@ -191,3 +197,65 @@ def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: Bed) -> None:
     Path(f"{member.prefix}.steps").touch()
     bed.end_member(member)
     assert bed.slurm.done == [("end", "7.4")]
+
+
+@pytest.mark.parametrize("content", ["", '{"wait_status":'])
+def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    member, process = bed.run_member(1)
+    other, _ = bed.run_member(2)
+    Path(f"{member.prefix}.exit").write_text(content)
+    process.status = 0
+    bed.parts.ends.collect()
+    assert bed.read(1).state is MemberState.RUNNING
+    monkeypatch.setattr(guarded_steps, "GIVE_UP_AFTER_S", 0.0)
+    bed.parts.ends.collect()
+    record = bed.read(1)
+    assert (record.state, record.exit_code) == (MemberState.FAILED, None)
+    assert record.reason.startswith("how it ended cannot be found out: ")
+    assert [place.occupant for place in bed.members.places] == [None, 2]
+    assert other.process is not None
+
+
+def test_one_end_that_cannot_be_read_now_holds_up_no_other(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, process = bed.run_member(1)
+    second, _ = bed.run_member(2)
+
+    def fail(member: Member) -> dict[str, Any] | None:
+        if member is first:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_exit(member)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(collect_ends, "read_exit", fail)
+        bed.write(first, "exit", wait_status=0, foreign_signals=[], at=9.0)
+        process.status = 0
+        bed.end_member(second)
+        assert bed.states() == {1: MemberState.RUNNING, 2: MemberState.COMPLETED}
+    bed.parts.ends.collect()
+    assert bed.states() == {1: MemberState.COMPLETED, 2: MemberState.COMPLETED}
+
+
+def test_one_end_that_fails_after_slurm_has_decided_loses_no_other(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        member, _ = bed.run_member(number)
+        bed.end_member(member, 3 << 8, [(signal.SIGTERM, 5)])
+    assert sorted(bed.parts.ends.undecided) == [1, 2]
+    end = bed.parts.ends._ends.end
+
+    def fail(member: Member, verdict: Verdict) -> None:
+        if member.number == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        end(member, verdict)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(bed.parts.ends._ends, "end", fail)
+        bed.parts.ends.resume()
+    assert bed.states() == {1: MemberState.RUNNING, 2: MemberState.FAILED}
+    bed.parts.ends.collect()
+    assert bed.states() == {1: MemberState.FAILED, 2: MemberState.FAILED}

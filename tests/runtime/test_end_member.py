@@ -9,6 +9,7 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.find_blame import BlameFinder
@@ -48,11 +49,12 @@ class Bed:
         self.members.waiting.append(3)
         # What the mails hear: a member, and its state of before.
         self.told: list[tuple[int, MemberState, MemberState]] = []
+        journal = Journal(self.pack)
         states = StateWriter(
             self.pack, attempt,
             lambda m, before: self.told.append((m.number, before.state, m.record.state)),
+            steps=GuardedSteps(journal),
         )  # fmt: skip
-        journal = Journal(self.pack)
         allocation = Allocation("4711", "4711", "n", 0, 2, (), (), {})
         gpu_mode = GpuMode(self.pack, record, allocation, attempt, journal, lone=True)
         finder = BlameFinder(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime import guarded_steps
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.store.pack.inbox import list_waiting
 from slurm_colloc.store.pack.member_holds import remove_held, was_left, write_held
-from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.member_states import Retries, begin_attempt
 
 from .runner_bed import Bed, PlainProcess
 
@@ -195,3 +199,111 @@ def test_what_an_older_attempt_has_taken_meanwhile_is_not_forgotten(
     assert bed.parts.place_filler.close()
     assert (3 in bed.members.by_number, was_left(bed.pack, 3)) == (True, True)
     assert len(started) == 2
+
+
+def test_who_needs_more_places_than_there_are_takes_all_of_them(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    """Its pack had more places when it ran out of GPU memory."""
+    large, _, _ = bed.adopt(1, 2, 3)
+    large.record = dataclasses.replace(large.record, starts=1, retries=Retries(places=4))
+    bed.parts.place_filler.work()
+    assert started == [(1, 0)]
+    large.process = None
+    bed.members.vacate(1)
+    bed.members.waiting.clear()
+    bed.members.waiting.extend([2, 3])
+    bed.parts.place_filler.work()
+    assert started == [(1, 0), (2, 0), (3, 1)]
+
+
+def test_nobody_waits_for_ever_where_nothing_runs_and_nothing_may_start(
+    bed: Bed, started: list[tuple[int, int]]
+) -> None:
+    bed.adopt(1, 2, 3)
+    write_held(bed.pack, 3)
+    bed.members.places = []
+    bed.parts.place_filler.work()
+    assert started == []
+    with pytest.raises(NodeError, match="member 1 cannot be started: waits"):
+        bed.parts.place_filler.close()
+    bed.parts.place_filler.refuse_waiting("nothing could be started")
+    assert bed.states() == {
+        1: MemberState.FAILED, 2: MemberState.FAILED, 3: MemberState.PENDING
+    }  # fmt: skip
+    assert bed.read(1).reason == "nothing could be started"
+    assert was_left(bed.pack, 3)
+    assert list_waiting(str(bed.pack)) is None
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EAGAIN])
+def test_who_cannot_be_started_for_a_moment_starts_later_and_the_others_meanwhile(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failures = [1]
+
+    def fail(member: Member) -> None:
+        if member.number in failures:
+            failures.remove(member.number)
+            raise OSError(number, os.strerror(number))
+
+    started = follow_starts(bed, monkeypatch, fail)
+    for _ in range(3):
+        bed.parts.steps.run("starting members", bed.parts.place_filler.work)
+    assert started == [(2, 0), (3, 1)]
+    bed.members.by_number[2].process = None
+    bed.members.vacate(2)
+    bed.parts.place_filler.work()
+    assert started == [(2, 0), (3, 1), (1, 0)]
+    assert bed.read(1).state is MemberState.PENDING
+
+
+def test_who_cannot_be_started_for_minutes_fails(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_steps, "GIVE_UP_AFTER_S", 0.0)
+
+    def fail(member: Member) -> None:
+        if member.number == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    started = follow_starts(bed, monkeypatch, fail)
+    bed.parts.place_filler.work()
+    assert bed.read(1).state is MemberState.FAILED
+    assert "Input/output error" in bed.read(1).reason
+    assert started == [(2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 77"), ValueError("x")])
+def test_what_no_one_foresaw_at_a_start_fails_that_member_alone(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(member: Member) -> None:
+        if member.number == 1:
+            raise error
+
+    started = follow_starts(bed, monkeypatch, fail)
+    bed.parts.place_filler.work()
+    assert bed.read(1).state is MemberState.FAILED
+    assert started == [(2, 0), (3, 1)]
+
+
+def test_a_held_member_does_not_start_where_that_cannot_be_seen(
+    bed: Bed, started: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.adopt(1, 2, 3)
+    write_held(bed.pack, 1)
+    look = os.lstat
+
+    def fail(path: str) -> os.stat_result:
+        if str(path).endswith("/held"):
+            raise OSError(errno.EIO, "Input/output error")
+        return look(path)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "lstat", fail)
+        with pytest.raises(StateError):
+            bed.parts.place_filler.work()
+        with pytest.raises(StateError):
+            bed.parts.place_filler.close()
+    assert started == []
+    bed.parts.place_filler.work()
+    assert started == [(2, 0), (3, 1)]

@@ -138,3 +138,27 @@ def test_an_errand_that_fails_gives_the_answer_for_that(problem: Exception) -> N
     assert select.select([call], [], [], 60)[0] == [call]
     assert call.poll() == f"because {problem}"
     call.close()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no such thing"), KeyError("uuid"), OSError(5, "Input/output error")]
+)
+def test_a_look_that_fails_in_any_way_is_an_answer(error: Exception) -> None:
+    def fail() -> str:
+        raise error
+
+    call = BackgroundCall(fail, lambda problem: f"it failed: {problem!r}")
+    assert select.select([call.fileno()], [], [], 60)[0]
+    assert call.poll() == f"it failed: {error!r}"
+    call.close()
+
+
+def test_a_look_for_which_there_is_no_thread_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    call = BackgroundCall(lambda: "never", str)
+    assert call.poll() == "can't start new thread"
+    assert select.select([call.fileno()], [], [], 60)[0]
+    call.close()

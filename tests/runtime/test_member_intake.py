@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import errno
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.ramp_decision import TOO_LITTLE_TIME
+from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime import guarded_steps
+from slurm_colloc.runtime.queue import fill_places
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import list_taken, take
 from slurm_colloc.store.pack.member_states import StateRecord, write_state
 from slurm_colloc.store.pack.runner_kills import RunnerKill
@@ -29,7 +34,7 @@ def build_intake(
 
     return MemberIntake(
         pack=bed.pack, attempt=2, killed_before=killed_before, members=bed.members,
-        states=bed.parts.states, note_requeue=note,
+        states=bed.parts.states, steps=bed.parts.steps, note_requeue=note,
     )  # fmt: skip
 
 
@@ -101,9 +106,85 @@ def test_after_a_killed_runner_its_members_say_why_they_run_again(second: Bed) -
     assert second.read(2).reason == ""
 
 
-def test_a_member_whose_record_is_gone_is_not_taken_in(bed: Bed) -> None:
-    (bed.folder(1) / "spec.json").unlink()
-    with pytest.raises(StateError):
-        bed.adopt(1)
-    assert dict(bed.members.by_number) == {}
-    assert dataclasses.asdict(bed.record)["pack_id"] == "s.0"
+def damage(bed: Bed, number: int, how: str) -> None:
+    """Make what a member runs, or its state, unreadable for good."""
+    folder = bed.folder(number)
+    if how == "gone":
+        (folder / "spec.json").unlink()
+    elif how == "state":
+        (folder / "state.1.json").write_text('{"schema":1,"state":"ASLEEP"}')
+    else:
+        (folder / "spec.json").write_text({"empty": "", "half": '{"schema":1,'}.get(how, how))
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "half", "[]", '{"schema":99}', "state"])
+def test_a_member_whose_record_is_damaged_fails_alone(second: Bed, how: str) -> None:
+    damage(second, 1, how)
+    second.parts.place_filler.work()
+    record = second.read(1)
+    assert (record.state, record.cause) == (MemberState.FAILED, EndCause.NOT_STARTED)
+    assert record.reason.startswith("it could not be taken in: ")
+    assert str(second.folder(1)) in record.reason
+    assert not (second.folder(1) / "env").exists()
+    assert sorted(member.number for member in second.members.running()) == [2, 3]
+    # It counts for the pack's own end, and is not taken in again.
+    assert second.parts.states.worst == ExitCode(1, 0)
+    second.parts.intake.adopt_taken()
+    assert 1 not in second.members.by_number
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+def test_where_the_file_system_fails_a_member_is_taken_in_later(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    assert take(str(bed.pack), 1)
+    with monkeypatch.context() as failing:
+        failing.setattr(fill_places, "read_spec", fail_with(number))
+        bed.parts.intake.adopt(1)
+        bed.parts.place_filler.work()
+        assert bed.members.by_number == {}
+        # Nothing is closed over it.
+        assert not bed.parts.place_filler.close()
+    bed.parts.place_filler.work()
+    assert sorted(bed.members.by_number) == [1, 2, 3]
+    trouble = bed.events("trouble")
+    assert [entry["step"] for entry in trouble] == [f"taking in member {n}" for n in (1, 2, 3)]
+    assert os.strerror(number) in trouble[0]["error"]
+
+
+def test_a_member_that_cannot_be_read_for_minutes_fails_alone(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_steps, "GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(fill_places, "read_spec", fail_with(errno.EIO))
+    bed.parts.place_filler.work()
+    monkeypatch.undo()
+    assert {number: bed.read(number).state for number in (1, 2, 3)} == dict.fromkeys(
+        (1, 2, 3), MemberState.FAILED
+    )
+    assert bed.parts.place_filler.close()
+
+
+def test_who_was_taken_although_the_answer_was_lost_is_found(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(pack: str, number: int) -> bool:
+        assert take(pack, number)
+        raise StateError("cannot look at it: Stale file handle")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(inbox, "take", lose)
+        with pytest.raises(StateError):
+            bed.parts.intake.work()
+    bed.parts.intake.work()
+    assert sorted(bed.members.by_number) == [1, 2, 3]
+
+
+def fail_with(number: int) -> Callable[..., Any]:
+    """A reader whose file system fails."""
+
+    def fail(*_: object) -> Any:
+        error = StateError(f"cannot read it: {os.strerror(number)}")
+        raise error from OSError(number, os.strerror(number))
+
+    return fail

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
+import os
 from collections.abc import Callable
 
+import pytest
+
+from slurm_colloc.runtime.queue.allocation import find_user_name
 from slurm_colloc.runtime.queue.members import make_places
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 
@@ -47,3 +52,14 @@ def test_a_member_that_is_alone_has_all_there_is(bed: Bed) -> None:
     places, why = make_places(bed.pack, 1, bed.allocation, lone=True)
     assert [(place.wanted, place.cpus) for place in places] == [(2, ())]
     assert why == ""
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("no user name")])
+def test_a_user_whom_the_node_has_no_name_for_is_a_number(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", fail)
+    assert find_user_name() == str(os.getuid())

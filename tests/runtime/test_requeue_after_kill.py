@@ -28,16 +28,17 @@ from ..store.builders import build_pack
 
 RUNNING = {
     "JobState": "RUNNING", "Requeue": "1", "Restarts": "0", "PreemptTime": "None",
-    "EndTime": "2026-11-21T11:00:00",
+    # In autumn the clock says so an hour before, too: it is no measure.
+    "EndTime": "2026-10-25T02:30:00", "RunTime": "1-00:59:59", "TimeLimit": "1-01:00:00",
 }  # fmt: skip
-NOW = "2026-11-21T10:59:59"
 
 
 @pytest.mark.parametrize(
     ("changes", "standing"),
     [
         ({}, JobStanding.RUNS),
-        ({"EndTime": "Unknown"}, JobStanding.RUNS),
+        ({"TimeLimit": "UNLIMITED"}, JobStanding.RUNS),
+        ({"TimeLimit": "Partition_Limit"}, JobStanding.RUNS),
         ({"JobState": "CANCELLED"}, JobStanding.ENDS),
         ({"JobState": "COMPLETING"}, JobStanding.ENDS),
         ({"JobState": "TIMEOUT"}, JobStanding.ENDS),
@@ -45,7 +46,8 @@ NOW = "2026-11-21T10:59:59"
         ({"JobState": "PENDING", "Restarts": "1"}, JobStanding.ENDS),
         ({"PreemptTime": "2026-11-21T10:58:00"}, JobStanding.ENDS),
         # Slurm has not looked yet.
-        ({"EndTime": "2026-11-21T10:59:59"}, JobStanding.ENDS),
+        ({"RunTime": "1-01:00:00"}, JobStanding.ENDS),
+        ({"RunTime": "1-01:00:20"}, JobStanding.ENDS),
         # This node was taken for lost, and the pack runs elsewhere.
         ({"Restarts": "1"}, JobStanding.ELSEWHERE),
     ],
@@ -53,7 +55,7 @@ NOW = "2026-11-21T10:59:59"
 def test_only_what_slurm_shows_running_and_not_about_to_end_is_touched(
     changes: dict[str, str], standing: JobStanding
 ) -> None:
-    assert judge_standing({**RUNNING, **changes}, 0, NOW) is standing
+    assert judge_standing({**RUNNING, **changes}, 0) is standing
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ class Bed:
 
     def answer(self, name: str = "job", **changes: str) -> None:
         """What Slurm shows of the job; with another name what it shows once it was asked."""
-        fields = {"JobId": "4711", **RUNNING, "EndTime": "Unknown", **changes}
+        fields = {"JobId": "4711", **RUNNING, **changes}
         text = " ".join(f"{key}={value}" for key, value in fields.items())
         (self.programs / name).write_text(text)
 

@@ -17,7 +17,12 @@ from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_shims, give_shi
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
-from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
+from slurm_colloc.store.pack.runner_requests import (
+    Action,
+    Request,
+    forget_request,
+    list_requests,
+)
 
 LEAKS: dict[str, list[str | None]] = {
     "TMPDIR": ["/tmp/csub-4711-3-abc", None],
@@ -88,7 +93,10 @@ class Inside:
         return ended.stdout + ended.stderr
 
     def take_requests(self) -> list[Request]:
-        return take_requests(self.pack)
+        requests = list_requests(self.pack)
+        for request in requests:
+            forget_request(request.path)
+        return requests
 
 
 @pytest.fixture

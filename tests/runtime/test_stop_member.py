@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_colloc.model.job import Job, SignalRequest
-from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
@@ -57,33 +58,15 @@ def teller(tmp_path: Path) -> Iterator[Teller]:
     wait_until(lambda: process.poll() is not None, "it has ended")
 
 
+def ask(bed: Bed, action: Action, number: int, **details: Any) -> None:
+    """Leave a request, and have the runner look."""
+    write_request(bed.pack, Request(action, number, **details))
+    bed.parts.requests.work()
+
+
 def with_signal(*, batch_shell: bool) -> Callable[[Job], Job]:
     request = SignalRequest(signal.SIGUSR1, 30, batch_shell)
     return lambda job: dataclasses.replace(job, signal=request)
-
-
-def test_requests_come_oldest_first_and_only_once(bed: Bed) -> None:
-    for number in (2, 1, 3):
-        write_request(bed.pack, Request(Action.CANCEL, number))
-    assert [request.number for request in bed.parts.control.take_requests()] == [2, 1, 3]
-    assert bed.parts.control.take_requests() == []
-
-
-def test_a_waiting_member_is_cancelled_without_a_start(bed: Bed) -> None:
-    member, other = bed.adopt(1, 2)
-    bed.parts.control.handle(member, Request(Action.CANCEL, 1, reason="by csub cancel"))
-    record = bed.read(1)
-    assert (record.state, record.reason) == (MemberState.CANCELLED, "by csub cancel")
-    assert record.exit_code == ExitCode(0, signal.SIGTERM)
-    assert not (bed.folder(1) / "env").exists()
-    assert list(bed.members.waiting) == [other.number]
-
-
-def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: Bed) -> None:
-    (member,) = bed.adopt(1)
-    for action in (Action.REQUEUE, Action.SIGNAL):
-        bed.parts.control.handle(member, Request(action, 1, signal=signal.SIGUSR1))
-    assert (bed.read(1).state, list(bed.members.waiting)) == (MemberState.PENDING, [1])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +78,7 @@ def test_a_running_member_is_asked_to_end_once(
     member, _ = bed.run_member(1)
     member.wrapper_pid = teller.process.pid
     for _ in range(2):
-        bed.parts.control.handle(member, Request(action, 1))
+        ask(bed, action, 1)
     teller.wait_for(signal.SIGTERM)
     assert member.asked is asked
     assert member.end_by is not None
@@ -124,7 +107,7 @@ def test_a_signal_goes_to_the_script_or_to_its_own_steps(bed: Bed, teller: Telle
     member.pid = teller.process.pid
     bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python"), ("7.5", "7/2:python")]
     control = bed.parts.control
-    control.handle(member, Request(Action.SIGNAL, 1, signal=signal.SIGUSR1))
+    ask(bed, Action.SIGNAL, 1, signal=signal.SIGUSR1)
     teller.wait_for(signal.SIGUSR1)
     assert bed.slurm.done == []
     # Slurm is not even asked for the steps of a script that has started none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
+from slurm_colloc.runtime.programs import wrapper
 
 from ..wait_until import wait_until
 
@@ -361,3 +364,45 @@ def test_a_wrapper_whose_runner_is_gone_starts_nothing(wrapped: Wrapped) -> None
     wrapped.process.communicate(timeout=PATIENCE_S)
     assert wrapped.process.returncode == 1
     assert not wrapped.output.exists()
+
+
+def test_one_thread_that_has_gone_hides_no_child_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = subprocess.Popen(["sleep", "300"])
+    listed = os.listdir
+
+    def list_one_more(path: str) -> list[str]:
+        # First comes a thread that ended between the look at the directory and at itself.
+        return [str(2**30), *listed(path)] if path.endswith("/task") else listed(path)
+
+    try:
+        monkeypatch.setattr(os, "listdir", list_one_more)
+        assert child.pid in wrapper.list_descendants()
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC])
+def test_a_record_is_written_again_where_the_file_system_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failures = [number, number]
+    replace = os.replace
+
+    def fail(source: str, target: str) -> None:
+        if failures:
+            raise OSError(failures.pop(), "")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    wrapper.write_record(str(tmp_path / "run.1.1.exit"), {"wait_status": 0})
+    assert wrapper.load(str(tmp_path / "run.1.1.exit")) == {"wait_status": 0}
+    assert failures == []
+
+
+def test_a_record_for_which_there_is_no_place_any_more_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        wrapper.write_record(str(tmp_path / "gone" / "run.1.1.exit"), {"wait_status": 0})

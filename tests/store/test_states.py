@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.pack import runner_requests
 from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
@@ -16,7 +20,13 @@ from slurm_colloc.store.pack.member_states import (
     remove_environment,
     write_state,
 )
-from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests, write_request
+from slurm_colloc.store.pack.runner_requests import (
+    Action,
+    Request,
+    forget_request,
+    list_requests,
+    write_request,
+)
 
 
 @pytest.fixture
@@ -100,7 +110,7 @@ def test_the_environment_goes_away_and_may_be_gone(pack: Path) -> None:
     assert not path.exists()
 
 
-def test_requests_come_in_order_and_only_once(pack: Path) -> None:
+def test_requests_come_in_order_and_stay_until_they_are_done(pack: Path) -> None:
     requests = [
         Request(Action.SIGNAL, 1, signal=10, steps_only=True, reason="scancel -s"),
         Request(Action.CANCEL, 2),
@@ -108,9 +118,34 @@ def test_requests_come_in_order_and_only_once(pack: Path) -> None:
     ]
     paths = [Path(write_request(pack, request)) for request in requests]
     assert all(path.exists() for path in paths)
-    assert take_requests(pack) == requests
-    assert take_requests(pack) == []
+    found = list_requests(pack)
+    assert found == requests
+    assert [Path(request.path) for request in found] == paths
+    # Not lost with the process that has read it.
+    assert list_requests(pack) == requests
+    for request in found:
+        forget_request(request.path)
+    assert list_requests(pack) == []
     assert not any(path.exists() for path in paths)
+
+
+def test_a_request_that_cannot_be_read_now_is_kept_and_stops_no_other(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_request(pack, Request(Action.CANCEL, 1))
+    write_request(pack, Request(Action.CANCEL, 2))
+
+    def read(asked: str) -> dict[str, Any] | None:
+        if asked == path:
+            raise StateError("cannot read it: Input/output error") from OSError(errno.EIO, "")
+        return read_json(asked)
+
+    monkeypatch.setattr(runner_requests, "read_json", read)
+    unreadable: list[StateError] = []
+    assert [request.number for request in list_requests(pack, unreadable)] == [2]
+    assert len(unreadable) == 1
+    monkeypatch.undo()
+    assert [request.number for request in list_requests(pack)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -121,5 +156,6 @@ def test_a_damaged_request_is_dropped_and_stops_no_other(pack: Path, content: st
     (pack / "control" / "half.json.tmp17").write_text("{")
     good = Request(Action.CANCEL, 1)
     write_request(pack, good)
-    assert take_requests(pack) == [good]
-    assert [path.name for path in (pack / "control").iterdir()] == ["half.json.tmp17"]
+    assert list_requests(pack) == [good]
+    assert not (pack / "control" / "1-bad.json").exists()
+    assert (pack / "control" / "half.json.tmp17").exists()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from slurm_colloc.cli.due_summaries import await_summaries
 from slurm_colloc.cli.session import Session, freeze
 from slurm_colloc.model.member import MemberState, Selection
 from slurm_colloc.model.selection import Choice
-from slurm_colloc.report.member_survey import MemberView
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.store.all_packs import State
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
@@ -29,9 +31,19 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection]) -> int:
         wanted = freeze(found)
         members = [member for _, selected in found for member in selected]
         if all(member.is_final for member in members):
+            _await_summaries(session, [view for view, _ in found])
             return max((compute_status(member) for member in members), default=0)
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.2)
+
+
+def _await_summaries(session: Session, views: Sequence[PackView]) -> None:
+    """What is learned from packs that have ended is there for the call that follows."""
+    ended = [
+        view.record.pack_id for view in views if all(member.is_final for member in view.members)
+    ]
+    if isinstance(session.state, State):
+        await_summaries(session.state, session.settings, ended, session.refresh)
 
 
 def compute_status(member: MemberView) -> int:

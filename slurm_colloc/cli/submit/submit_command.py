@@ -25,6 +25,8 @@ from slurm_colloc.model.member import Selection
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.learned.due_summaries import FOLDER
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.plan.call_policy import choose_policy
@@ -105,6 +107,11 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
         from slurm_colloc.cli.submit.depend_on_members import resolve_members
 
         call = resolve_members(session, call, local=local)
+    # What packs that have ended show of these jobs counts in the plan.
+    if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
+        from slurm_colloc.cli.due_summaries import prepare_summaries
+
+        prepare_summaries(session.state, session.settings)
     policy = choose_policy(call, session.settings)
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
     if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112

@@ -7,6 +7,7 @@ cmdline, environ and maps may.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -83,11 +84,16 @@ def _read_state_of_threads(pid: int) -> str:
     """A process whose first thread has ended lives on in its others: D where one of them is."""
     states = set()
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
-                states.add(file.read().rpartition(b")")[2].split()[0].decode())
+        tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return "Z"
+    for task in tasks:
+        # One that has ended meanwhile says nothing of the others.
+        with (
+            contextlib.suppress(OSError, IndexError),
+            open(f"/proc/{pid}/task/{task}/stat", "rb") as file,
+        ):
+            states.add(file.read().rpartition(b")")[2].split()[0].decode())
     states -= {"Z", "X"}
     if not states:
         return "Z"

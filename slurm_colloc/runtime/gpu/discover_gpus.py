@@ -105,8 +105,11 @@ class BackgroundCall(Generic[_T]):
         self._failed = failed
         self._answer: list[_T] = []
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
-        self._thread.start()
+        try:
+            threading.Thread(target=self._run, name="gpus", daemon=True).start()
+        except RuntimeError as problem:
+            # A limit on threads.
+            self._settle(failed(problem))
 
     def fileno(self) -> int:
         """Readable once the answer is there."""
@@ -123,8 +126,11 @@ class BackgroundCall(Generic[_T]):
     def _run(self) -> None:
         try:
             answer = self._run_it()
-        except (CollocError, OSError) as problem:
+        except Exception as problem:  # noqa: BLE001 - without an answer no member would ever start
             answer = self._failed(problem)
+        self._settle(answer)
+
+    def _settle(self, answer: _T) -> None:
         self._answer.append(answer)
         os.close(self._write_end)
 
@@ -133,10 +139,17 @@ def search_gpus(environ: Mapping[str, str], nvml_timeout_s: float) -> Background
     """Begin `find_gpus`."""
     return BackgroundCall(
         lambda: find_gpus(environ, nvml_timeout_s),
-        lambda problem: GpuFinding((), None, f"the GPU cannot be looked at: {problem}", None, ()),
+        lambda problem: GpuFinding(
+            (), None, f"the GPU cannot be looked at: {_describe(problem)}", None, ()
+        ),
     )
 
 
 def search_outside(uuids: Sequence[str], nvml_timeout_s: float) -> BackgroundCall[tuple[int, ...]]:
     """Begin `look_outside`."""
     return BackgroundCall(lambda: look_outside(uuids, nvml_timeout_s), lambda _: ())
+
+
+def _describe(problem: Exception) -> str:
+    """What went wrong; of what was not foreseen the class says more than its text."""
+    return str(problem) if isinstance(problem, CollocError | OSError) else repr(problem)

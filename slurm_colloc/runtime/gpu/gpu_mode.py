@@ -130,7 +130,10 @@ class GpuMode:
         if self._search is not None and (finding := self._search.poll()) is not None:
             self._search.close()
             self._search = None
-            self._note_finding(finding)
+            try:
+                self._note_finding(finding)
+            except Exception as error:  # noqa: BLE001 - what was found is not found again
+                self._fall_back(f"it could not be prepared: {error!r}")
         if self._daemon is not None:
             self._daemon.work()
             self._look_outside()
@@ -183,6 +186,13 @@ class GpuMode:
             prepared=prepared.daemon,
         )
         self._daemon.start()
+
+    def give_up(self, error: Exception) -> bool:
+        """Do without what cannot be prepared; True where that settles it."""
+        if not self.is_settled:
+            self._search = None
+            self._fall_back(f"it could not be prepared: {error}")
+        return self.is_settled
 
     def _settle(self, mode: SharingMode, reason: str) -> None:
         self.mode = mode

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import read_started
 from slurm_colloc.runtime.outcome.write_states import StateWriter
@@ -25,6 +27,7 @@ class StartCollector:
         journal: The pack's log.
         keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
         clients: Follows those that run under MPS.
+        steps: Keeps one member's start apart from those of the others.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class StartCollector:
         journal: Journal,
         keeps_time: bool,
         clients: MpsClients,
+        steps: GuardedSteps,
     ) -> None:
+        self._steps = steps
         self._allocation = allocation
         self._members = members
         self._states = states
@@ -47,7 +52,7 @@ class StartCollector:
     def collect(self) -> None:
         """Note the members whose wrappers have come up."""
         for member in self._members.running():
-            self.note(member)
+            self._steps.run(f"the start of member {member.number}", partial(self.note, member))
 
     def note(self, member: Member) -> None:
         """Note the start of a member, if its wrapper has come up since the last look."""

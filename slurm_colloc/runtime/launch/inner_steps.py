@@ -10,6 +10,7 @@ from slurm_colloc.model.member import MemberId
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.atomic_files import is_there
 
 
 class InnerSteps:
@@ -57,7 +58,7 @@ class InnerSteps:
                     self._slurm.end_steps(steps)
 
     def _list(self, member: Member, slurm: SlurmAccess) -> list[str]:
-        if not os.path.exists(f"{member.prefix}.steps"):
+        if not is_there(f"{member.prefix}.steps"):
             return []
         prefix = f"{MemberId(self._allocation.shown_job_id, member.number)}:"
         named = slurm.list_steps(self._allocation.job_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import socket
@@ -31,7 +30,7 @@ from slurm_colloc.runtime.launch.step_command import (
     build_wrapper_argv,
     start_process,
 )
-from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_atomic
@@ -218,7 +217,7 @@ class MemberStarter:
             is_array=job.array_task is not None,
             name=job.name,
             node=self._allocation.node.partition(".")[0] or socket.gethostname(),
-            user=getpass.getuser(),
+            user=find_user_name(),
         )
         return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -136,4 +137,6 @@ def start_process(
         )
     finally:
         if descriptor is not None:
-            os.close(descriptor)
+            # What is started is started, whatever the file system says of the log.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

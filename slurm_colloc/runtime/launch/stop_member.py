@@ -1,4 +1,4 @@
-"""Ending and signalling members: requests, time limits, `--signal`."""
+"""Ending and signalling members: time limits, `--signal`, and what requests call for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
 
 from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.member_processes import kill, terminate
@@ -17,7 +18,6 @@ from slurm_colloc.runtime.launch.path_watch import PathWatch
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.store.pack.runner_requests import Action, Request, take_requests
 
 KILL_MARGIN_S = 5.0
 """Beyond KillWait, after which the runner ends a wrapper that did not do it."""
@@ -27,25 +27,25 @@ class MemberControl:
     """What may happen to a member besides running to its end.
 
     Args:
-        pack: The pack's directory.
         members: The members.
         inner_steps: The steps that their own scripts have started.
         states: Writes their states.
         journal: The pack's log.
+        steps: Keeps one member's limits apart from those of the others.
         kill_wait_s: From TERM to KILL.
     """
 
     def __init__(
         self,
         *,
-        pack: Path,
         members: PackMembers,
         inner_steps: InnerSteps,
         states: StateWriter,
         journal: Journal,
+        steps: GuardedSteps,
         kill_wait_s: float,
     ) -> None:
-        self._pack = pack
+        self._steps = steps
         self._members = members
         self._inner_steps = inner_steps
         self._states = states
@@ -53,24 +53,29 @@ class MemberControl:
         self._kill_wait_s = kill_wait_s
         self._path_watch = PathWatch(journal)
 
-    def take_requests(self) -> list[Request]:
-        """The requests that were left since the last look, oldest first."""
-        return take_requests(self._pack)
+    def cancel(self, member: Member, reason: str) -> None:
+        """Have a member end for good, whatever it is at: this may be called again and again.
 
-    def handle(self, member: Member, request: Request) -> None:
-        """Do what was asked for a member that has not ended."""
-        self._journal.write(
-            "request", action=request.action, member=request.number, reason=request.reason
-        )
-        if request.action is Action.SIGNAL:
-            self.signal(member, request.signal, steps_only=request.steps_only)
-        elif member.process is not None:
-            cancel = request.action is Action.CANCEL
-            self.end(member, StopReason.CANCEL if cancel else StopReason.REQUEUE)
-        elif request.action is Action.CANCEL and member.number in self._members.waiting:
+        Args:
+            member: The member.
+            reason: By whom or why, for its state.
+        """
+        if member.process is not None:
+            self.end(member, StopReason.CANCEL)
+        elif member.number in self._members.waiting:
             self._members.waiting.remove(member.number)
             code = ExitCode(0, signal.SIGTERM)
-            self._states.write_end(member, MemberState.CANCELLED, code, request.reason)
+            self._states.write_end(member, MemberState.CANCELLED, code, reason)
+        else:
+            # Its processes have ended, and what that means is not decided.
+            member.asked = StopReason.CANCEL
+
+    def requeue(self, member: Member) -> None:
+        """Have a member end, and start again; one that waits does so anyway."""
+        if member.process is not None:
+            self.end(member, StopReason.REQUEUE)
+        elif member.number not in self._members.waiting and member.asked is None:
+            member.asked = StopReason.REQUEUE
 
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
         """Send a signal to a member's script, or to the job steps that it has started."""
@@ -81,9 +86,14 @@ class MemberControl:
                 os.kill(member.pid, number)  # noqa: TID251 - its own
 
     def end(self, member: Member, why: StopReason) -> None:
-        """TERM to the member now, KILL after KillWait (the wrapper does both)."""
-        # A member that is stopped for a while may still be cancelled, or requeue itself.
-        if member.asked in (None, StopReason.STEPPED_BACK):
+        """TERM to the member now, KILL after KillWait (the wrapper does both).
+
+        What ends a member for good takes the place of what would have it run again.
+        """
+        overridden = {None, StopReason.STEPPED_BACK}
+        if why is StopReason.CANCEL:
+            overridden |= {StopReason.REQUEUE, StopReason.FAULT}
+        if member.asked in overridden:
             member.asked = why
             if member.end_by is None:
                 self._terminate(member)
@@ -114,20 +124,25 @@ class MemberControl:
 
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
-        now = time.monotonic()
-        self._path_watch.look(self._members.running())
+        look = partial(self._path_watch.look, self._members.running())
+        self._steps.run("the PATH of members", look)
         for member in self._members.running():
-            if member.signal_at is not None and now >= member.signal_at:
-                member.signal_at = None
-                request = member.spec.job.signal
-                assert request is not None
-                self.signal(member, request.number, steps_only=not request.batch_shell)
-            if member.stop_at is not None and now >= member.stop_at:
-                member.stop_at = None
-                if member.end_by is None:
-                    self._terminate(member)
-            if member.deadline is not None and now >= member.deadline and member.asked is None:
-                self.end(member, StopReason.TIMEOUT)
-            if member.end_by is not None and now >= member.end_by:
-                member.end_by = now + KILL_MARGIN_S
-                kill(member)
+            name = f"the limits of member {member.number}"
+            self._steps.run(name, partial(self._enforce, member, time.monotonic()))
+
+    def _enforce(self, member: Member, now: float) -> None:
+        # The harshest first: what fails below must not stand in its way.
+        if member.end_by is not None and now >= member.end_by:
+            member.end_by = now + KILL_MARGIN_S
+            kill(member)
+        if member.deadline is not None and now >= member.deadline and member.asked is None:
+            self.end(member, StopReason.TIMEOUT)
+        if member.stop_at is not None and now >= member.stop_at:
+            member.stop_at = None
+            if member.end_by is None:
+                self._terminate(member)
+        if member.signal_at is not None and now >= member.signal_at:
+            member.signal_at = None
+            request = member.spec.job.signal
+            assert request is not None
+            self.signal(member, request.number, steps_only=not request.batch_shell)

@@ -7,6 +7,9 @@ member are let go in the same turn of the runner (pack.member_dependencies).
 
 from __future__ import annotations
 
+import dataclasses
+
+from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import clean
@@ -49,12 +52,29 @@ class MemberEnds:
         """
         blame = self._blame_finder.find(member, verdict)
         self._blame_finder.publish(member, blame)
+        if blame.verdict.state is MemberState.PENDING and member.asked is StopReason.CANCEL:
+            # Whatever would have it run again: it is not wanted any more.
+            verdict = dataclasses.replace(
+                blame.verdict, state=MemberState.CANCELLED, reason=StopReason.CANCEL.value
+            )
+            blame = dataclasses.replace(blame, verdict=verdict, cause=EndCause.CANCELLED)
         was_stopped = member.asked is StopReason.STEPPED_BACK
         self.free(member)
         if blame.verdict.state is MemberState.PENDING:
             self._wait_again(member, blame, was_stopped=was_stopped)
         else:
             self._end_for_good(member, blame)
+
+    def end_unjudged(self, member: Member, reason: str) -> None:
+        """End a member of which nothing can be found out but that its processes have ended.
+
+        Args:
+            member: The member.
+            reason: Why, for people.
+        """
+        self.free(member)
+        self._states.write_end(member, MemberState.FAILED, None, reason)
+        self._journal.write("member_end", member=member.number, state="FAILED", reason=reason)
 
     def free(self, member: Member) -> None:
         """Forget a member's process and what was asked of it, and free its place."""

@@ -6,10 +6,9 @@ slurmctld gives it; runtime.outcome.send_mail runs it.
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError
@@ -25,8 +24,8 @@ from slurm_colloc.model.sbatch.mail_types import (
     format_mail_time,
 )
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S, Mail, Outbox
-from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
+from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members
@@ -105,17 +104,13 @@ class MemberMails:
         """When there is something to do, on the monotonic clock."""
         return [shares[0][0] for shares in self._shares.values() if shares]
 
-    def finish(self, wait: Callable[[], None]) -> None:
-        """Send the last mails, as far as that is a matter of seconds.
+    @property
+    def are_sent(self) -> bool:
+        """None waits, and none is being sent."""
+        return self._outbox.is_empty
 
-        Args:
-            wait: Waits for a moment.
-        """
-        deadline = time.monotonic() + LAST_WAIT_S
-        self.work()
-        while not self._outbox.is_empty and time.monotonic() < deadline:
-            wait()
-            self.work()
+    def give_up(self) -> None:
+        """The pack is over: write down which mails were not sent."""
         self._outbox.give_up()
 
     # -- what to tell -------------------------------------------------------------------------
@@ -238,7 +233,7 @@ class MemberMails:
 
     def _get_default_user(self) -> str:
         domain = (self._config or {}).get("MailDomain", "")
-        user = getpass.getuser()
+        user = find_user_name()
         return f"{user}@{domain}" if domain and domain != "(null)" else user
 
     def _build_environment(

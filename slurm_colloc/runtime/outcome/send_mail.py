@@ -21,8 +21,10 @@ AT_ONCE = 4
 DEADLINE_S = 120.0
 """As slurmctld's MAIL_PROG_TIMEOUT."""
 
-LAST_WAIT_S = 10.0
-"""How long the end of a pack waits for its last mails: its GPU is held meanwhile."""
+
+LAST_WAIT_S = 5.0
+"""How long the end of a pack waits for its last mails, counted from its last member's end: its GPU
+is held meanwhile, and no other can send them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord, remove_environment, write_state
 
@@ -19,12 +21,13 @@ LAST_WRITE_S = 60.0
 
 
 class StateWriter:
-    """Writes states; a full disk does not end the members, it is tried again.
+    """Writes states; a file system that fails does not end the members, it is tried again.
 
     Args:
         pack: The pack's directory.
         attempt: The attempt that writes.
-        listener: Called with a member and its record of before, once its state was written.
+        listener: Called with a member and its record of before, with each new state.
+        steps: Keeps what the listener makes of it apart.
     """
 
     def __init__(
@@ -32,10 +35,14 @@ class StateWriter:
         pack: Path,
         attempt: int,
         listener: Callable[[Member, StateRecord], None] | None = None,
+        *,
+        steps: GuardedSteps,
     ) -> None:
+        self._steps = steps
         self._pack = pack
         self._attempt = attempt
-        self._unwritten: dict[int, Member] = {}
+        self._unwritten: dict[int, StateRecord] = {}
+        self._secrets: set[int] = set()
         self._problem: StateError | None = None
         self.worst = ExitCode()
         self._listener = listener
@@ -53,10 +60,11 @@ class StateWriter:
         member.record = dataclasses.replace(
             member.record, state=state, attempt=self._attempt, **changes
         )
-        self._unwritten[member.number] = member
+        self._unwritten[member.number] = member.record
         self.flush()
         if self._listener is not None:
-            self._listener(member, before)
+            # It comes after the state, and what becomes of it must not undo that.
+            self._steps.run("the mails", partial(self._listener, member, before))
 
     def write_end(
         self,
@@ -80,9 +88,27 @@ class StateWriter:
             changes: Other fields of its StateRecord.
         """
         moment = time.time() if ended_at is None else ended_at
+        self._secrets.add(member.number)
         self.write(member, state, ended_at=moment, exit_code=code, reason=reason, **changes)
         self.note_end(code, state)
-        remove_environment(self._pack, member.number)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Write that a member has failed of which nothing else can be read.
+
+        Args:
+            number: Its number.
+            reason: Why, for people.
+        """
+        self._secrets.add(number)
+        self._unwritten[number] = StateRecord(
+            MemberState.FAILED,
+            self._attempt,
+            ended_at=time.time(),
+            reason=reason,
+            cause=EndCause.NOT_STARTED.value,
+        )
+        self.note_end(None, MemberState.FAILED)
+        self.flush()
 
     def note_end(self, code: ExitCode | None, state: MemberState) -> None:
         """Count how a member ended."""
@@ -96,16 +122,26 @@ class StateWriter:
 
     def flush(self) -> None:
         """Write what is new, as far as it can be written now."""
+        self._problem = None
         for number in sorted(self._unwritten):
             try:
-                write_state(self._pack, number, self._unwritten[number].record)
+                write_state(self._pack, number, self._unwritten[number])
             except StateError as problem:
-                if self._problem is None:
-                    sys.stderr.write(f"csub: error: {problem}\n")
                 self._problem = problem
-                return
-            del self._unwritten[number]
-        self._problem = None
+                self._steps.note("writing states", problem)
+            else:
+                del self._unwritten[number]
+        # A member's environment goes away once its end is known to all.
+        for number in sorted(self._secrets - self._unwritten.keys()):
+            try:
+                remove_environment(self._pack, number)
+            except StateError as problem:
+                self._problem = problem
+                self._steps.note("writing states", problem)
+            else:
+                self._secrets.discard(number)
+        if self._problem is None:
+            self._steps.forget("writing states")
 
     def finish(self, wait: Callable[[], None]) -> None:
         """Write the last states, as long as that may take within reason.
@@ -117,9 +153,9 @@ class StateWriter:
             StateError: They could not be written.
         """
         deadline = time.monotonic() + LAST_WRITE_S
-        while self._unwritten:
+        self.flush()
+        while self._problem is not None and time.monotonic() <= deadline:
+            wait()
             self.flush()
-            if self._problem is not None:
-                if time.monotonic() > deadline:
-                    raise self._problem
-                wait()
+        if self._unwritten and self._problem is not None:
+            raise self._problem

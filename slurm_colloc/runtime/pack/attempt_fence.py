@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.errors import CollocError
+from slurm_colloc.runtime.guarded_steps import DeliberateEnd
 from slurm_colloc.runtime.launch.member_processes import kill
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.store.pack.member_states import read_attempt
 
 
-class Fenced(CollocError):
+class Fenced(DeliberateEnd):
     """A newer attempt of this pack has started elsewhere."""
 
     exit_code = 1

@@ -11,9 +11,10 @@ from pathlib import Path
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
+from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
-from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.pack_directory import write_ended
@@ -85,26 +86,32 @@ class PackEnd:
     def _settle(self) -> None:
         """Write what is certain; what Slurm has yet to say is left to those that read."""
         verdict = self._slurm_decision.settle()
+        for member in self._members.list_members():
+            # That it was cancelled no later attempt would know.
+            if member.asked is StopReason.CANCEL and not member.is_final:
+                self._end(member, MemberState.CANCELLED, StopReason.CANCEL.value)
         if verdict is None or verdict.state is None:
             return
         # One that never had its turn is no time-out: the next csub call submits it again.
         stays = verdict.state is MemberState.TIMEOUT and not self._is_carried
         for number in [] if stays else inbox.list_waiting(str(self._pack)) or []:
-            if inbox.take(str(self._pack), number) and number not in self._members.by_number:
+            if inbox.take(str(self._pack), number):
                 self._adopt(number)
         for member in self._members.by_number.values():
             is_left = member.record.starts == 0 or is_held(self._pack, member.number)
             if not member.is_final and not (stays and is_left):
-                own = self._ends.undecided.get(member.number)
-                code = own.exit_code if own else None
-                self._states.write_end(
-                    member,
-                    verdict.state,
-                    code or ExitCode(0, signal.SIGTERM),
-                    verdict.reason,
-                    ended_at=own.ended_at if own else None,
-                )
+                self._end(member, verdict.state, verdict.reason)
         if stays:
             # Slurm itself forgets it after some minutes.
             write_ended(self._pack, SlurmJobState.TIMEOUT)
         inbox.close(str(self._pack))
+
+    def _end(self, member: Member, state: MemberState, reason: str) -> None:
+        own = self._ends.undecided.get(member.number)
+        self._states.write_end(
+            member,
+            state,
+            (own.exit_code if own else None) or ExitCode(0, signal.SIGTERM),
+            reason,
+            ended_at=own.ended_at if own else None,
+        )

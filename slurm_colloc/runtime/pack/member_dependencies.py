@@ -38,8 +38,6 @@ from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent,
 LOOK_EVERY_S = 1.0
 RETRY_S = 5.0
 LOCK_WAIT_S = 10.0
-LAST_WAIT_S = 10.0
-"""How long the end of a pack waits for what it still has to tell Slurm."""
 
 
 class Dependents:
@@ -91,12 +89,10 @@ class Dependents:
             self._threads[dependent.job_id] = thread
             thread.start()
 
-    def finish(self) -> None:
-        """Let go those that the last end has decided, as far as that is a matter of seconds."""
-        self.look(at_once=True)
-        deadline = time.monotonic() + LAST_WAIT_S
-        for thread in self._threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
+    @property
+    def is_busy(self) -> bool:
+        """Slurm is being told of some."""
+        return any(thread.is_alive() for thread in self._threads.values())
 
     def _judge(self, dependent: Dependent) -> bool | None:
         """None to leave it waiting, True to let it go, False to take this pack off its list."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
+from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import judge_pack
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
@@ -42,20 +43,31 @@ class JobStanding(enum.Enum):
     ELSEWHERE = "a later attempt runs"
 
 
-def judge_standing(fields: Mapping[str, str], restarts: int, now: str) -> JobStanding:
+def judge_standing(fields: Mapping[str, str], restarts: int) -> JobStanding:
     """Judge the pack from `scontrol show job`; pure.
 
     Args:
         fields: The job's fields.
         restarts: Slurm's restart count when the runner began.
-        now: The local time as scontrol writes it.
     """
     verdict = judge_pack(fields, restarts, "")
     # Slurm looks for jobs whose time is up every 30 s, and shows them as running until then.
-    if verdict is None or not verdict.goes_on or fields.get("EndTime", "Unknown") <= now:
+    if verdict is None or not verdict.goes_on or _is_time_up(fields):
         return JobStanding.ENDS
     is_this = int(fields.get("Restarts", "0")) == restarts
     return JobStanding.RUNS if is_this else JobStanding.ELSEWHERE
+
+
+def _is_time_up(fields: Mapping[str, str]) -> bool:
+    """Whether a job has run for as long as it may.
+
+    By lengths, not by clock times (EndTime): in autumn an hour comes twice.
+    """
+    with contextlib.suppress(KeyError, ValueError):
+        used_s = parse_time_limit_s(fields["RunTime"])
+        limit_s = parse_time_limit_s(fields["TimeLimit"])
+        return used_s is not None and limit_s is not None and used_s >= limit_s
+    return False
 
 
 def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: bool) -> str:
@@ -145,7 +157,7 @@ class KilledRunner:
         return True
 
     def _judge(self, fields: Mapping[str, str]) -> JobStanding:
-        return judge_standing(fields, self._restarts, time.strftime("%Y-%m-%dT%H:%M:%S"))
+        return judge_standing(fields, self._restarts)
 
     def _has_unfinished(self) -> bool:
         records = (

@@ -1,14 +1,13 @@
 """Runs inside a member's step, around the user's script: who: the user; where: compute node.
 
-Started by path, not as a module, and imports the standard library only, so that it is up in a
-few milliseconds. srun would answer 1 for an OOM kill and would overwrite CUDA_VISIBLE_DEVICES;
-the wrapper gives the script exactly the environment it was handed and writes down how it ended.
+Started by path, not as a module, with the standard library only: it is up in milliseconds. srun
+would answer 1 for an OOM kill and overwrite CUDA_VISIBLE_DEVICES; the wrapper gives the script
+exactly the environment it was handed and writes down how it ended.
 
     wrapper.py LAUNCH_FILE
 
-The launch file (JSON, removed as soon as it was read, it holds the environment) says everything;
-see runtime.launch.step_command.build_launch. Records are written alongside it: PREFIX.started and
-PREFIX.exit.
+The launch file (JSON, removed as soon as it was read, it holds the environment) says everything:
+runtime.launch.step_command.build_launch. Next to it go PREFIX.started and PREFIX.exit.
 """
 
 from __future__ import annotations
@@ -25,31 +24,24 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _WATCHED = (
-    signal.SIGCHLD,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGQUIT,
-    signal.SIGALRM,
-    signal.SIGCONT,
-)
+    signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGQUIT, signal.SIGALRM, signal.SIGCONT,
+)  # fmt: skip
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFTOVER_GRACE_S = 2.0
-_FULL_DISK_S = 60.0
+_PATIENCE_S = 60.0
 
 
 def main(argv: list[str]) -> int:
     """Run the member to its end; the exit status is the script's, 128 + signal for a signal."""
-    path = argv[1]
-    with open(path, "rb") as file:
-        launch = json.load(file)
-    os.unlink(path)
+    launch = insist(lambda: load(argv[1]))
+    with contextlib.suppress(OSError):
+        os.unlink(argv[1])
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -259,12 +251,14 @@ def list_descendants() -> list[int]:
     todo = [os.getpid()]
     while todo:
         pid = todo.pop()
+        tasks = []
         with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children") as file:
-                    children = [int(word) for word in file.read().split()]
-                found += children
-                todo += children
+            tasks = os.listdir(f"/proc/{pid}/task")
+        for task in tasks:
+            # One that has ended meanwhile says nothing of the others.
+            children = [int(word) for word in read(f"/proc/{pid}/task/{task}/children").split()]
+            found += children
+            todo += children
     return found
 
 
@@ -275,24 +269,20 @@ def signal_all(number: int) -> None:
     the tasks of such a step instead.
     """
     for pid in list_descendants():
-        if number != signal.SIGTERM or read_name(pid) != "srun":
+        if number != signal.SIGTERM or read(f"/proc/{pid}/comm") != "srun\n":
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
 
-def read_name(pid: int) -> str:
-    """The name of a process's program, empty where it has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
-        return file.read().rstrip("\n")
+def read(path: str) -> str:
+    """Read a small file of the kernel's; empty where there is none."""
+    with contextlib.suppress(OSError), open(path, errors="surrogateescape") as file:
+        return file.read()
     return ""
 
 
 def end_leftovers(kill_at: float | None) -> None:
-    """End what the script left running, as the end of a batch script does.
-
-    Args:
-        kill_at: When the member is killed that is being ended anyway (monotonic clock).
-    """
+    """End what the script left running; where the member is being ended, KILL at `kill_at`."""
     deadline = kill_at if kill_at is not None else time.monotonic() + _LEFTOVER_GRACE_S
     signal_all(signal.SIGTERM)
     while list_descendants():
@@ -305,9 +295,7 @@ def end_leftovers(kill_at: float | None) -> None:
 
 def read_oom_kills() -> int | None:
     """OOM kills so far in this step's memory cgroup (v1 or v2); None where none can be read."""
-    lines = []
-    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
-        lines = [line.rstrip("\n").split(":", 2) for line in file]
+    lines = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
     for hierarchy, controllers, path in lines:
         if "memory" in controllers.split(","):
             root, name = "/sys/fs/cgroup/memory", "memory.oom_control"
@@ -319,27 +307,41 @@ def read_oom_kills() -> int | None:
         groups = [path, os.path.dirname(path)] if "/step_" in path else [path]
         total = None
         for group in groups:
-            with contextlib.suppress(OSError), open(f"{root}{group}/{name}") as file:
-                words = dict(line.split()[:2] for line in file if len(line.split()) >= 2)
-                if "oom_kill" in words:
-                    total = max(total or 0, int(words["oom_kill"]))
+            pairs = (line.split()[:2] for line in read(f"{root}{group}/{name}").splitlines())
+            words = dict(pair for pair in pairs if len(pair) == 2)
+            if "oom_kill" in words:
+                total = max(total or 0, int(words["oom_kill"]))
         if total is not None:
             return total
     return None
 
 
+def load(path: str) -> Any:
+    """Read a small JSON file."""
+    with open(path, encoding="ascii") as file:
+        return json.load(file)
+
+
 def write_record(path: str, value: dict[str, Any]) -> None:
-    """Write a small JSON file atomically; wait for room where the disk is full."""
-    temporary = f"{path}.tmp"
-    deadline = time.monotonic() + _FULL_DISK_S
+    """Write a small JSON file atomically."""
+
+    def write() -> None:
+        with open(f"{path}.tmp", "w", encoding="ascii") as file:
+            json.dump(value, file)
+        os.replace(f"{path}.tmp", path)
+
+    insist(write)
+
+
+def insist(act: Callable[[], Any]) -> Any:
+    """Do something with a file; where the disk is full or the file system fails, try again."""
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            with open(temporary, "w", encoding="ascii") as file:
-                json.dump(value, file)
-            os.replace(temporary, path)
-            return
+            return act()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+            # Where its directory is gone, so are all who would read it.
+            if error.errno == errno.ENOENT or time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
 

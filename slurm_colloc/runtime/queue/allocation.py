@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -122,3 +123,12 @@ def signals_tasks_alone(config: Mapping[str, str]) -> bool:
 def requeues_jobs(config: Mapping[str, str]) -> bool:
     """Slurm's JobRequeue; its default of 1 where it cannot be read."""
     return config.get("JobRequeue", "1").split()[:1] != ["0"]
+
+
+def find_user_name() -> str:
+    """The user's name; the number where this node has none for it, as in Slurm's own messages."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # KeyError up to Python 3.12.
+        return str(os.getuid())

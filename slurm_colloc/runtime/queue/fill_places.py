@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.why_not_now import is_waiting_reason
+from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, is_passing
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
@@ -41,6 +43,7 @@ class PlaceFiller:
         ends: Told of those that could not be started.
         states: Writes their states.
         intake: Takes in new members.
+        steps: Keeps what is wrong with one member apart from the others.
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
 
@@ -57,8 +60,10 @@ class PlaceFiller:
         ends: MemberEnds,
         states: StateWriter,
         intake: MemberIntake,
+        steps: GuardedSteps,
         check_fence: Callable[[], None],
     ) -> None:
+        self._steps = steps
         self._pack = pack
         self._members = members
         self._start_queue = start_queue
@@ -73,9 +78,7 @@ class PlaceFiller:
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
-        for number in inbox.list_waiting(str(self._pack)) or []:
-            if number not in self._members.by_number and inbox.take(str(self._pack), number):
-                self._intake.adopt(number)
+        self._intake.work()
         if self._gpu_mode.refusal:
             self._refuse_all()
             return
@@ -85,24 +88,60 @@ class PlaceFiller:
             self._start(member)
 
     def close(self) -> bool:
-        """Close the pack if nothing waits; False if something has entered meanwhile."""
-        if self._start_queue.find_next() is not None or not inbox.close(str(self._pack)):
+        """Close the pack if nothing waits; False if something has entered meanwhile.
+
+        Called while no member runs.
+
+        Raises:
+            NodeError: A member waits that nothing lets start, and nothing runs that could end.
+        """
+        member = self._start_queue.find_next()
+        if member is not None:
+            facts = self._start_queue.gather(member)
+            why = why_not_now(facts)
+            if why is None or facts.pack_waits:
+                return False
+            raise NodeError(f"member {member.number} cannot be started: {why}")
+        if self._intake.has_late() or not inbox.close(str(self._pack)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
         self._intake.adopt_taken()
-        return self._start_queue.leave_behind()
+        return not self._intake.has_late() and self._start_queue.leave_behind()
+
+    def refuse_waiting(self, reason: str) -> None:
+        """Nothing runs, and nothing will: no member may wait for ever, and none may enter.
+
+        Args:
+            reason: Why, for people.
+        """
+        self._intake.work()
+        for number in list(self._members.waiting):
+            if not is_held(self._pack, number):
+                self._members.waiting.remove(number)
+                member = self._members.by_number[number]
+                cause = EndCause.NOT_STARTED.value
+                self._states.write_end(member, MemberState.FAILED, None, reason, cause=cause)
+        self.close()
 
     def _start(self, member: Member) -> None:
         place = self._members.find_place(member.spec.plan.cpus)
         assert place is not None
         self._members.waiting.remove(member.number)
         place.occupant = member.number
-        problem = None
+        problem: Exception | None = None
+        name = f"starting member {member.number}"
         try:
             if self._starter.start(member, place, self._measured_degree.likely_degree):
+                self._steps.forget(name)
                 return
-        except (OSError, StateError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing runs yet, so all can be undone
             problem = error
+        if problem is not None and is_passing(problem) and not self._steps.note(name, problem):
+            # The others first: what fails may be one file of this member's.
+            self._ends.free(member)
+            self._members.waiting.append(member.number)
+            raise problem
+        self._steps.forget(name)
         if problem is None or (
             isinstance(problem, FileNotFoundError)
             and self._starter.fall_back(
@@ -132,12 +171,16 @@ class PlaceFiller:
 class MemberIntake:
     """Takes in members, new ones and those of earlier attempts.
 
+    One whose record is damaged fails alone. Where the file system fails it is tried again by
+    `work`.
+
     Args:
         pack: The pack's directory.
         attempt: The attempt that runs.
         killed_before: The killed runner after which it runs; None where there was none.
         members: Takes the members.
         states: Writes their states.
+        steps: Keeps what is wrong with one member apart from the others.
         note_requeue: Told of a member that starts again.
     """
 
@@ -149,6 +192,7 @@ class MemberIntake:
         killed_before: RunnerKill | None,
         members: PackMembers,
         states: StateWriter,
+        steps: GuardedSteps,
         note_requeue: Callable[[Member], None],
     ) -> None:
         self._pack = pack
@@ -156,35 +200,94 @@ class MemberIntake:
         self._killed_before = killed_before
         self._members = members
         self._states = states
+        self._steps = steps
         self._note_requeue = note_requeue
+        self._late: set[int] = set()
+        self._refused: set[int] = set()
+        self._has_missed = False
+
+    def has_late(self) -> bool:
+        """A member that was taken could not be read yet."""
+        return bool(self._late)
+
+    def is_late(self, number: int) -> bool:
+        """Whether a member was taken and could not be read yet."""
+        return number in self._late
+
+    def work(self) -> None:
+        """Take in what has entered, and what could not be read before.
+
+        Raises:
+            OSError: The inbox cannot be read.
+            StateError: Likewise.
+        """
+        for number in sorted(self._late):
+            self.adopt(number)
+        if self._has_missed:
+            # Whether the rename was done is not known: then it is found where it would be.
+            self.adopt_taken()
+            self._has_missed = False
+        for number in inbox.list_waiting(str(self._pack)) or []:
+            try:
+                is_taken = not self._knows(number) and inbox.take(str(self._pack), number)
+            except StateError:
+                self._has_missed = True
+                raise
+            if is_taken:
+                self.adopt(number)
 
     def adopt_taken(self) -> None:
         """Take in all that an earlier attempt has taken from the inbox."""
         for number in inbox.list_taken(str(self._pack)):
-            if number not in self._members.by_number:
+            if not self._knows(number):
                 self.adopt(number)
 
     def adopt(self, number: int) -> None:
         """Take in a member; unless it has ended it waits for its start, again where it has run.
 
-        Raises:
-            StateError: What it runs, or its state, is missing or damaged.
+        One of which something is missing or damaged has failed.
         """
-        spec = read_spec(self._pack, number)
-        record = read_state(self._pack, number, self._attempt - 1)
+        if number in self._members.by_number or number in self._refused:
+            return
+        self._late.add(number)
+        self._steps.run(
+            f"taking in member {number}",
+            partial(self._adopt, number),
+            partial(self._refuse, number),
+        )
+
+    def _knows(self, number: int) -> bool:
+        return any(number in known for known in (self._members.by_number, self._refused))
+
+    def _refuse(self, number: int, error: Exception) -> bool:
+        self._late.discard(number)
+        self._refused.add(number)
+        self._states.refuse(number, f"it could not be taken in: {error}")
+        return True
+
+    def _adopt(self, number: int) -> None:
+        try:
+            spec = read_spec(self._pack, number)
+            record = read_state(self._pack, number, self._attempt - 1)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            self._refuse(number, error)
+            return
         if record is None:
             record = StateRecord(MemberState.PENDING, self._attempt)
         member = Member(number, spec, record)
         self._members.by_number[number] = member
+        self._late.discard(number)
         if member.is_final:
             self._states.note_end(record.exit_code, record.state)
             return
         if record.state is not MemberState.PENDING:
-            self._note_requeue(member)
+            self._steps.run("the mails", partial(self._note_requeue, member))
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
             if self._killed_before is not None:
                 member.record = tell_of_restart(member.record, self._killed_before)
+        self._members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
         stale = {"reason": ""} if is_waiting_reason(member.record.reason) else {}
         self._states.write(member, MemberState.PENDING, **stale)
-        self._members.waiting.append(number)

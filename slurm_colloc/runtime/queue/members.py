@@ -6,7 +6,9 @@ import dataclasses
 from collections import deque
 from pathlib import Path
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import TRANSITIONS, MemberState
+from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
@@ -164,9 +166,10 @@ def make_places(
         The places, and why their members are not bound to CPUs; empty where they are.
 
     Raises:
-        StateError: A member's record is damaged.
+        StateError: The file system fails.
     """
-    wants = sorted((read_spec(pack, n).plan.cpus for n in list_members(pack)), reverse=True)
+    # Where none can be read each of them fails alone, and later ones need a place all the same.
+    wants = sorted(_read_wants(pack), reverse=True) or [allocation.cpus_allocated]
     wanted = wants[:degree]
     shares: tuple[tuple[int, ...], ...] = ((),)
     why = ""
@@ -177,3 +180,15 @@ def make_places(
         for index, (want, cpus) in enumerate(zip(wanted, shares, strict=True))
     ]
     return places, why
+
+
+def _read_wants(pack: Path) -> list[int]:
+    """The CPUs of each member; what is wrong with a damaged one is told where it is taken in."""
+    wants = []
+    for number in list_members(pack):
+        try:
+            wants.append(read_spec(pack, number).plan.cpus)
+        except StateError as error:
+            if is_passing(error):
+                raise
+    return wants

@@ -22,6 +22,7 @@ from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
@@ -35,8 +36,8 @@ RESTARTS_MAX = 3
 STOP_WAIT_S = 3.0
 """How long the monitor may take to write what it still has."""
 
-SUMMARY_WAIT_S = 30.0
-"""How long the summary may take; `csub report` makes it where it was not made."""
+STOP_AGAIN_S = 0.2
+"""How often it is told to: a TERM that comes while Slurm's own waits is lost in that."""
 
 _BASES = ("/dev/shm", "/tmp")
 """Where members may publish their progress, the best first."""
@@ -107,6 +108,7 @@ class PackMonitor:
         self._lock: int | None = None
         self._begin_at: float | None = None
         self._process: StartedProcess | None = None
+        self._summary: StartedProcess | None = None
         self._starts = 0
 
     def open(self) -> None:
@@ -200,6 +202,8 @@ class PackMonitor:
             self._give_up()
             return
         self._starts += 1
+        with contextlib.suppress(StateError):
+            note_due(self._pack.parent.parent, self._pack.name)
         # One that ends at once is not started again at once.
         self._begin_at = time.monotonic() + 10.0 * self._starts
         words = [str(self._pack), str(self._attempt), self._root]
@@ -231,12 +235,9 @@ class PackMonitor:
         """Have the monitor write what it still has, and end it."""
         process, self._process = self._process, None
         self._begin_at = None
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)  # noqa: TID251 - its own
-            if not _wait_for(process, STOP_WAIT_S):
-                process.kill()
-                self._journal.write("monitor_killed")
+        if process is not None and process.poll() is None and not _end(process):
+            process.kill()
+            self._journal.write("monitor_killed")
         if self._root:
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = ""
@@ -244,15 +245,25 @@ class PackMonitor:
             os.close(self._lock)
             self._lock = None
 
-    def summarize(self) -> None:
-        """Have the summary of a pack written that was watched."""
+    def begin_summary(self) -> None:
+        """Have the summary of a pack made that was watched."""
         if self._starts == 0:
             return
+        with contextlib.suppress(StateError):
+            # First: who sees that all members have ended waits for it.
+            note_due(self._pack.parent.parent, self._pack.name, is_ending=True)
         words = ("report", "--write", str(self._pack))
-        process = self._start("summary.log", "slurm_colloc", *words)
-        if process is not None and not _wait_for(process, SUMMARY_WAIT_S):
-            process.kill()
-            self._journal.write("no_summary", reason=f"it took more than {SUMMARY_WAIT_S:g} s")
+        self._summary = self._start("summary.log", "slurm_colloc", *words)
+
+    @property
+    def is_summarizing(self) -> bool:
+        """The summary is being made."""
+        return self._summary is not None and self._summary.poll() is None
+
+    @property
+    def has_summary_left(self) -> bool:
+        """The pack was watched, and its summary is left to the next call of csub."""
+        return self._starts > 0 and (self._summary is None or self._summary.poll() != 0)
 
 
 def remove_forgotten() -> None:
@@ -282,11 +293,18 @@ def _remove_unless_locked(directory: str) -> None:
         os.close(lock)
 
 
-def _wait_for(process: StartedProcess, patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
+def _end(process: StartedProcess) -> bool:
+    """Tell the monitor to end, until it has; False where it takes too long."""
+    deadline = time.monotonic() + STOP_WAIT_S
+    tell_at = 0.0
     while process.poll() is None:
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             return False
+        if now >= tell_at:
+            tell_at = now + STOP_AGAIN_S
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)  # noqa: TID251 - its own
         time.sleep(0.01)
     return True
 

@@ -15,7 +15,7 @@ import contextlib
 import os
 from typing import Protocol
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.store.atomic_files import is_there
 
 
 class DirectoryOperations(Protocol):
@@ -58,14 +58,7 @@ class RealDirectory:
 
     def exists(self, path: str) -> bool:
         """See DirectoryOperations."""
-        # os.path.lexists takes every failure for absence, and absence decides much here.
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:
-            raise StateError(f"cannot look at {path}: {os.strerror(error.errno or 0)}") from error
-        return True
+        return is_there(path)
 
 
 REAL = RealDirectory()

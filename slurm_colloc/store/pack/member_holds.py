@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from slurm_colloc.store.atomic_files import explain_os_errors, write_atomic
+from slurm_colloc.store.atomic_files import explain_os_errors, is_there, write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import remove_environment
 
@@ -50,13 +50,21 @@ def remove_held(pack: Path | str, number: int) -> bool:
 
 
 def is_held(pack: Path | str, number: int) -> bool:
-    """True while a member is held, or was left behind by its pack."""
-    return os.path.exists(_path(pack, number, HELD)) or was_left(pack, number)
+    """True while a member is held, or was left behind by its pack.
+
+    Raises:
+        StateError: It cannot be told: one that is held must not start.
+    """
+    return is_there(_path(pack, number, HELD)) or was_left(pack, number)
 
 
 def was_left(pack: Path | str, number: int) -> bool:
-    """True where the pack has ended, or ends, without starting this member."""
-    return os.path.exists(_path(pack, number, LEFT))
+    """True where the pack has ended, or ends, without starting this member.
+
+    Raises:
+        StateError: It cannot be told.
+    """
+    return is_there(_path(pack, number, LEFT))
 
 
 def leave_behind(pack: Path | str, number: int) -> bool:
@@ -69,7 +77,7 @@ def leave_behind(pack: Path | str, number: int) -> bool:
         return was_left(pack, number)
     except OSError:
         # A file system without links: the moment between the two calls stays unguarded.
-        if not os.path.exists(_path(pack, number, HELD)):
+        if not is_there(_path(pack, number, HELD)):
             return False
         write_atomic(_path(pack, number, LEFT), b"")
     return True

@@ -16,7 +16,12 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.model.recorded_words import is_known
-from slurm_colloc.store.atomic_files import read_bytes, write_atomic, write_json
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    read_bytes,
+    write_atomic,
+    write_json,
+)
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.record_files import read_record
 
@@ -160,6 +165,11 @@ def read_state(
 
 
 def remove_environment(pack: Path | str, number: int) -> None:
-    """Remove a member's captured environment: it may hold secrets."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{pack}/members/{format_number(number)}/env")
+    """Remove a member's captured environment: it may hold secrets.
+
+    Raises:
+        StateError: It cannot be removed.
+    """
+    path = f"{pack}/members/{format_number(number)}/env"
+    with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -14,6 +14,7 @@ from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_locked,
+    is_there,
     read_bytes,
     write_atomic,
     write_json,
@@ -175,10 +176,14 @@ def list_claimed(pack: Path) -> list[int]:
 
 
 def has_entered(pack: Path, number: int) -> bool:
-    """True once a member has entered: its files are whole and its entry has left its place."""
+    """True once a member has entered: its files are whole and its entry has left its place.
+
+    Raises:
+        StateError: It cannot be told; what has not entered may be removed.
+    """
     directory = f"{pack}/members/{format_number(number)}"
     # In this order: a joiner writes its entry first and its spec.json last.
-    return os.path.exists(f"{directory}/spec.json") and not os.path.exists(f"{directory}/{ENTRY}")
+    return is_there(f"{directory}/spec.json") and not is_there(f"{directory}/{ENTRY}")
 
 
 def drop_unentered(pack: Path) -> None:

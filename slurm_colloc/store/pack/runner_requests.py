@@ -36,6 +36,7 @@ class Request:
         signal: Which signal to send, for SIGNAL; 0 otherwise.
         steps_only: SIGNAL goes to the member's own job steps, not to its script.
         reason: By whom or why, for the member's state.
+        path: Where it lies; empty before it is written.
     """
 
     action: Action
@@ -43,10 +44,11 @@ class Request:
     signal: int = 0
     steps_only: bool = False
     reason: str = ""
+    path: str = dataclasses.field(default="", compare=False)
 
 
 def write_request(pack: Path | str, request: Request) -> str:
-    """Leave a request for the runner; returns its path, which is gone once it was taken.
+    """Leave a request for the runner; returns its path, which is gone once it is done.
 
     Raises:
         StateError: It cannot be written.
@@ -54,27 +56,55 @@ def write_request(pack: Path | str, request: Request) -> str:
     # The time tells apart what one tick of the file system's clock does not.
     name = f"{time.time_ns():020d}-{request.action}-{os.urandom(4).hex()}.json"
     path = f"{pack}/control/{name}"
-    write_json(path, dataclasses.asdict(request))
+    value = dataclasses.asdict(request)
+    del value["path"]
+    write_json(path, value)
     return path
 
 
-def take_requests(pack: Path | str) -> list[Request]:
-    """Take all requests, oldest first; damaged ones are dropped, and actions of a newer csub."""
-    requests = []
+def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) -> list[Request]:
+    """All requests that are left, oldest first; those that say nothing are dropped.
+
+    A request stays until `forget_request`: one that was read and not done yet is not lost with the
+    process that read it.
+
+    Args:
+        pack: The pack's directory.
+        unreadable: Takes what is wrong with those that cannot be read now.
+
+    Raises:
+        OSError: They cannot be listed.
+    """
     entries = []
     for name in os.listdir(f"{pack}/control"):
         if name.endswith(".json"):
             path = f"{pack}/control/{name}"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 entries.append((os.stat(path).st_mtime_ns, path))
+    requests = []
     for _, path in sorted(entries):
-        with contextlib.suppress(StateError):
+        try:
             request = read_record(path, Request)
-            if request is not None and is_known(request.action):
-                requests.append(request)
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        except StateError as error:
+            if not isinstance(error.__cause__, OSError):
+                forget_request(path)
+            elif unreadable is not None:
+                unreadable.append(error)
+            continue
+        if request is None:
+            continue
+        if is_known(request.action):
+            requests.append(dataclasses.replace(request, path=path))
+        else:
+            # Only a newer csub knows what it asks for.
+            forget_request(path)
     return requests
+
+
+def forget_request(path: str) -> None:
+    """Remove a request that is done, or can never be."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 # csub writes a dependent once sbatch has answered; the pack's runner reads it and removes it when

@@ -1,0 +1,114 @@
+"""What csub, and members themselves, ask of a runner for one member: it is done, or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.stop_member import MemberControl
+from slurm_colloc.runtime.queue.fill_places import MemberIntake
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.runner_requests import (
+    Action,
+    Request,
+    forget_request,
+    list_requests,
+)
+
+
+class RequestDesk:
+    """Serves requests, each as often as it takes.
+
+    A cancel stays where it lies until its member has ended for good, so that a later attempt finds
+    it, too. All others are gone once they are done.
+
+    Args:
+        pack: The pack's directory.
+        members: Its members.
+        control: Ends and signals them.
+        intake: Takes in those that are new.
+        steps: Keeps one request apart from the others.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        members: PackMembers,
+        control: MemberControl,
+        intake: MemberIntake,
+        steps: GuardedSteps,
+        journal: Journal,
+    ) -> None:
+        self._pack = pack
+        self._members = members
+        self._control = control
+        self._intake = intake
+        self._steps = steps
+        self._journal = journal
+        self._told: set[str] = set()
+        self._done: set[str] = set()
+
+    def work(self) -> None:
+        """Serve what is there, oldest first.
+
+        Raises:
+            OSError: They cannot be listed.
+            StateError: One cannot be read; the others are served.
+        """
+        unreadable: list[StateError] = []
+        requests = list_requests(self._pack, unreadable)
+        for request in requests:
+            if request.path not in self._done:
+                self._steps.run(
+                    f"a request to {request.action} member {request.number}",
+                    partial(self._serve, request, requests),
+                )
+            if request.path in self._done:
+                # Where it cannot be removed it is at least not done twice.
+                forget_request(request.path)
+        if unreadable:
+            raise unreadable[0]
+
+    def _serve(self, request: Request, requests: Sequence[Request]) -> None:
+        number = request.number
+        member = self._find(number)
+        if member is None or member.is_final:
+            if self._intake.is_late(number):
+                return
+            self._done.add(request.path)
+            return
+        if request.path not in self._told:
+            self._told.add(request.path)
+            self._journal.write(
+                "request", action=request.action, member=number, reason=request.reason
+            )
+        if request.action is Action.CANCEL:
+            self._control.cancel(member, request.reason)
+            if not member.is_final:
+                return
+        elif request.action is Action.REQUEUE:
+            if not any(_cancels(other, number) for other in requests):
+                self._control.requeue(member)
+        elif member.is_starting:
+            # There is no script yet that could get it.
+            return
+        else:
+            self._control.signal(member, request.signal, steps_only=request.steps_only)
+        self._done.add(request.path)
+
+    def _find(self, number: int) -> Member | None:
+        """The member, taken in where it waits to be."""
+        if number not in self._members.by_number and inbox.take(str(self._pack), number):
+            self._intake.adopt(number)
+        return self._members.by_number.get(number)
+
+
+def _cancels(request: Request, number: int) -> bool:
+    return request.action is Action.CANCEL and request.number == number

@@ -1,0 +1,175 @@
+"""What a file system that fails does not show is not taken for gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import hold_lock, is_there, make_directory, write_atomic
+from slurm_colloc.store.pack.member_holds import is_held, leave_behind, was_left, write_held
+from slurm_colloc.store.pack.member_states import remove_environment
+from slurm_colloc.store.pack.pack_directory import drop_unentered, has_entered, list_members
+
+from .builders import build_pack
+
+ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A pack of two members."""
+    state = State(tmp_path / "state", "here")
+    state.prepare()
+    with state.writing([build_pack("s")]):
+        pass
+    return state.pack_path("s.0")
+
+
+@pytest.fixture(params=ERRORS, ids=os.strerror)
+def blind(
+    pack: Path,  # noqa: ARG001 - it is there before
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """No file can be looked at."""
+
+    def fail(path: str, *_: object, **__: object) -> os.stat_result:
+        raise OSError(request.param, os.strerror(request.param), str(path))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "lstat", fail)
+        failing.setattr(os, "stat", fail)
+        yield
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda pack: is_there(pack / "pack.json"),
+        lambda pack: is_held(pack, 1),
+        lambda pack: was_left(pack, 1),
+        lambda pack: has_entered(pack, 1),
+        list_members,
+    ],
+)
+def test_what_cannot_be_seen_is_said(pack: Path, look: Callable[[Path], object]) -> None:
+    with pytest.raises(StateError, match="cannot look at "):
+        look(pack)
+
+
+def test_no_member_is_removed_because_it_cannot_be_seen(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, *_: object, **__: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "lstat", fail)
+        failing.setattr(os, "stat", fail)
+        with pytest.raises(StateError):
+            drop_unentered(pack)
+    assert list_members(pack) == [1, 2]
+
+
+def test_what_is_there_and_what_is_not(pack: Path) -> None:
+    assert is_there(pack / "pack.json")
+    assert not is_there(pack / "other.json")
+    assert not is_there(pack / "pack.json" / "below")
+    (pack / "broken").symlink_to("nowhere")
+    assert is_there(pack / "broken")
+
+
+def test_a_member_is_left_behind_where_a_link_fails_although_it_was_made(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_held(pack, 1)
+    link = os.link
+
+    def lose(source: str, target: str) -> None:
+        link(source, target)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+
+    monkeypatch.setattr(os, "link", lose)
+    assert leave_behind(pack, 1)
+    assert was_left(pack, 1)
+
+
+def test_a_file_is_written_although_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is asked again for a rename that it has done finds nothing to rename."""
+    replace = os.replace
+
+    def lose(source: str, target: str) -> None:
+        replace(source, target)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "replace", lose)
+        write_atomic(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_file_that_was_taken_away_meanwhile_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, _target: str) -> None:
+        Path(source).unlink()
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StateError, match="No such file"):
+        write_atomic(tmp_path / "file", b"new")
+
+
+@pytest.mark.usefixtures("blind")
+def test_a_directory_that_cannot_be_seen_is_not_said_to_exist(tmp_path: Path) -> None:
+    with pytest.raises(StateError) as caught:
+        make_directory(tmp_path)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno in ERRORS
+
+
+def test_a_file_in_the_place_of_a_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="File exists"):
+        make_directory(tmp_path / "file")
+
+
+def test_a_lock_that_is_given_back_with_an_error_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "close", fail)
+        with hold_lock(tmp_path / "lock", 0) as locked:
+            assert locked
+    with hold_lock(tmp_path / "lock", 0) as locked:
+        assert locked
+
+
+def test_an_environment_that_cannot_be_removed_is_said(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "unlink", fail)
+        with pytest.raises(StateError, match="Stale file handle"):
+            remove_environment(pack, 1)
+    remove_environment(pack, 1)
+    # That it is gone already is all right.
+    remove_environment(pack, 1)
