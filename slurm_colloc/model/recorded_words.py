@@ -23,6 +23,9 @@ def read_word(kind: type[Word], text: str) -> Word:
         word = str.__new__(kind, text)
         word._name_ = text
         word._value_ = text
+        # A copy of a word is the word itself, as of those that are known; Python before 3.12 looks
+        # for it among the enumeration's.
+        word.__dict__["__deepcopy__"] = lambda _memo: word
         return word
 
 

@@ -34,7 +34,8 @@ from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
+from slurm_colloc.store.atomic_files import is_there, write_atomic
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.atomic_files import is_locked, read_file_clock
+from slurm_colloc.store.atomic_files import read_file_clock
+from slurm_colloc.store.file_locks import is_locked
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord

@@ -14,12 +14,8 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.atomic_files import (
-    explain_os_errors,
-    hold_lock,
-    make_directory,
-    write_atomic,
-)
+from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, write_atomic
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.member_holds import forget_hold
 from slurm_colloc.store.pack.pack_directory import is_local_alive
 from slurm_colloc.store.pack.pack_records import PackRecord

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
+from slurm_colloc.runtime.launch.path_shims import write_shims
 from slurm_colloc.runtime.launch.step_command import WRAPPER
 
 PACKAGE = Path(slurm_colloc.__file__).parent
@@ -17,7 +18,6 @@ ROOT = PACKAGE.parent
 
 PROMISED = (
     "slurm_colloc.runtime",
-    "slurm_colloc.runtime.programs.shim",
     "slurm_colloc.runtime.programs.enter",
     "slurm_colloc.runtime.programs.examine_node",
     "slurm_colloc.monitor",
@@ -44,6 +44,13 @@ def test_the_wrapper_has_its_place() -> None:
     assert Path(WRAPPER).is_file()
 
 
+def test_a_shim_names_its_program_by_its_path(tmp_path: Path) -> None:
+    write_shims(tmp_path, sys.executable)
+    program = PACKAGE / "runtime" / "programs" / "shim.py"
+    assert program.is_file()
+    assert f" {program} " in (tmp_path / "bin" / "scancel").read_text()
+
+
 def test_nothing_else_is_started_by_name_in_a_pack() -> None:
     folders = [PACKAGE / name for name in ("runtime", "submission", "cli/change", "store")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
@@ -54,5 +61,6 @@ def test_nothing_else_is_started_by_name_in_a_pack() -> None:
 
 def test_the_promise_is_written_down() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
-    for name in (*PROMISED, "slurm_colloc/runtime/programs/wrapper.py"):
+    programs = [f"slurm_colloc/runtime/programs/{name}.py" for name in ("wrapper", "shim")]
+    for name in (*PROMISED, *programs):
         assert f"`{name}`" in text

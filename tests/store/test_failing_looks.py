@@ -11,7 +11,8 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock, is_there, make_directory, write_atomic
+from slurm_colloc.store.atomic_files import is_there, make_directory, write_atomic
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.member_holds import is_held, leave_behind, was_left, write_held
 from slurm_colloc.store.pack.member_states import remove_environment
 from slurm_colloc.store.pack.pack_directory import drop_unentered, has_entered, list_members

@@ -226,7 +226,7 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
     assert whole.returncode == 0, whole.stderr
     steps = 10_000 - int(whole.stdout)
     state.discard("s.0")
-    (state.jobs / "4711.json").unlink()
+    (state.jobs / "here.4711.json").unlink()
     assert list_tree(state.root) == EMPTY
     # The first two and the last steps, and some between: each costs a process.
     for at in sorted({1, 2, 3, steps // 3, steps // 2, *range(steps - 12, steps + 1)}):
@@ -248,7 +248,7 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
             sweep_with(swept)
             assert swept.list_all() == []
         assert swept.list_making() == swept.list_open() == []
-        (state.jobs / "4711.json").unlink(missing_ok=True)
+        (state.jobs / "here.4711.json").unlink(missing_ok=True)
         assert set(list_tree(state.root)) <= set(EMPTY), at
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.profile import RUN_MOST_S, Observation, ProfileRecord, RunningStatistics
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles
 from slurm_colloc.store.learned.profiles import (
@@ -174,7 +174,7 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("slurm_colloc.store.atomic_files.fcntl.flock", refuse)
+    monkeypatch.setattr("slurm_colloc.store.file_locks.fcntl.flock", refuse)
     with pytest.raises(StateError) as told:
         forget_profiles(tmp_path, records)
     assert told.value.message == f"cannot lock {lock}: No locks available"

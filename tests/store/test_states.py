@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.store import record_files
 from slurm_colloc.store.atomic_files import read_json
-from slurm_colloc.store.pack import runner_requests
 from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
@@ -140,7 +140,7 @@ def test_a_request_that_cannot_be_read_now_is_kept_and_stops_no_other(
             raise StateError("cannot read it: Input/output error") from OSError(errno.EIO, "")
         return read_json(asked)
 
-    monkeypatch.setattr(runner_requests, "read_json", read)
+    monkeypatch.setattr(record_files, "read_json", read)
     unreadable: list[StateError] = []
     assert [request.number for request in list_requests(pack, unreadable)] == [2]
     assert len(unreadable) == 1

@@ -24,6 +24,7 @@ from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.learned.faults import FaultRecord
 from slurm_colloc.store.learned.kept_answers import KeptCluster
+from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -114,6 +115,7 @@ CASES = [
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
     build_case(FaultRecord("4711/3", ("a line",)), ""),
+    build_case(KeptOptions("sbatch", 1.5, (("own", "none"),)), "installation made_at options"),
     build_case(KeptCluster("n1:/opt/slurm/bin/scontrol:", "north", 1.5), "client name made_at"),
 ]  # fmt: skip
 each_record = pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.record).__name__)

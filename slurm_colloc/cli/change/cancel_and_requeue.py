@@ -22,7 +22,7 @@ from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import cancel_left, was_left
 from slurm_colloc.store.pack.member_states import remove_environment

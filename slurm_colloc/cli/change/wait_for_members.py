@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.cli.due_summaries import await_summaries
+from slurm_colloc.cli.await_summaries import await_summaries
 from slurm_colloc.cli.session import Session, freeze
 from slurm_colloc.model.member import MemberState, Selection
 from slurm_colloc.model.selection import Choice

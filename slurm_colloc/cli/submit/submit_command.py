@@ -109,7 +109,7 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
         call = resolve_members(session, call, local=local)
     # What packs that have ended show of these jobs counts in the plan.
     if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
-        from slurm_colloc.cli.due_summaries import prepare_summaries
+        from slurm_colloc.cli.await_summaries import prepare_summaries
 
         prepare_summaries(session.state, session.settings)
     policy = choose_policy(call, session.settings)
@@ -131,7 +131,7 @@ def _join_or_submit(
 
     So scripts that are typed or started at once do not each open a pack of their own.
     """
-    from slurm_colloc.store.atomic_files import hold_lock
+    from slurm_colloc.store.file_locks import hold_lock
 
     state = session.own_state
     state.prepare()

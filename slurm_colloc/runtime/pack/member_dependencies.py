@@ -28,7 +28,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import read_attempt, read_state

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
+from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.record_files import read_record
 
 KEPT_S = 24 * 3600.0
 
 
+@dataclasses.dataclass(frozen=True)
+class KeptOptions:
+    """What sbatch told.
+
+    Attributes:
+        installation: From `describe_installation`.
+        made_at: When, in seconds since the epoch.
+        options: Names and arguments.
+    """
+
+    installation: str
+    made_at: float
+    options: tuple[tuple[str, str], ...]
+
+
 def describe_installation(command: str, environ: Mapping[str, str]) -> str:
-    """What the answer depends on: the program, and the list of plug-ins beside slurm.conf.
+    """What the answer depends on: the program, and the list of plug-ins next to slurm.conf.
 
     Args:
         command: The path of sbatch.
@@ -40,15 +57,12 @@ def read_kept_options(root: Path, installation: str) -> list[tuple[str, str]]:
         installation: From `describe_installation`.
     """
     try:
-        value = read_json(root / "site_options.json")
+        kept = read_record(root / "site_options.json", KeptOptions)
     except StateError:
         return []
-    if value is None or value.get("installation") != installation:
+    if kept is None or kept.installation != installation:
         return []
-    with contextlib.suppress(AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        if 0 <= time.time() - float(value["made_at"]) <= KEPT_S:
-            return [(str(name), str(argument)) for name, argument in value["options"]]
-    return []
+    return list(kept.options) if 0 <= time.time() - kept.made_at <= KEPT_S else []
 
 
 def keep_options(root: Path, installation: str, options: Sequence[tuple[str, str]]) -> None:
@@ -56,11 +70,5 @@ def keep_options(root: Path, installation: str, options: Sequence[tuple[str, str
     with contextlib.suppress(StateError):
         # Before the first submission the state directory may not be there yet, and it is private.
         make_directory(root)
-        write_json(
-            root / "site_options.json",
-            {
-                "installation": installation,
-                "made_at": time.time(),
-                "options": [list(pair) for pair in options],
-            },
-        )
+        kept = KeptOptions(installation, time.time(), tuple(options))
+        write_json(root / "site_options.json", dataclasses.asdict(kept))

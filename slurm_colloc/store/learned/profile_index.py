@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.atomic_files import explain_os_errors, hold_lock, read_bytes, write_atomic
+from slurm_colloc.store.atomic_files import explain_os_errors, read_bytes, write_atomic
+from slurm_colloc.store.file_locks import hold_lock
 
 FOLDER = "profiles"
 FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")

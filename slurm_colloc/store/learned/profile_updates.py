@@ -16,11 +16,11 @@ from slurm_colloc.model.prediction_feedback import Feedback, learn
 from slurm_colloc.model.profile import Completion, Observation, ProfileRecord
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
-    hold_lock,
     make_directory,
     write_all,
     write_atomic,
 )
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.learned.profile_format import build_profile_mapping
 from slurm_colloc.store.learned.profile_index import (
     FOLDER,

@@ -13,12 +13,12 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
-    is_locked,
     is_there,
     read_bytes,
     write_atomic,
     write_json,
 )
+from slurm_colloc.store.file_locks import is_locked
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.pack_records import (
     MemberSpec,

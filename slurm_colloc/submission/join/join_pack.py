@@ -24,7 +24,7 @@ from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.atomic_files import Lock, hold_lock
+from slurm_colloc.store.file_locks import Lock, hold_lock
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_states import read_attempt, remove_environment
 from slurm_colloc.store.pack.pack_directory import (

@@ -19,7 +19,7 @@ from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.model.sbatch.quantities import format_time_limit
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.pack_directory import write_record
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.packs.call_batches import Batch

@@ -16,7 +16,7 @@ from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (

@@ -21,7 +21,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob, compute_hidden_state, find_job_of
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
     is_unanswered,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli import due_summaries
-from slurm_colloc.cli.due_summaries import await_summaries, prepare_summaries
+from slurm_colloc.cli import await_summaries as module
+from slurm_colloc.cli.await_summaries import await_summaries, prepare_summaries
 from slurm_colloc.errors import StateError
 from slurm_colloc.learning import learn_from_pack
 from slurm_colloc.settings import Settings
@@ -101,7 +101,7 @@ def test_a_wait_is_bounded_and_says_so(
     state: State, made: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(due_summaries, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     await_summaries(state, Settings(), ["s.0"], lambda: None)
     assert made == []
     assert "their summary is not written yet" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from slurm_colloc.cli.session import note
 from slurm_colloc.errors import CollocError
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.learned.due_summaries import forget_due, is_due, list_due
 
 PATIENCE_S = 10.0
