@@ -1,0 +1,46 @@
+"""An environment of their own for clients of Slurm, made once for a checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
+
+__all__ = ["accounts"]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def clients_python() -> Path:
+    """The Python that has the packages of the extra `clients`."""
+    folder = ROOT / ".clients"
+    key = (ROOT / "pyproject.toml").read_text() + sys.version
+    python, made = folder / "bin" / "python", folder / "made-of"
+    if not made.exists() or made.read_text() != key:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        subprocess.run([*pip, f"{ROOT}[clients]"], check=True, stdin=subprocess.DEVNULL)
+        made.write_text(key)
+    return python
+
+
+@pytest.fixture(scope="session")
+def clients_cluster() -> Iterator[Sandbox]:
+    with running_sandbox(gpus_per_node=2, cpus_per_node=16) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(clients_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    with user_of(clients_cluster, accounts[0]) as somebody:
+        yield somebody

@@ -1,0 +1,40 @@
+"""SEML's own submit function, without its database: it takes the last word for the array's id."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from seml.commands.start import start_sbatch_job
+
+
+class Collection:
+    """Notes what SEML writes into its database."""
+
+    name = "experiments"
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    def update_many(self, chosen: Any, change: Any) -> None:
+        self.written.append((chosen, change))
+
+
+if __name__ == "__main__":
+    collection = Collection()
+    experiments = [
+        {"_id": number, "batch_id": 1, "seml": {"executable": "x.py"}, "config": {}}
+        for number in range(3)
+    ]
+    job_id = start_sbatch_job(
+        collection, experiments, 0, {"gres": "gpu:1", "mem": "300M", "time": "0-00:05"},
+        name="seml", output_path=".",
+    )  # fmt: skip
+    shown = subprocess.run(
+        ["squeue", "-h", "-j", str(job_id), "-o", "%j"], check=False, capture_output=True, text=True
+    ).stdout.split()
+    values = collection.written[0][1]["$set"]
+    answer = [isinstance(job_id, int), values["slurm.0.num_tasks"], set(shown) <= {"seml"}]
+    Path("answer.json").write_text(json.dumps(answer))

@@ -1,0 +1,82 @@
+"""Real clients of Slurm with csub in the place of sbatch: the same results as with sbatch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_S = 300
+
+CLIENTS = {
+    "submitit": ("with_submitit.py",),
+    "hydra": ("with_hydra.py",),
+    "simple-slurm": ("with_simple_slurm.py",),
+    "slurmpy": ("with_slurmpy.py",),
+    "seml": ("with_seml.py",),
+    "dask-jobqueue": ("with_dask.py",),
+    "parsl": ("with_parsl.py",),
+    "snakemake": ("with_snakemake.py",),
+    "snakemake, arrays": ("with_snakemake.py", "--slurm-array-jobs=all"),
+    "optuna": ("with_optuna.py",),
+    "many at once": ("with_parallel.py",),
+}
+
+
+def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *, path: str) -> Any:
+    """What a client's program has answered, in a directory of its own."""
+    folder = user.home / how
+    user.run(["mkdir", str(folder)])
+    program = user.home / words[0]
+    shutil.copy(PROGRAMS / words[0], program)
+    program.chmod(0o644)
+    environment = {**user.environment, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    user.run(
+        [str(python), str(program), *words[1:]], directory=folder, environment=environment,
+        timeout_s=LIMIT_S,
+    )  # fmt: skip
+    return json.loads((folder / "answer.json").read_text())
+
+
+def put_csub_in_place(user: CsubUser) -> Path:
+    """A directory in which sbatch is a link to csub."""
+    csub = shutil.which("csub", path=user.environment["PATH"])
+    assert csub is not None
+    links = user.home / "links"
+    user.run(["mkdir", str(links)])
+    user.run(["ln", "-s", csub, str(links / "sbatch")])
+    return links
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_has_the_same_results_as_with_sbatch(
+    user: CsubUser, clients_python: Path, client: str
+) -> None:
+    words = CLIENTS[client]
+    path = f"{clients_python.parent}:{user.environment['PATH']}"
+    expected = run_client(user, clients_python, words, "with-sbatch", path=path)
+    # csub has not been there yet.
+    assert json.loads(user.csub("queue", "--all", "--json").stdout) == []
+    links = put_csub_in_place(user)
+    found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
+    assert found == expected
+    assert json.loads(user.csub("queue", "--all", "--json").stdout)
+
+
+def test_one_task_of_submitit_is_cancelled(user: CsubUser, clients_python: Path) -> None:
+    path = f"{put_csub_in_place(user)}:{clients_python.parent}:{user.environment['PATH']}"
+    words = ("cancel_with_submitit.py",)
+    ids, results = run_client(user, clients_python, words, "with-csub", path=path)
+    job_id = ids[0].partition("_")[0]
+    assert ids == [f"{job_id}_{number}" for number in range(4)]
+    assert results == [0, 1, 9]
+    states = {number: row["state"] for number, row in user.finish(job_id).items()}
+    assert states == {0: "COMPLETED", 1: "COMPLETED", 2: "CANCELLED", 3: "COMPLETED"}
