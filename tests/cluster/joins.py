@@ -26,9 +26,9 @@ NOTE = 'echo "$SLURM_COLLOC_MEMBER" >>"ran/$1"'
 # waits there until it may go on.
 SCONTROL = r"""#!/bin/bash
 mark() {
-    [ -e "$SLURM_COLLOC_TEST/stop-at-$1" ] || return
-    : >"$SLURM_COLLOC_TEST/$1"
-    until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
+    [ -e "@gates@/stop-at-$1" ] || return
+    : >"@gates@/$1"
+    until [ -e "@gates@/go" ]; do sleep 0.02; done
 }
 [ "$1" = update ] || exec @scontrol@ "$@"
 mark before
@@ -201,11 +201,11 @@ def gates(user: CsubUser) -> Iterator[Path]:
     for path in (folder, program.parent):
         path.mkdir()
         os.chown(path, user.uid, user.gid)
-    program.write_text(SCONTROL.replace("@scontrol@", user.find("scontrol")))
+    text = SCONTROL.replace("@scontrol@", user.find("scontrol")).replace("@gates@", str(folder))
+    program.write_text(text)
     program.chmod(0o755)
     before = dict(user.extra)
     user.extra["PATH"] = f"{program.parent}:{user.environment['PATH']}"
-    user.extra["SLURM_COLLOC_TEST"] = str(folder)
     try:
         yield folder
     finally:

@@ -19,39 +19,44 @@ from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 
-# Stands before the real sbatch, whose path is put in for @sbatch@. It tells where it is, and waits
-# there until it may go on.
+# Stands before the real sbatch, whose path is put in for @sbatch@, as the gates' for @gates@. It
+# tells where it is, and waits there until it may go on.
 SBATCH = r"""#!/bin/bash
 mark() {
-    : >"$SLURM_COLLOC_TEST/$1"
-    if [ -e "$SLURM_COLLOC_TEST/stop-at-$1" ]; then
-        until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
+    : >"@gates@/$1"
+    if [ -e "@gates@/stop-at-$1" ]; then
+        until [ -e "@gates@/go" ]; do sleep 0.02; done
     fi
 }
 mark before
-@sbatch@ "$@" >"$SLURM_COLLOC_TEST/answer"
+@sbatch@ "$@" >"@gates@/answer"
 status=$?
 mark after
-cat "$SLURM_COLLOC_TEST/answer"
+cat "@gates@/answer"
 exit $status
 """
 
 
 # Answers nothing, and submits later.
 LATE_SBATCH = r"""#!/bin/bash
-cp -- "${@: -1}" "$SLURM_COLLOC_TEST/script"
+cp -- "${@: -1}" "@gates@/script"
 (
     # csub's lock is not held any longer.
     for fd in /proc/self/fd/*; do
         fd=${fd##*/}
         [ "$fd" -le 2 ] || eval "exec $fd>&-"
     done
-    until [ -e "$SLURM_COLLOC_TEST/go" ]; do sleep 0.02; done
-    exec @sbatch@ "${@:1:$#-1}" "$SLURM_COLLOC_TEST/script"
+    until [ -e "@gates@/go" ]; do sleep 0.02; done
+    exec @sbatch@ "${@:1:$#-1}" "@gates@/script"
 ) </dev/null >/dev/null 2>&1 &
 echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
 exit 1
 """
+
+
+def fill_in(user: CsubUser, script: str) -> str:
+    """A script with the paths of the real sbatch and of the gates."""
+    return script.replace("@sbatch@", user.find("sbatch")).replace("@gates@", f"{user.home}/gates")
 
 
 @pytest.fixture
@@ -60,13 +65,12 @@ def watched(user: CsubUser) -> Iterator[CsubUser]:
     folder = user.home / "bin"
     folder.mkdir()
     sbatch = folder / "sbatch"
-    sbatch.write_text(SBATCH.replace("@sbatch@", user.find("sbatch")))
+    sbatch.write_text(fill_in(user, SBATCH))
     sbatch.chmod(0o755)
     gates = user.home / "gates"
     gates.mkdir()
     os.chown(gates, user.uid, user.gid)
     user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
-    user.extra["SLURM_COLLOC_TEST"] = str(gates)
     user.script("a.sh", "echo $SLURM_COLLOC_MEMBER >>ran.txt")
     yield user
     (gates / "go").touch()
@@ -227,7 +231,7 @@ def test_a_late_job_of_an_unanswered_submission_is_still_known(watched: CsubUser
     (gates / "stop-at-before").touch()
     # sbatch is ended, but what it was about to ask happens all the same, later.
     late = watched.home / "bin" / "sbatch"
-    late.write_text(LATE_SBATCH.replace("@sbatch@", watched.find("sbatch")))
+    late.write_text(fill_in(watched, LATE_SBATCH))
     ended = watched.csub(*PACK[1:], check=False)
     assert ended.returncode == 4
     assert ended.stderr == (

@@ -34,10 +34,19 @@ _KNOWN = {
 _SAME = {"-H": "--hold", "-J": "--job-name", "-d": "--dependency", "-o": "--output", "-t": "--time"}
 _CONDITIONS = ("after", "afterany", "afterok", "afternotok")
 _FAILED = "sbatch: error: Batch job submission failed"
+_HELP = """Usage: sbatch [OPTIONS(0)...] [ : [OPTIONS(N)...]] script(0) [args(0)...]
+
+Parallel run options:
+  -a, --array=indexes         job array index values
+"""
+"""No plug-in adds an option: what those add stands at the end, under a heading of its own."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Submit; prints the job id."""
+    if list(argv) == ["--help"]:
+        sys.stdout.write(_HELP)
+        return 0
     begin("sbatch", argv, _FAILED)
     line = Line("sbatch", argv, _KNOWN, _SAME)
     job, script = build_job(line), read_script(line)

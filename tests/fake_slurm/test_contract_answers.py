@@ -84,6 +84,13 @@ def test_the_configuration_is_shown(bed: Bed) -> None:
     assert config["ProctrackType"].startswith("proctrack/")
 
 
+def test_sbatch_tells_its_options_and_no_plug_in_adds_any(bed: Bed) -> None:
+    told = bed.run("sbatch", "--help").stdout
+    assert told.startswith("Usage: sbatch ")
+    assert "--array=" in told
+    assert "Options provided by plugins:" not in told
+
+
 def test_without_the_controller_nothing_is_done(bed: Bed) -> None:
     job_id = bed.submit("--hold")
     asking: list[Callable[[], object]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -133,8 +134,13 @@ class Bed:
 
     def end_monitor(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         """End it as the runner does; what it says of itself."""
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        for _ in range(120):
+            # Told again, as the runner does: one of Slurm's that is pending swallows this one.
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+                break
+        _, errors = process.communicate(timeout=1)
         assert process.returncode == 0, errors
         if errors:
             raise AssertionError(errors)

@@ -66,7 +66,7 @@ def test_what_a_submission_imports(
         assert imported.isdisjoint(HEAVY), imported & set(HEAVY)
     words = (tmp_path / "called").read_text().splitlines()
     assert words[0] == "--parsable"
-    assert words[-1].startswith(f"{tmp_path}/state/slurm_colloc/making/")
+    assert words[-1].startswith(f"{tmp_path}/state/slurm_colloc/packs/")
 
 
 def test_heavy_modules_would_be_seen(tmp_path: Path) -> None:
