@@ -190,14 +190,14 @@ def test_a_job_over_its_qos_keeps_no_other_from_starting(user: CsubUser) -> None
     over = user.script("over.sh", "true", directives=f"{directives}3:00:00")
     within = user.script("within.sh", "true", directives=f"{directives}30:00")
     done = user.csub("pack", "--parsable", "--no-probe", str(over), str(within), str(within))
-    ids = done.stdout.split()
-    assert len(ids) == 2, done.stdout
-    states = {member["name"]: "" for job_id in ids for member in user.members(job_id).values()}
-    assert set(states) == {"over.sh", "within.sh"}
-    first, second = ids
+    (job_id,) = done.stdout.split()
+    members = user.members(job_id)
+    assert [member["name"] for member in members.values()] == ["over.sh", "within.sh", "within.sh"]
+    first, second, third = (str(member["slurm_job_id"]) for member in members.values())
+    assert first != second == third
     wait_for(user, first, "PENDING", OF_QOS)
     wait_for(user, second, "COMPLETED")
-    user.csub("cancel", first)
+    user.csub("cancel", job_id)
 
 
 def test_an_accounting_that_is_silent_or_gone_is_told(

@@ -52,10 +52,20 @@ COMMAND_LINES = {
     "more GPUs than any node": (("--gres=gpu:9", "ok.sh"), 4, f"sbatch: {NOT_AVAILABLE}"),
     "more host memory than any node": (
         (*PACK, "--mem=900G", "ok.sh", "ok.sh"),
-        4,
-        f"sbatch: Memory specification can not be satisfied; {NOT_AVAILABLE}",
+        3,
+        (
+            "ok.sh: it asks for 921600 MB of host memory, and a node of partition gpu has 16000 MB "
+            "at most: ask for less, or for another partition"
+        ),
     ),
-    "unknown GPU type": ((*PACK, "--gres=gpu:nosuch:1", "ok.sh"), 4, f"sbatch: {NOT_AVAILABLE}"),
+    "unknown GPU type": (
+        (*PACK, "--gres=gpu:nosuch:1", "ok.sh"),
+        3,
+        (
+            "ok.sh: it asks for a GPU of type nosuch, and no node of partition gpu has any: sinfo "
+            "-o '%P %c %m %G' shows what each partition has"
+        ),
+    ),
     "unknown gres": (
         ("--gres=nosuch:1", "ok.sh"),
         4,
@@ -278,10 +288,9 @@ def test_a_state_directory_that_the_nodes_do_not_see_is_said_on_the_node(
     state = scripts.run(["scontrol", "-o", "show", "job", words["lone"]]).stdout
     assert "ExitCode=6:0" in state
     # Not even the pack's log can be written there: the reader says what that means.
-    assert "LOST" in ended.stdout
-    assert "it ended before the pack began: do the compute nodes see the state directory?" in (
-        ended.stdout
-    )
+    assert "FAILED" in ended.stdout
+    why = "Slurm could not start its batch script: do the compute nodes see the state directory?"
+    assert why in ended.stdout
     assert "Traceback" not in ended.stderr
 
 

@@ -32,17 +32,14 @@ def test_each_mode_is_what_was_asked_for_where_the_node_has_it(mps_user: CsubUse
 def test_exclusive_gives_each_job_a_gpu_of_its_own(mps_user: CsubUser) -> None:
     user = mps_user
     user.script("tell.sh", TELL)
-    told = user.csub("pack", *OPTIONS, "--share=exclusive", "tell.sh", "tell.sh").stdout
-    assert told.count("in 1 pack, exclusive)") == 2
-    for line in told.splitlines():
-        job_id = line.split()[3]
-        rows = user.finish(job_id)
-        assert {(row["state"], row["mode"]) for row in rows.values()} == {
-            ("COMPLETED", "exclusive")
-        }
-        for row in rows.values():
-            assert row["degree"] == 1
-            assert row["is_mps_client"] is None
+    told = user.csub("pack", *OPTIONS, "--share=exclusive", "tell.sh", "tell.sh")
+    assert "in 2 packs, exclusive" in told.stderr
+    rows = user.finish(told.stdout.split()[3])
+    assert len(rows) == 2
+    assert {(row["state"], row["mode"]) for row in rows.values()} == {("COMPLETED", "exclusive")}
+    for row in rows.values():
+        assert row["degree"] == 1
+        assert row["is_mps_client"] is None
 
 
 def test_the_settings_and_the_script_say_how_to_share(mps_user: CsubUser) -> None:

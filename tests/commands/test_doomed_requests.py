@@ -29,13 +29,13 @@ GPU = ("--gres=gpu:1", "--time=5")
             ("--array=0-1", "--time=8-0", "ok.sh"),
             (
                 "ok.sh: it asks for --time=8-00:00:00, and partition gpu allows 7-00:00:00 at "
-                "most: give a shorter --time, or another partition or QoS"
+                "most: give a shorter --time, or another partition"
             ),
         ),
         (
             ("pack", "--gres=gpu:a100:1", "ok.sh", "ok.sh"),
             (
-                "ok.sh: it asks for 1 GPU of type a100, and no node of partition gpu has any: "
+                "ok.sh: it asks for a GPU of type a100, and no node of partition gpu has any: "
                 "sinfo -o '%P %c %m %G' shows what each partition has"
             ),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,7 @@ from ..store.builders import build_pack
 
 RUNNING = {
     "JobState": "RUNNING", "Requeue": "1", "Restarts": "0", "PreemptTime": "None",
-    # In autumn the clock says so an hour before, too: it is no measure.
-    "EndTime": "2026-10-25T02:30:00", "RunTime": "1-00:59:59", "TimeLimit": "1-01:00:00",
+    "EndTime": "Unknown", "RunTime": "1-00:59:59", "TimeLimit": "1-01:00:00",
 }  # fmt: skip
 
 
@@ -48,14 +48,25 @@ RUNNING = {
         # Slurm has not looked yet.
         ({"RunTime": "1-01:00:00"}, JobStanding.ENDS),
         ({"RunTime": "1-01:00:20"}, JobStanding.ENDS),
+        # An administrator has set it; limits are whole minutes.
+        ({"EndTime": "2026-10-25T02:05:00"}, JobStanding.ENDS),
+        # In Berlin the clock shows it twice, and the second time counts.
+        ({"EndTime": "2026-10-25T02:20:00"}, JobStanding.RUNS),
         # This node was taken for lost, and the pack runs elsewhere.
         ({"Restarts": "1"}, JobStanding.ELSEWHERE),
     ],
 )
 def test_only_what_slurm_shows_running_and_not_about_to_end_is_touched(
-    changes: dict[str, str], standing: JobStanding
+    changes: dict[str, str], standing: JobStanding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert judge_standing({**RUNNING, **changes}, 0) is standing
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        # Ten past two, for the second time.
+        assert judge_standing({**RUNNING, **changes}, 0, 1792890600.0) is standing
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import enum
 import time
 from collections.abc import Mapping
@@ -43,30 +44,35 @@ class JobStanding(enum.Enum):
     ELSEWHERE = "a later attempt runs"
 
 
-def judge_standing(fields: Mapping[str, str], restarts: int) -> JobStanding:
+def judge_standing(fields: Mapping[str, str], restarts: int, now: float) -> JobStanding:
     """Judge the pack from `scontrol show job`; pure.
 
     Args:
         fields: The job's fields.
         restarts: Slurm's restart count when the runner began.
+        now: Seconds since the epoch.
     """
     verdict = judge_pack(fields, restarts, "")
     # Slurm looks for jobs whose time is up every 30 s, and shows them as running until then.
-    if verdict is None or not verdict.goes_on or _is_time_up(fields):
+    if verdict is None or not verdict.goes_on or _is_time_up(fields, now):
         return JobStanding.ENDS
     is_this = int(fields.get("Restarts", "0")) == restarts
     return JobStanding.RUNS if is_this else JobStanding.ELSEWHERE
 
 
-def _is_time_up(fields: Mapping[str, str]) -> bool:
-    """Whether a job has run for as long as it may.
+def _is_time_up(fields: Mapping[str, str], now: float) -> bool:
+    """Whether a job has run for as long as it may, or its end has been set to a moment before now.
 
-    By lengths, not by clock times (EndTime): in autumn an hour comes twice.
+    In autumn an hour comes twice, and the clock time of an end in it means the later one here.
     """
     with contextlib.suppress(KeyError, ValueError):
         used_s = parse_time_limit_s(fields["RunTime"])
         limit_s = parse_time_limit_s(fields["TimeLimit"])
-        return used_s is not None and limit_s is not None and used_s >= limit_s
+        if used_s is not None and limit_s is not None and used_s >= limit_s:
+            return True
+    with contextlib.suppress(KeyError, OverflowError, ValueError):
+        end = datetime.datetime.fromisoformat(fields["EndTime"])
+        return now >= max(end.replace(fold=fold).timestamp() for fold in (0, 1))
     return False
 
 
@@ -157,7 +163,7 @@ class KilledRunner:
         return True
 
     def _judge(self, fields: Mapping[str, str]) -> JobStanding:
-        return judge_standing(fields, self._restarts)
+        return judge_standing(fields, self._restarts, time.time())
 
     def _has_unfinished(self) -> bool:
         records = (

@@ -20,12 +20,11 @@ def refuse_impossible(
     """Refuse a job that would wait for ever.
 
     Args:
-        job: The job. Of one that cannot share, and may have several tasks or nodes, only the time
-            is looked at; sbatch itself refuses what no nodes can hold.
+        job: The job. Of one with several GPUs, tasks or nodes only the time is looked at: it may
+            get several nodes, and sbatch itself refuses what they cannot hold.
         shapes: The kinds of nodes on which it may land. None of them tells nothing: a partition
             that is not there is named by sbatch itself.
-        max_time_s: How long a job may run there, by partition and QoS; None for no limit, or where
-            that is not known.
+        max_time_s: How long a job may run there by its partition; None for no limit.
 
     Raises:
         NoPackPossible: No node there can hold it, or none may for so long.
@@ -33,24 +32,22 @@ def refuse_impossible(
     if not shapes:
         return
     where = _name_partitions(shapes)
-    if not job.alone_because:
+    if job.gpus <= 1 and not job.alone_because:
         _refuse_too_large(job, shapes, where)
     if max_time_s is not None and job.time_limit_s is not None and job.time_limit_s > max_time_s:
         raise NoPackPossible(
             f"{job.script_name}: it asks for --time={format_time_limit(job.time_limit_s)}, and "
             f"{where} allows {format_time_limit(max_time_s)} at most",
-            hint="give a shorter --time, or another partition or QoS",
+            hint="give a shorter --time, or another partition",
         )
 
 
 def _refuse_too_large(job: Job, shapes: Sequence[NodeShape], where: str) -> None:
     counts = {shape: _count_gpus(shape, job.gpu_type) for shape in shapes}
-    most = max(counts.values())
-    if job.gpus > most:
+    if job.gpus > max(counts.values()):
         kind = f" of type {job.gpu_type}" if job.gpu_type else ""
-        has = f"a node of {where} has {most} at most" if most else f"no node of {where} has any"
         raise NoPackPossible(
-            f"{job.script_name}: it asks for {_count(job.gpus, 'GPU')}{kind}, and {has}",
+            f"{job.script_name}: it asks for a GPU{kind}, and no node of {where} has any",
             hint="sinfo -o '%P %c %m %G' shows what each partition has",
         )
     usable = [shape for shape, count in counts.items() if count >= job.gpus]

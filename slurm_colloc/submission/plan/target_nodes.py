@@ -33,8 +33,8 @@ class Destination:
         gpu_types_elsewhere: Those of all other nodes that Slurm showed.
         gpu_memory_most_mb: Memory of the largest GPU there; None where unknown.
         shapes: The kinds of nodes there.
-        max_time_s: How long a job may run there by partition and QoS; None for no limit, or where
-            that is not known.
+        max_time_s: How long a job may run there by its partition, where no QoS lifts that; None for
+            no limit.
         reasons: What is not known of it and should be, a sentence each.
     """
 
@@ -89,6 +89,11 @@ class Destinations:
             find_cluster(self._settings.state_path),
             max_time_s=capacity.time_limit_max_s,
         )
+        # A QoS may lift the partition's limit, and an administrator gives another QoS sooner.
+        partition_max_s = capacity.time_limit_max_s
+        is_bound = (
+            partition_max_s is not None and max_wall_s is not None and max_wall_s <= partition_max_s
+        )
         limits = [max_wall_s, self._settings.caps.pack_time_s]
         return Destination(
             dataclasses.replace(
@@ -98,7 +103,7 @@ class Destinations:
             tuple(kind for kind in list_gpu_types(shapes) if kind not in types),
             max(known) if is_known else None,
             tuple(choose_shapes(shapes, partition)),
-            max_wall_s,
+            partition_max_s if is_bound else None,
             (f"how long a job may run by its QoS is not known: {unknown}",) if unknown else (),
         )
 
