@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +24,15 @@ ROOT = Path(__file__).parents[2]
 def clients_python() -> Path:
     """The Python that has the packages of the extra `clients`."""
     folder = ROOT / ".clients"
-    key = (ROOT / "pyproject.toml").read_text() + sys.version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = project["optional-dependencies"]["clients"]
+    key = "\n".join([sys.version, *packages])
     python, made = folder / "bin" / "python", folder / "made-of"
     if not made.exists() or made.read_text() != key:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*pip, f"{ROOT}[clients]"], check=True, stdin=subprocess.DEVNULL)
+        subprocess.run([*pip, *packages], check=True, stdin=subprocess.DEVNULL)
         made.write_text(key)
     return python
 

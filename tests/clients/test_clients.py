@@ -24,8 +24,6 @@ CLIENTS = {
     "seml": ("with_seml.py",),
     "dask-jobqueue": ("with_dask.py",),
     "parsl": ("with_parsl.py",),
-    "snakemake": ("with_snakemake.py",),
-    "snakemake, arrays": ("with_snakemake.py", "--slurm-array-jobs=all"),
     "optuna": ("with_optuna.py",),
     "many at once": ("with_parallel.py",),
 }

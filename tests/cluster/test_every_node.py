@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,8 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Sandbox]:
+    if shutil.which("cc") is None:
+        pytest.skip("the simulated NVML library needs a C compiler")
     with running_sandbox(nodes=2, gpus_per_node=1, cpus_per_node=8, simgpu=True) as sandbox:
         yield sandbox
 

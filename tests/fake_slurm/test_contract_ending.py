@@ -30,7 +30,7 @@ def test_cancelling_sends_term_to_the_batch_script_and_kills_it_later(bed: Bed) 
     bed.wait_for(job_id, "CANCELLED")
     said = bed.read(f"out.{job_id}")
     assert said.count("term") == 1
-    assert re.search(rf"slurmstepd\S*: error: \*\*\* JOB {job_id} ON \S+ CANCELLED AT \S+", said)
+    assert re.search(rf"error: \*\*\* JOB {job_id} ON \S+ CANCELLED AT \S+", said)
 
 
 def test_the_batch_script_alone_is_woken(bed: Bed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ class Collection:
 
 if __name__ == "__main__":
     collection = Collection()
+    # sbatch is called with these variables and no other.
+    kept = ("HOME", "PATH", "SLURM_CONF", "XDG_STATE_HOME")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    shared = {"executable": "x.py", "env": environment}
     experiments = [
-        {"_id": number, "batch_id": 1, "seml": {"executable": "x.py"}, "config": {}}
-        for number in range(3)
+        {"_id": number, "batch_id": 1, "seml": shared, "config": {}} for number in range(3)
     ]
     job_id = start_sbatch_job(
         collection, experiments, 0, {"gres": "gpu:1", "mem": "300M", "time": "0-00:05"},
