@@ -42,9 +42,13 @@ def compute_family(script: bytes, job: Job) -> str:
 
 
 def list_numbers(job: Job) -> tuple[float, ...]:
-    """What `compute_family` masks of a job, in its order, as far as it is kept."""
+    """What `compute_family` masks of a job, in its order, as far as it is kept.
+
+    A number with a fraction or an exponent is 0 here: what decides how much a job takes, a size, a
+    width, a batch, is a whole one, and a learning rate is not.
+    """
     texts = [text for argument in job.arguments for text in _NUMBER.findall(argument)]
-    numbers = (float(text) for text in texts[:NUMBERS_MOST])
+    numbers = (float(text) if text.lstrip("+-").isdigit() else 0.0 for text in texts[:NUMBERS_MOST])
     return tuple(max(-NUMBER_MOST, min(NUMBER_MOST, number)) for number in numbers)
 
 
