@@ -102,7 +102,7 @@ node-rpm: build/node
 	@python3 -B packaging/node_package.py rpm build/node dist
 
 clean:
-	rm -rf .venv build dist .coverage.d htmlcov .mps
+	rm -rf .venv .clients build dist .coverage.d htmlcov .mps
 	rm -rf .matrix 2>/dev/null || sudo rm -rf .matrix
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,7 +16,7 @@ GOAL_CHOICES = tuple(goal.value for goal in Goal)
 RULE_CHOICES = tuple(rule.value for rule in Rule)
 
 SLOWDOWN_MOST = 100
-"""Whoever accepts a larger slowdown means something else."""
+"""A user who accepts a larger slowdown means something else."""
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "degree": (1, 10_000),

@@ -37,8 +37,9 @@ def _read_tail(path: str | None) -> str:
     if not path:
         return ""
     try:
-        # A named pipe would wait for its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A named pipe would wait for its other end, and a terminal become the caller's.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
     except (OSError, ValueError):
         return ""
     try:

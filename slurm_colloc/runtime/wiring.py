@@ -30,7 +30,7 @@ from slurm_colloc.runtime.pack.end_pack import PackEnd
 from slurm_colloc.runtime.pack.last_work import LastWork
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
-from slurm_colloc.runtime.pack.serve_requests import RequestDesk
+from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
@@ -73,7 +73,7 @@ class RunnerParts:
     gpu_mode: GpuMode
     monitor: PackMonitor
     control: MemberControl
-    requests: RequestDesk
+    requests: RequestHandler
     probe_window: ProbeWindow
     measured_degree: MeasuredDegree
     start_queue: StartQueue
@@ -262,7 +262,7 @@ def build_parts(
         steps=steps,
         note_requeue=mails.note_requeue,
     )
-    requests = RequestDesk(
+    requests = RequestHandler(
         pack=pack, members=members, control=control, intake=intake, steps=steps, journal=journal
     )
     place_filler = PlaceFiller(

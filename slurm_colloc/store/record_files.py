@@ -1,7 +1,7 @@
 """Reading a record of the state: one tolerant way for all of them, in both directions.
 
 Login nodes and compute nodes are not upgraded in the same moment, and a pack may outlive an
-upgrade. So a record is read by these rules, whoever wrote it:
+upgrade. So a record is read by these rules, whichever version wrote it:
 
 - what this csub does not know is passed over;
 - what is missing has the default of its field. A field without one has been written since the

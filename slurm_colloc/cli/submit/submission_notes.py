@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, Policy, SharingMode
+from slurm_colloc.model.plan import PackPlan, SharingMode
 from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.plan_call import CallPlan
@@ -19,28 +19,26 @@ def list_missing_directories(call: Call) -> list[str]:
 
     They are no error: a job may wait for another that makes them, and nodes may see more.
     """
-    found: dict[str, None] = {}
-    for job in (candidate.job for candidate in call.candidates):
-        patterns = [(name, pattern) for name, pattern in _list_outputs(job) if pattern is not None]
-        for text in find_missing_directories(job.directory, patterns):
-            found[f"{job.script_name}: {text} here; unless it is made in time, the job fails"] = (
-                None
-            )
-    return list(found)
+    jobs = (candidate.job for candidate in call.candidates)
+    # The tasks of an array name the same, and to look may take a while.
+    asked = dict.fromkeys((job.script_name, job.directory, _list_outputs(job)) for job in jobs)
+    return list(
+        dict.fromkeys(
+            f"{script}: {text} here; unless it is made in time, the job fails"
+            for script, directory, patterns in asked
+            for text in find_missing_directories(directory, patterns)
+        )
+    )
 
 
-def _list_outputs(job: Job) -> tuple[tuple[str, str | None], ...]:
-    return (("output", job.output), ("error", job.error))
+def _list_outputs(job: Job) -> tuple[tuple[str, str], ...]:
+    named = (("output", job.output), ("error", job.error))
+    return tuple((option, pattern) for option, pattern in named if pattern is not None)
 
 
-def describe_nothing_shared(made: CallPlan, policy: Policy) -> str:
-    """Why no job of a call shares a GPU; empty where one does, or that was asked for.
-
-    Args:
-        made: The call's plan.
-        policy: How far sharing may go.
-    """
-    if policy.mode is SharingMode.EXCLUSIVE or policy.degree_is_asked:
+def describe_nothing_shared(made: CallPlan) -> str:
+    """Why no job of a planned call shares a GPU; empty where one does, or that was asked for."""
+    if made.policy.mode is SharingMode.EXCLUSIVE or made.policy.degree_is_asked:
         return ""
     packs = made.plan.packs
     if any(len(pack.members) > 1 for pack in packs):

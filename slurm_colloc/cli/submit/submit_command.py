@@ -173,7 +173,7 @@ def _tell(call: Call, session: Session, made: CallPlan, submitted: Sequence[Subm
     answer(call.options, made, submitted)
     sys.stdout.flush()
     if is_watched() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
-        why = describe_nothing_shared(made, made.policy)
+        why = describe_nothing_shared(made)
         if why:
             note(why)
 

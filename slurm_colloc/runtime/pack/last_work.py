@@ -2,8 +2,8 @@
 
 The GPU is free for others only once the Slurm job has ended, and nothing outlives that for certain.
 So all of it is begun at once, while the monitor and the MPS daemon are still being ended, and is
-waited for only for a moment. The next call of csub makes a summary that was not made (cli.
-due_summaries); jobs that wait for members start, at the latest, when the pack is over.
+waited for only for a moment. The next call of csub makes a summary that was not made
+(cli.await_summaries); jobs that wait for members start, at the latest, when the pack is over.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from slurm_colloc.store.pack.runner_requests import (
 )
 
 
-class RequestDesk:
+class RequestHandler:
     """Serves requests, each as often as it takes.
 
     A cancel stays where it lies until its member has ended for good, so that a later attempt finds

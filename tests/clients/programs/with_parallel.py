@@ -1,4 +1,4 @@
-"""Eight sbatch at once, as GNU parallel or xargs calls them, through an alias of a shell."""
+"""Eight sbatch at once, as GNU parallel or xargs calls them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 
 LINES = """
-shopt -s expand_aliases
-type csub >/dev/null 2>&1 && [ -n "$USE_ALIAS" ] && alias sbatch=csub
 submit() { sbatch --parsable --gres=gpu:1 --mem=200M --time=5 --wrap="touch done.$1"; }
 for number in 1 2 3 4 5 6 7 8; do submit $number & done
 wait
