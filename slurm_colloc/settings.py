@@ -68,7 +68,7 @@ class Settings:
             matches the running Slurm, else the commands).
         monitor: Packs are watched: use of the GPU, progress, slowdown.
         instrument: Members count their training steps, by a hook in their Python.
-        probe: A job that is not known yet runs alone first, before its neighbours start.
+        pause: Members are paused for moments, so that others can be measured without them.
         monitor_interval_s: How often the monitor looks, in seconds.
         goal: What counts when jobs that are known are packed: `throughput` (GPU time),
             `latency` (when jobs end) or `energy`.
@@ -96,7 +96,7 @@ class Settings:
     slurm_access: str = "auto"
     monitor: bool = True
     instrument: bool = True
-    probe: bool = True
+    pause: bool = True
     monitor_interval_s: float = 1.0
     goal: str = "throughput"
     planner: str = "csub"

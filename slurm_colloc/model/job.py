@@ -71,7 +71,7 @@ class Job:
         instrument: Its Python counts training steps; False with `--no-instrument`.
         progress_regex: What is looked for in its output; see submission.jobs.call_jobs. None for
             nothing.
-        probe: It may run alone first, so that its rate alone is known; False with `--no-probe`.
+        pause: It may be paused, so that others are measured without it; False with `--no-pause`.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
             None for none.
@@ -108,7 +108,7 @@ class Job:
     slurm_dependency: str = ""
     instrument: bool = True
     progress_regex: str | None = None
-    probe: bool = True
+    pause: bool = True
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None

@@ -14,7 +14,7 @@ class RunnerSettings:
         kill_wait_s: See there.
         monitor: See there.
         instrument: See there.
-        probe: See there.
+        pause: See there.
         monitor_interval_s: See there.
     """
 
@@ -22,5 +22,5 @@ class RunnerSettings:
     kill_wait_s: int = 0
     monitor: bool = True
     instrument: bool = True
-    probe: bool = True
+    pause: bool = True
     monitor_interval_s: float = 1.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_colloc.model.degree.probe_window import ALONE_FIRST
-from slurm_colloc.model.degree.ramp_decision import is_ramp_reason, is_time_reason
+from slurm_colloc.model.degree.degree_words import is_degree_reason, is_time_reason
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 
 PREPARING_GPU = "its GPU is being prepared"
@@ -52,8 +51,7 @@ class StartFacts:
         running: The members that run.
         pack_waits: Why no member of the pack starts at present; empty where that is not so.
         no_place: Why no free place is large enough; empty where one is.
-        alone_first: Which member runs alone first, and why; empty for none.
-        ramp: Why as many run as may, although there is a place; empty where that is not so.
+        degree_reason: Why as many run as may, although there is a place; else empty.
     """
 
     is_held: bool = False
@@ -68,8 +66,7 @@ class StartFacts:
     running: tuple[RunningMember, ...] = ()
     pack_waits: str = ""
     no_place: str = ""
-    alone_first: str = ""
-    ramp: str = ""
+    degree_reason: str = ""
 
     @property
     def has_room(self) -> bool:
@@ -83,7 +80,7 @@ class StartFacts:
     @property
     def obstacle(self) -> str:
         """What keeps it waiting although it has room; empty for nothing."""
-        return self.pack_waits or self.no_place or self.alone_first or self.ramp
+        return self.pack_waits or self.no_place or self.degree_reason
 
 
 def why_not_now(facts: StartFacts) -> str | None:
@@ -127,12 +124,12 @@ def describe_larger_place(name: str, cpus: int) -> str:
 
 def is_obstacle(text: str) -> bool:
     """Whether a runner has written down, for all its waiting members, why none of them starts."""
-    return ALONE_FIRST in text or _NEXT_WAITS in text
+    return _NEXT_WAITS in text
 
 
 def is_waiting_reason(text: str) -> bool:
     """Whether a runner has written down why a member waits, and not why it starts again."""
-    return is_obstacle(text) or is_ramp_reason(text) or is_time_reason(text)
+    return is_obstacle(text) or is_degree_reason(text) or is_time_reason(text)
 
 
 def read_dependency(reason: str) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.ramp_decision import STAGE_S
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
@@ -29,6 +28,7 @@ RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
 
+STAGE_S = 30
 RAMP_MOST_S = 120
 """What a pack asks for on top, so that it can be measured as members are added: 30 s for each
 that is not started at once, at most so much. A larger request may start later."""

@@ -21,9 +21,9 @@ from slurm_colloc.ownership import name_user
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
 from slurm_colloc.store.atomic_files import read_bytes
+from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_states import GpuUse
 from slurm_colloc.store.pack.node_setup import Setup, read_setup
-from slurm_colloc.store.pack.ramp_record import read_ramp
 from slurm_colloc.store.pack.runner_kills import list_kills
 from slurm_colloc.store.pack_reading import StateReader
 
@@ -105,7 +105,7 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
 def _list_ramp(view: PackView, state: StateReader) -> list[str]:
     """What its runner has decided last about how many run at once."""
     with contextlib.suppress(StateError):
-        ramp = read_ramp(state.pack_path(view.record.pack_id), view.attempt)
+        ramp = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         return [ramp.describe()] if ramp is not None and ramp.describe() else []
     return []
 

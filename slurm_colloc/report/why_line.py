@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.model.degree.ramp_decision import is_time_reason
+from slurm_colloc.model.degree.degree_words import is_degree_reason, is_time_reason
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
@@ -25,7 +25,7 @@ from slurm_colloc.report.member_survey import HELD, MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
 from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
-from slurm_colloc.store.pack.ramp_record import RampRecord
+from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 _ALONE = "runs alone: "
 _UNLESS_JOINED = "unless another joins it"
@@ -61,7 +61,7 @@ class Facts:
     fields: Mapping[str, str] = field(default_factory=dict)
     unreachable: str = ""
     moved: str = ""
-    ramp: RampRecord | None = None
+    ramp: DegreeRecord | None = None
     latest: Mapping[str, Any] | None = None
     is_gpu_unprepared: bool = False
     takes_one: bool = False
@@ -192,8 +192,8 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(m, facts.now) for m in running),
         pack_waits=PREPARING_GPU if is_preparing else "",
-        alone_first=next((text for text in obstacles if is_obstacle(text)), ""),
-        ramp="" if facts.ramp is None else facts.ramp.explain_waiting(len(running)),
+        no_place=next((text for text in obstacles if is_obstacle(text)), ""),
+        degree_reason=next((text for text in obstacles if is_degree_reason(text)), ""),
     )
 
 
@@ -266,9 +266,9 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     return "; ".join(filter(None, (*parts, _tell_limit(facts.ramp))))
 
 
-def _tell_limit(ramp: RampRecord | None) -> str:
+def _tell_limit(ramp: DegreeRecord | None) -> str:
     """Why fewer ran at once than had a place; empty where that was not so."""
-    said = ramp.describe() if ramp is not None and ramp.target < ramp.places else ""
+    said = ramp.describe() if ramp is not None and ramp.degree < ramp.places else ""
     return f"in its pack {said}" if said else ""
 
 

@@ -98,6 +98,8 @@ class Runner:
         )
         if why:
             self.journal.write("not_bound", reason=why)
+        if self.attempt > 1:
+            parts.steps.run("what is stopped", parts.pauser.continue_left)
         # What an earlier attempt left: its unfinished members start again.
         insist("reading the members", parts.intake.adopt_taken)
         self.journal.write(
@@ -133,6 +135,7 @@ class Runner:
                 )
         finally:
             try:
+                parts.steps.run("what is paused", parts.measured_degree.stop)
                 parts.last_work.begin()
                 parts.monitor.stop()
             finally:
@@ -162,16 +165,25 @@ class Runner:
         parts.ends.collect()
         parts.control.enforce_limits()
         run("the probe window", parts.probe_window.work)
-        run("the measured degree", parts.measured_degree.work)
         run("the mails", parts.mails.work)
         run("dependents", parts.dependents.look)
         run("Slurm's decision", self._follow_slurm)
+        is_going_on = parts.slurm_decision.ending is None and not parts.slurm_decision.is_undecided
+        run("the measured degree", lambda: self._measure(is_going_on=is_going_on))
         if parts.slurm_decision.ending is not None:
             is_ended = run("ending the pack", parts.pack_end.work, self._give_up("ending the pack"))
             return bool(is_ended)
         if parts.start_queue.describe_pack_wait():
             return False
         return bool(run("starting members", self._fill, self._give_up("starting members")))
+
+    def _measure(self, *, is_going_on: bool) -> None:
+        measured = self._parts.measured_degree
+        if is_going_on:
+            measured.work()
+        else:
+            # Members are to hear what is sent to them.
+            measured.stop()
 
     def _follow_slurm(self) -> None:
         parts = self._parts
@@ -241,6 +253,7 @@ class Runner:
             return
         due = [moment for member in running for moment in member.list_due()]
         due += [*self._parts.mails.list_due(), *self._parts.pack_end.list_due()]
+        due += self._parts.measured_degree.list_due()
         wait_s = STARTING_WAIT_S if is_starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._parts.gpu_mode.filenos())
 

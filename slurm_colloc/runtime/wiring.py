@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.plan import Rule
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
@@ -32,6 +33,7 @@ from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_
 from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -39,6 +41,7 @@ from slurm_colloc.runtime.queue.allocation import (
     signals_tasks_alone,
 )
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
@@ -47,6 +50,7 @@ from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
@@ -73,6 +77,7 @@ class RunnerParts:
     gpu_mode: GpuMode
     monitor: PackMonitor
     control: MemberControl
+    pauser: MemberPauser
     requests: RequestHandler
     probe_window: ProbeWindow
     measured_degree: MeasuredDegree
@@ -85,6 +90,21 @@ class RunnerParts:
     dependents: Dependents
     mails: MemberMails
     last_work: LastWork
+
+
+def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
+    """Why a pack is not measured by pausing its members; empty where it is.
+
+    Args:
+        record: Its pack.json.
+        settings: The settings of this node.
+        unwatched: Why nothing of it is watched; empty where it is.
+    """
+    if not settings.pause:
+        return "the setting pause is off"
+    if record.policy is not None and record.policy.rule is not Rule.CSUB:
+        return f"the planner {record.policy.rule} does without"
+    return unwatched
 
 
 def build_parts(
@@ -142,7 +162,7 @@ def build_parts(
         journal,
         lone=lone,
         announce=announce,
-        identifies=settings.probe and record.degree > 1,
+        identifies=record.degree > 1,
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -161,10 +181,12 @@ def build_parts(
         watch=monitor.place,
     )
     inner_steps = InnerSteps(allocation, slurm)
+    pauser = MemberPauser(pack, journal)
     control = MemberControl(
         members=members,
         inner_steps=inner_steps,
         states=states,
+        pauser=pauser,
         journal=journal,
         steps=steps,
         kill_wait_s=kill_wait_s,
@@ -188,7 +210,7 @@ def build_parts(
         site_requeues=requeues_jobs(config),
     )
     member_ends = MemberEnds(
-        members=members, blame_finder=blame_finder, states=states, journal=journal
+        members=members, blame_finder=blame_finder, states=states, pauser=pauser, journal=journal
     )
     ends = EndCollector(
         members=members,
@@ -207,37 +229,34 @@ def build_parts(
     waiting = WaitingFacts(pack, shown_id, members, time_left)
     probe_window = ProbeWindow(
         pack=pack,
-        shown_id=shown_id,
-        members=members,
         journal=journal,
-        is_wanted=settings.probe,
-        instruments=settings.instrument,
-        find_gpu_model=lambda: gpu_mode.setup.gpu_name,
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
     )
     progress = ProgressReader(
         pack,
         members,
-        probe_window,
         instruments=settings.instrument,
-        has_mps=lambda: gpu_mode.mode is SharingMode.MPS,
-        find_gpu_memory_mb=lambda: gpu_mode.setup.gpu_memory_mb,
         bound=choose_common_bound(record.policy),
+    )
+    memory = GpuMemoryRoom(
+        shown_id=shown_id,
+        members=members,
+        progress=progress,
+        find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        journal=journal,
     )
     measured_degree = MeasuredDegree(
         pack=pack,
         attempt=attempt,
-        start_degree=record.start_degree,
-        time_left=time_left,
         members=members,
-        waiting=waiting,
+        time_left=time_left,
         journal=journal,
-        probe_window=probe_window,
-        site_requeues=requeues_jobs(config),
-        why_unwatched=lambda: monitor.obstacle,
         progress=progress,
-        step_back=control.step_back,
+        rates=WindowRates(monitor.find_progress),
+        pauser=pauser,
+        memory=memory,
+        find_obstacle=lambda: find_measuring_obstacle(record, settings, monitor.obstacle),
     )
     state = State(pack.parent.parent, record.cluster)
     start_queue = StartQueue(
@@ -248,7 +267,6 @@ def build_parts(
         judge=lambda job: judge_own_dependency(state, slurm, job),
         slurm_decision=slurm_decision,
         gpu_mode=gpu_mode,
-        probe_window=probe_window,
         measured_degree=measured_degree,
         states=states,
         journal=journal,
@@ -271,6 +289,7 @@ def build_parts(
         start_queue=start_queue,
         probe_window=probe_window,
         measured_degree=measured_degree,
+        memory=memory,
         gpu_mode=gpu_mode,
         starter=starter,
         ends=member_ends,
@@ -306,6 +325,7 @@ def build_parts(
         gpu_mode=gpu_mode,
         monitor=monitor,
         control=control,
+        pauser=pauser,
         requests=requests,
         probe_window=probe_window,
         measured_degree=measured_degree,

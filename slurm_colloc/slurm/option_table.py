@@ -262,7 +262,8 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.MEMBER,
         "how the job's output tells its progress, as in 'step (?P<step>[0-9]+)'",
     ),
-    _own("no-probe", _NO, Concern.MEMBER, "do not run the job alone first if it is not known yet"),
+    _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
+    _own("no-probe", _NO, Concern.MEMBER, "an older name of --no-pause"),
     _own("no-instrument", _NO, Concern.MEMBER, "leave the job's Python as it is: count no steps"),
     Option(
         "join",

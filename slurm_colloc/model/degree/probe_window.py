@@ -1,4 +1,4 @@
-"""The probe window: how long an unknown job runs alone before its neighbours start; pure."""
+"""`csub probe`: how long a job runs alone until its rate is known; pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
 
-WORTH_IT_S = 600
-"""Of a shorter job the window would take too large a part."""
-
 PROBE_TIME_S = 660
 """What `csub probe` asks Slurm for at most."""
-
-ALONE_FIRST = "runs alone first"
-"""What members wait for during a window, in words that readers know again."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +23,8 @@ class ProbePatience:
     window_s: float
 
 
-BESIDE_WAITING = ProbePatience(60.0, 200.0)
-"""Where neighbours wait for it."""
-
 BY_ITSELF = ProbePatience(360.0, 560.0)
-"""Where none wait (`csub probe`): the program may take long to start."""
+"""No other waits for it, and the program may take long to start."""
 
 
 @dataclass(frozen=True)
@@ -93,27 +84,21 @@ _END_S = 100
 
 def choose_patience(job: Job) -> ProbePatience:
     """How long the window of a job may be."""
-    if not job.only_probe:
-        return BESIDE_WAITING
     if job.time_limit_s is None:
         return BY_ITSELF
     window_s = min(BY_ITSELF.window_s, max(30.0, float(job.time_limit_s - _END_S)))
     return ProbePatience(min(BY_ITSELF.first_step_s, window_s), window_s)
 
 
-def find_obstacle_to_probe(job: Job, *, instruments: bool) -> str:
-    """Why a job, whichever it is, is not probed when it shares; empty where it may be.
+def find_obstacle_to_counting(job: Job, *, instruments: bool) -> str:
+    """Why the rate of a job would never be known; empty where it would.
 
     Args:
         job: The job.
         instruments: The settings let steps be counted.
     """
-    if not job.probe:
-        return "--no-probe"
     if not (instruments and job.instrument) and job.progress_regex is None:
         return "nothing counts its steps"
-    if job.time_limit_s is not None and job.time_limit_s <= WORTH_IT_S:
-        return f"jobs of {WORTH_IT_S // 60} minutes or less are not probed"
     return ""
 
 

@@ -26,8 +26,8 @@ from slurm_colloc.report.summary.pack_samples import (
 from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profiles import compute_family, list_profiles
+from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.node_setup import Setup, read_setup
-from slurm_colloc.store.pack.ramp_record import RampRecord, read_ramp
 from slurm_colloc.store.pack.sample_files import monitor_path
 from slurm_colloc.store.pack_reading import StateReader
 
@@ -91,7 +91,7 @@ class PackRun:
     samples: Samples
     members: tuple[MemberRun, ...]
     problems: tuple[str, ...]
-    ramp: RampRecord | None = None
+    ramp: DegreeRecord | None = None
 
     @property
     def gpu_model(self) -> str | None:
@@ -190,7 +190,7 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     except StateError as problem:
         problems.append(str(problem))
     try:
-        ramp = read_ramp(path, view.attempt)
+        ramp = read_degree(path, view.attempt)
     except StateError as problem:
         problems.append(str(problem))
     interval_s = monitor.get("interval_s") if monitor is not None else None

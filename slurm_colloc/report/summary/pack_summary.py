@@ -114,7 +114,7 @@ def _build_ramp(run: PackRun) -> dict[str, Any] | None:
         return None
     return {
         "state": ramp.state.value,
-        "target": ramp.target,
+        "target": ramp.degree,
         "places": ramp.places,
         "reason": ramp.reason or None,
         "decisions": [
@@ -122,7 +122,7 @@ def _build_ramp(run: PackRun) -> dict[str, Any] | None:
                 "at": decision.at,
                 "state": decision.state.value,
                 "running": decision.running,
-                "target": decision.target,
+                "target": decision.degree,
                 "stp": decision.stp,
                 "reason": decision.reason,
             }

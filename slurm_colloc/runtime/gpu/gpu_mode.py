@@ -16,6 +16,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal
@@ -263,13 +264,13 @@ class GpuMode:
     # -- members ------------------------------------------------------------------------------
 
     def place(
-        self, member: Member, likely_degree: int | None = None
+        self, member: Member, share: GpuShare = AS_PLANNED
     ) -> tuple[GpuUse | None, dict[str, str]]:
         """How a member that starts now is put on the GPU, and the environment that does it.
 
         Args:
             member: The member.
-            likely_degree: As many as may run at once in the end; None for as many as planned.
+            share: What it is given.
         """
         retries = member.record.retries
         is_apart = retries.apart and not self.needs_mps
@@ -280,14 +281,13 @@ class GpuMode:
                 self.setup.gpus,
                 self.setup.gpu_memory_mb,
                 max(1, self._record.degree),
-                likely_degree or self._record.degree,
+                share.likely_degree or self._record.degree,
                 self._pipe_directory,
             )
             plan = member.spec.plan
-            if member.is_probed:
-                # A limit holds as long as its process lives, and it is to show what it does alone.
-                plan = dataclasses.replace(plan, thread_percentage=100)
-            return place_under_mps(shared, plan, retries.places)
+            if share.gpu_memory_mb is not None:
+                plan = dataclasses.replace(plan, gpu_memory_limit_mb=share.gpu_memory_mb)
+            return place_under_mps(shared, plan, retries.places, is_wide=member.is_wide)
         if not self.setup.gpus:
             return None, {}
         mode = self.mode or SharingMode.TIMESLICE

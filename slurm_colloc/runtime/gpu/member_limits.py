@@ -55,7 +55,7 @@ def choose_gpu_memory_limit_mb(shared: SharedGpu, given_mb: int | None, places: 
 
 
 def place_under_mps(
-    shared: SharedGpu, plan: MemberPlan, places: int
+    shared: SharedGpu, plan: MemberPlan, places: int, *, is_wide: bool = False
 ) -> tuple[GpuUse, dict[str, str]]:
     """How a member is put on the GPU, and the environment that does it.
 
@@ -63,6 +63,7 @@ def place_under_mps(
         shared: The GPU.
         plan: The member's plan.
         places: How many places it takes.
+        is_wide: It is to show what it does without limits: one holds as long as its process lives.
     """
     degree = max(1, shared.degree)
     places = min(degree, places)
@@ -71,8 +72,10 @@ def place_under_mps(
         # It was not known how many would be good, and each was planned to have its share.
         likely = max(1, min(degree, shared.likely_degree))
         percentage = max(percentage, compute_default_thread_percentage(likely))
-    percentage = min(100, percentage * places)
+    percentage = 100 if is_wide else min(100, percentage * places)
     limit_mb = choose_gpu_memory_limit_mb(shared, plan.gpu_memory_limit_mb, places)
+    if is_wide and plan.gpu_memory_limit_mb is None:
+        limit_mb = None
     environment = build_member_environment(
         gpus=shared.gpus,
         pipe_directory=shared.pipe_directory,

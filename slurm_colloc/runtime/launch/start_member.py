@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.sbatch.export import SET_VARIABLE
 from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch import member_environment as environments
 from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
@@ -43,7 +44,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
 
-PlaceOnGpu = Callable[[Member, int | None], tuple["GpuUse | None", dict[str, str]]]
+PlaceOnGpu = Callable[[Member, GpuShare], tuple["GpuUse | None", dict[str, str]]]
 Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
 
@@ -100,13 +101,13 @@ class MemberStarter:
             write_shims(pack, sys.executable)
         self._ports: set[int] = set()
 
-    def start(self, member: Member, place: PackPlace, likely_degree: int | None = None) -> bool:
+    def start(self, member: Member, place: PackPlace, share: GpuShare = AS_PLANNED) -> bool:
         """Start a member in a place; False where it was held at the last moment.
 
         Args:
             member: The member.
             place: Where.
-            likely_degree: As many as may run at once in the end; None for as many as planned.
+            share: What it is given of the GPU.
 
         Raises:
             OSError: It cannot be started.
@@ -140,7 +141,7 @@ class MemberStarter:
         composed = alone | environments.compute_own_resources(
             captured, self._added, alone, plan, where
         )
-        member.gpu, on_gpu = self._place_on_gpu(member, likely_degree)
+        member.gpu, on_gpu = self._place_on_gpu(member, share)
         composed.update(on_gpu)
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self._lone else self._choose_outputs(member)

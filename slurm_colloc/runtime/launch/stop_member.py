@@ -17,6 +17,7 @@ from slurm_colloc.runtime.launch.member_processes import kill, terminate
 from slurm_colloc.runtime.launch.path_watch import PathWatch
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 
 KILL_MARGIN_S = 5.0
@@ -30,6 +31,7 @@ class MemberControl:
         members: The members.
         inner_steps: The steps that their own scripts have started.
         states: Writes their states.
+        pauser: Lets paused members go on before anything is sent to them.
         journal: The pack's log.
         steps: Keeps one member's limits apart from those of the others.
         kill_wait_s: From TERM to KILL.
@@ -41,6 +43,7 @@ class MemberControl:
         members: PackMembers,
         inner_steps: InnerSteps,
         states: StateWriter,
+        pauser: MemberPauser,
         journal: Journal,
         steps: GuardedSteps,
         kill_wait_s: float,
@@ -49,6 +52,7 @@ class MemberControl:
         self._members = members
         self._inner_steps = inner_steps
         self._states = states
+        self._pauser = pauser
         self._journal = journal
         self._kill_wait_s = kill_wait_s
         self._path_watch = PathWatch(journal)
@@ -79,6 +83,8 @@ class MemberControl:
 
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
         """Send a signal to a member's script, or to the job steps that it has started."""
+        # A stopped process would get it only later.
+        self._pauser.resume([member])
         if steps_only:
             self._inner_steps.signal(member, number)
         elif member.pid is not None:
@@ -90,7 +96,7 @@ class MemberControl:
 
         What ends a member for good takes the place of what would have it run again.
         """
-        overridden = {None, StopReason.STEPPED_BACK}
+        overridden: set[StopReason | None] = {None}
         if why is StopReason.CANCEL:
             overridden |= {StopReason.REQUEUE, StopReason.FAULT}
         if member.asked in overridden:
@@ -105,18 +111,9 @@ class MemberControl:
             if member.process is not None and member.asked is None:
                 self.end(member, StopReason.FAULT)
 
-    def step_back(self, member: Member) -> None:
-        """Stop a member that goes on later: its `--signal` now, TERM as long after as it asks."""
-        request = member.spec.job.signal
-        if request is None or member.asked is not None:
-            return
-        member.asked = StopReason.STEPPED_BACK
-        member.signal_at = None
-        member.stop_at = time.monotonic() + request.seconds_before_end
-        self.signal(member, request.number, steps_only=not request.batch_shell)
-
     def _terminate(self, member: Member) -> None:
         member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
+        self._pauser.resume([member])
         terminate(member)
         self._inner_steps.signal(member, signal.SIGTERM)
         why = "" if member.asked is None else member.asked.value
@@ -135,12 +132,11 @@ class MemberControl:
         if member.end_by is not None and now >= member.end_by:
             member.end_by = now + KILL_MARGIN_S
             kill(member)
+        if member.paused_at is not None:
+            # Its time stands still.
+            return
         if member.deadline is not None and now >= member.deadline and member.asked is None:
             self.end(member, StopReason.TIMEOUT)
-        if member.stop_at is not None and now >= member.stop_at:
-            member.stop_at = None
-            if member.end_by is None:
-                self._terminate(member)
         if member.signal_at is not None and now >= member.signal_at:
             member.signal_at = None
             request = member.spec.job.signal

@@ -17,6 +17,7 @@ from slurm_colloc.runtime.outcome.blame import Blame
 from slurm_colloc.runtime.outcome.find_blame import BlameFinder
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 
 
@@ -27,6 +28,7 @@ class MemberEnds:
         members: The members.
         blame_finder: Says whose fault an end was.
         states: Writes states; the mails hear of each.
+        pauser: Forgets members that have ended.
         journal: The pack's log.
     """
 
@@ -36,11 +38,13 @@ class MemberEnds:
         members: PackMembers,
         blame_finder: BlameFinder,
         states: StateWriter,
+        pauser: MemberPauser,
         journal: Journal,
     ) -> None:
         self._members = members
         self._blame_finder = blame_finder
         self._states = states
+        self._pauser = pauser
         self._journal = journal
 
     def end(self, member: Member, verdict: Verdict) -> None:
@@ -58,10 +62,9 @@ class MemberEnds:
                 blame.verdict, state=MemberState.CANCELLED, reason=StopReason.CANCEL.value
             )
             blame = dataclasses.replace(blame, verdict=verdict, cause=EndCause.CANCELLED)
-        was_stopped = member.asked is StopReason.STEPPED_BACK
         self.free(member)
         if blame.verdict.state is MemberState.PENDING:
-            self._wait_again(member, blame, was_stopped=was_stopped)
+            self._wait_again(member, blame)
         else:
             self._end_for_good(member, blame)
 
@@ -81,18 +84,19 @@ class MemberEnds:
         member.process = None
         member.asked = None
         member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = member.stop_at = None
+        member.deadline = member.signal_at = None
         member.end_by = member.ended_at = None
-        member.is_orphan = member.is_probed = False
+        member.is_orphan = member.is_wide = member.is_parked = False
+        self._pauser.forget(member)
         self._members.vacate(member.number)
         clean(member)
 
-    def _wait_again(self, member: Member, blame: Blame, *, was_stopped: bool) -> None:
+    def _wait_again(self, member: Member, blame: Blame) -> None:
         reason = blame.verdict.reason
         self._states.write(
             member, MemberState.PENDING, reason=reason, exit_code=None, **_tell(member, blame)
         )
-        if blame.cause is None and not was_stopped:
+        if blame.cause is None:
             self._members.waiting.append(member.number)
         else:
             # It has lost its turn; one that has had none yet is submitted again, if time runs out.

@@ -20,7 +20,6 @@ class StopReason(enum.Enum):
     REQUEUE = "requeued"
     FAULT = "stuck after a fault on the GPU"
     PROBED = "its probe window is over"
-    STEPPED_BACK = "stopped so that fewer run at once"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _judge_record(record: Mapping[str, Any], asked: StopReason | None) -> Verdic
         return Verdict(MemberState.CANCELLED, code, asked.value)
     if asked is StopReason.TIMEOUT:
         return Verdict(MemberState.TIMEOUT, code, "its time limit was reached")
-    if asked in (StopReason.REQUEUE, StopReason.STEPPED_BACK):
+    if asked is StopReason.REQUEUE:
         # As after a preemption: how its script ended at the signal does not count.
         return Verdict(MemberState.PENDING, code, asked.value)
     if asked is StopReason.FAULT:
@@ -131,7 +130,7 @@ def _judge_without_record(
             "it used more host memory than its limit",
             never_started=not started,
         )
-    if asked in (StopReason.REQUEUE, StopReason.STEPPED_BACK):
+    if asked is StopReason.REQUEUE:
         return Verdict(MemberState.PENDING, None, asked.value)
     if asked is not None:
         if asked is StopReason.FAULT:

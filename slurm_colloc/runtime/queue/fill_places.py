@@ -12,12 +12,14 @@ from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.gpu.gpu_share import GpuShare
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, is_passing
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -38,6 +40,7 @@ class PlaceFiller:
         start_queue: Which member starts next.
         probe_window: Told of a member that starts.
         measured_degree: As many as are likely to run at once in the end.
+        memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
         starter: Starts members.
         ends: Told of those that could not be started.
@@ -55,6 +58,7 @@ class PlaceFiller:
         start_queue: StartQueue,
         probe_window: ProbeWindow,
         measured_degree: MeasuredDegree,
+        memory: GpuMemoryRoom,
         gpu_mode: GpuMode,
         starter: MemberStarter,
         ends: MemberEnds,
@@ -69,6 +73,7 @@ class PlaceFiller:
         self._start_queue = start_queue
         self._probe_window = probe_window
         self._measured_degree = measured_degree
+        self._memory = memory
         self._gpu_mode = gpu_mode
         self._starter = starter
         self._ends = ends
@@ -131,7 +136,7 @@ class PlaceFiller:
         problem: Exception | None = None
         name = f"starting member {member.number}"
         try:
-            if self._starter.start(member, place, self._measured_degree.likely_degree):
+            if self._starter.start(member, place, self._choose_share(member)):
                 self._steps.forget(name)
                 return
         except Exception as error:  # noqa: BLE001 - nothing runs yet, so all can be undone
@@ -155,6 +160,14 @@ class PlaceFiller:
         self._ends.end(
             member, Verdict(MemberState.FAILED, None, f"it could not be started: {problem}")
         )
+
+    def _choose_share(self, member: Member) -> GpuShare:
+        """What a member is given of the GPU."""
+        likely = self._measured_degree.likely_degree
+        if likely == 1 and len(self._members.places) > 1:
+            # None runs, and it is not known what they take: it is to show that without limits.
+            member.is_wide = True
+        return GpuShare(likely, self._memory.choose_limit_mb(member))
 
     def _refuse_all(self) -> None:
         """None may start here: the GPU cannot be shared in the only way that was allowed."""

@@ -26,7 +26,6 @@ from slurm_colloc.runtime.pack.member_dependencies import Judge
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_held
@@ -47,7 +46,6 @@ class StartQueue:
         judge: Judges a job's dependency on members of other packs.
         slurm_decision: Whether Slurm lets the pack go on.
         gpu_mode: Whether its GPU is ready.
-        probe_window: Whether a member runs alone first.
         measured_degree: Whether as many run as may.
         states: Writes why members wait.
         journal: The pack's log.
@@ -69,7 +67,6 @@ class StartQueue:
         judge: Judge,
         slurm_decision: SlurmDecision,
         gpu_mode: GpuMode,
-        probe_window: ProbeWindow,
         measured_degree: MeasuredDegree,
         states: StateWriter,
         journal: Journal,
@@ -81,7 +78,6 @@ class StartQueue:
         self._judge = judge
         self._slurm_decision = slurm_decision
         self._gpu_mode = gpu_mode
-        self._probe_window = probe_window
         self._measured_degree = measured_degree
         self._states = states
         self._journal = journal
@@ -111,9 +107,7 @@ class StartQueue:
         if self._members.find_place(cpus) is None:
             name = self._waiting.name(member)
             return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
-        if alone_first := self._probe_window.describe():
-            return dataclasses.replace(facts, alone_first=alone_first)
-        return dataclasses.replace(facts, ramp=self._measured_degree.describe(member))
+        return dataclasses.replace(facts, degree_reason=self._measured_degree.describe(member))
 
     def _gather_own(self, member: Member, pack: StartFacts) -> StartFacts:
         facts = self._waiting.gather(member, pack)
@@ -127,7 +121,7 @@ class StartQueue:
         """The member that starts now; writes down why the others wait that have a place."""
         member = self.find_next()
         facts = StartFacts() if member is None else self.gather(member)
-        self._tell_waiting(facts.no_place or facts.alone_first or facts.ramp)
+        self._tell_waiting(facts.no_place or facts.degree_reason)
         return member if why_not_now(facts) is None else None
 
     def find_next(self) -> Member | None:

@@ -1,54 +1,69 @@
-"""The ramp of a pack as it runs: what its decisions rest on, and what is done about them.
+"""How many members of a pack run at once: measured by pausing them, as soon as they have settled.
 
-Nothing is held back where nothing can be measured. The decisions themselves are made by
-model.degree.ramp_rules.
+All that surely fit start together. Then windows are measured in which a part of them runs; the best
+degree under the bounds goes on, and the others are parked: paused, until a place is free. What is
+decided from the windows says model.degree.measurement.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import os
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.ramp_decision import (
-    STAGE_S,
-    Decision,
-    RampOutlook,
-    RampState,
-    say_no_more,
+from slurm_colloc.model.degree.degree_words import BEING_MEASURED, say_no_more
+from slurm_colloc.model.degree.measured_curve import (
+    DegreeDecision,
+    DegreeState,
+    RateAlone,
+    RateSource,
 )
-from slurm_colloc.model.degree.ramp_rules import Ramp
-from slurm_colloc.model.degree.ramp_window import FIRST_STEP_S
+from slurm_colloc.model.degree.measurement import (
+    DegreeMeasurement,
+    PausableMember,
+    measure_degree,
+)
+from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import PauseWindows
+from slurm_colloc.runtime.queue.rate_drift import RateDrift
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.store.pack.ramp_record import KEPT, RampRecord, write_ramp
+from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
+from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degree
+from slurm_colloc.store.pack.member_pauses import PARKED
+
+FIRST_STEP_S = 90.0
+"""How long a member is waited for that has made no step: the others are measured without it."""
+AGAIN_S = 600.0
+"""How often a pack is measured again whose company has not changed."""
+COST_MOST = 0.01
+"""What measuring may cost of a pack's progress; only its first measurement may cost more."""
+LOOK_S = 0.25
 
 
 class MeasuredDegree:
-    """Adds members one after the other as far as what is measured allows it.
+    """Measures a pack, and parks who is too many.
 
     Args:
         pack: The pack's directory.
         attempt: The attempt's number.
-        start_degree: Members that start without being measured first; None for all.
-        time_left: Knows what is left of the pack's time.
         members: Its members.
-        waiting: Knows which of them are next.
+        time_left: Knows what is left of the pack's time.
         journal: The pack's log.
-        probe_window: Knows whether a member is to be alone, and what that has shown.
-        site_requeues: Slurm's JobRequeue.
-        why_unwatched: Why nothing is measured in this pack; empty where it is.
-        progress: Sees their progress.
-        step_back: Stops a member that goes on later.
+        progress: Sees what its members are like.
+        rates: Reads their steps.
+        pauser: Pauses them.
+        memory: Whether one more fits.
+        find_obstacle: Why nothing is measured in this pack; empty where it is.
+        clock: Seconds that only grow.
     """
 
     def __init__(
@@ -56,197 +71,341 @@ class MeasuredDegree:
         *,
         pack: Path,
         attempt: int,
-        start_degree: int | None,
-        time_left: TimeLeft,
         members: PackMembers,
-        waiting: WaitingFacts,
+        time_left: TimeLeft,
         journal: Journal,
-        probe_window: ProbeWindow,
-        site_requeues: bool,
-        why_unwatched: Callable[[], str],
         progress: ProgressReader,
-        step_back: Callable[[Member], None],
+        rates: WindowRates,
+        pauser: MemberPauser,
+        memory: GpuMemoryRoom,
+        find_obstacle: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pack = pack
-        self._attempt = attempt
-        self._start_degree = start_degree
-        self._time_left = time_left
         self._members = members
-        self._waiting = waiting
+        self._time_left = time_left
         self._journal = journal
-        self._probe_window = probe_window
-        self._site_requeues = site_requeues
-        self._why_unwatched = why_unwatched
         self._progress = progress
-        self._step_back = step_back
-        self._ramp: Ramp | None = None
-        self._decisions: tuple[Decision, ...] = ()
-        self._held_since: float | None = None
-        self._let_go_left_s = math.inf
-        """What was left of the pack's time when a member last started unmeasured."""
-        self._is_written = False
+        self._rates = rates
+        self._pauser = pauser
+        self._memory = memory
+        self._find_obstacle = find_obstacle
+        self._clock = clock
+        self._windows = PauseWindows(pauser, rates, clock)
+        self._drift = RateDrift(rates, clock)
+        self._record = DegreeRecord(attempt, places=1)
+        self._measured: dict[str, int] = {}
+        """Of how many of each kind the last measurement was; empty before."""
+        self._measured_at = 0.0
+        self._begun_at: float | None = None
+        self._looked_at = 0.0
+        self._wants = ""
+        self._is_off = False
+
+    # -- what others ask ----------------------------------------------------------------------
 
     @property
     def likely_degree(self) -> int | None:
-        """As many as may run at once in the end, as far as it is known; None where all start."""
-        return None if self._ramp is None else self._ramp.likely_degree
+        """As many as are likely to run at once; None for as many as were planned."""
+        waiting = [self._members.by_number[number] for number in self._members.waiting]
+        running = self._members.running()
+        unknown = [m for m in (*running, *waiting) if m.spec.plan.gpu_memory_limit_mb is None]
+        if not unknown or self._find_obstacle():
+            return None
+        if not running:
+            return 1
+        room = self._memory.count_room(unknown[0])
+        places = len(self._members.places)
+        return None if room is None else max(1, min(places, len(running) + room))
+
+    @property
+    def is_measuring(self) -> bool:
+        """Members are paused for a measurement."""
+        return self._windows.is_open
+
+    def list_due(self) -> list[float]:
+        """When something is to be done (monotonic clock)."""
+        return self._windows.list_due()
 
     def describe(self, member: Member) -> str:
         """Why a member, the next, waits although it has a place; empty where it may start."""
-        ramp = self._find_ramp()
-        running = len(self._members.running())
-        if ramp is None or not running or running < ramp.target or self._members.takes_one:
+        running = self._members.running()
+        if len(self._members.places) < 2 or not running or self._members.takes_one:
             return ""
-        if self._held_since is None:
-            self._held_since = time.time()
-        self._check_sight(ramp)
-        if running < ramp.target or self._is_last_moment(ramp, member):
-            return ""
-        if not self._is_written:
-            self._write()
-        return self._build_record().explain_waiting(running) or say_no_more(ramp.target)
+        if self._windows.is_open:
+            return f"{BEING_MEASURED} with {format_members(len(running))}"
+        is_full = self._is_decided and len(running) >= self._record.degree
+        if (is_full or self._list_parked()) and not self._is_last_moment(member, 0.0):
+            return self._record.reason or say_no_more(self._record.degree)
+        return self._memory.describe(member)
+
+    def find_room(self) -> int:
+        """How many more members like those that run may start now, by what was measured."""
+        running = self._members.running()
+        free = sum(place.occupant is None for place in self._members.places)
+        if not running or not free or self._windows.is_open or self._list_parked():
+            return 0
+        if self._is_decided and self._record.degree < len(running):
+            return 0
+        if any(m.is_starting or self._memory.find_need_mb(m) is None for m in running):
+            return 0
+        room = self._memory.count_room(running[0])
+        # A pack that was measured at most doubles, and is measured again.
+        most = len(running) if self._is_decided else free
+        return min(free, most, free if room is None else room)
+
+    # -- the runner's turn --------------------------------------------------------------------
 
     def work(self) -> None:
-        """Look at the newest figures, and do what follows from them."""
-        ramp = self._find_ramp()
-        if ramp is None:
-            return
-        # What a probe window shows counts once its rate is known, at its end.
-        may_know = self._probe_window.is_open or self._progress.knows_rates()
-        is_measured = ramp.state is not RampState.OFF and may_know
-        latest = self._progress.read() if is_measured else None
-        if latest is None:
-            return
+        """Do what is due: a window, a place that is free, a new measurement."""
+        self._progress.work()
         running = self._members.running()
-        try:
-            sights = [self._progress.see(member, latest) for member in running]
-            decision = ramp.look(latest["at"], sights, self._find_outlook(latest))
-        except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
-            reason = f"what they show cannot be judged: {error!r}"
-            decision = ramp.give_up(time.time(), len(running), reason)
-        self._note(decision)
+        if self._begun_at is None and running:
+            self._begun_at = self._clock()
+        self._pauser.check(running)
+        if self._windows.is_open:
+            measured = self._windows.work(running)
+            if measured is not None:
+                self._apply(measured, running)
+            return
+        self._resume_parked(running)
+        now = self._clock()
+        if now >= self._looked_at + LOOK_S and not self._is_off:
+            self._looked_at = now
+            self._look(running)
 
-    def _find_ramp(self) -> Ramp | None:
-        places = len(self._members.places)
-        if self._ramp is None and places > 1:
-            self._ramp = Ramp(places, self._start_degree or places)
-        return self._ramp
+    def stop(self) -> None:
+        """Let all go on: the pack ends, or Slurm has not decided whether it does."""
+        self._windows.stop()
+        for member in self._members.running():
+            member.is_parked = False
+        self._pauser.resume(self._members.running())
+
+    # -- measuring ----------------------------------------------------------------------------
+
+    def _look(self, running: Sequence[Member]) -> None:
+        if len(self._members.places) < 2 or len(running) < 2 or self._members.takes_one:
+            return
+        obstacle = self._find_obstacle()
+        if not obstacle and not any(self._progress.counts_steps(member) for member in running):
+            obstacle = "nothing counts their steps"
+        if obstacle:
+            self._give_up(f"nothing is measured: {obstacle}", running)
+            return
+        counts = {member.number: self._rates.read(member) for member in running}
+        if not self._have_settled(running, counts):
+            return
+        self._wants = self._wants or self._find_reason(running)
+        if self._wants and self._may_cost():
+            self._journal.write("measures", members=len(running), reason=self._wants)
+            self._wants = ""
+            self._begin(running, counts)
+
+    def _have_settled(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> bool:
+        """All have made their first steps, but for those that will not soon."""
+        settled = 0
+        for member in running:
+            count = counts[member.number]
+            if count is not None and (count.has_settled or member.paused_at is not None):
+                settled += 1
+            elif member.is_starting or self._is_young(member):
+                return False
+        return settled > 0
+
+    def _is_young(self, member: Member) -> bool:
+        started_at = member.record.started_at
+        return started_at is None or time.time() - started_at < FIRST_STEP_S
+
+    def _find_reason(self, running: Sequence[Member]) -> str:
+        """Why the pack is to be measured now; empty where it is not."""
+        kinds = self._count_kinds(running)
+        if not self._measured:
+            return "it has settled"
+        if set(kinds) - set(self._measured):
+            return "another kind of member has come"
+        if sum(kinds.values()) > sum(self._measured.values()):
+            return "more members have come"
+        if self._list_parked() and set(kinds) != set(self._measured):
+            return "members of a kind have gone"
+        if self._clock() >= self._measured_at + AGAIN_S:
+            return f"{AGAIN_S / 60:g} minutes have gone by"
+        drifting = self._drift.find([m for m in running if m.paused_at is None])
+        return "" if drifting is None else f"the rate of member {drifting.number} has changed"
+
+    def _may_cost(self) -> bool:
+        if not self._measured or self._begun_at is None:
+            return True
+        return self._record.cost_s <= COST_MOST * (self._clock() - self._begun_at)
+
+    def _count_kinds(self, running: Sequence[Member]) -> dict[str, int]:
+        kinds: dict[str, int] = {}
+        for member in running:
+            kind = self._progress.find_family(member) or f"#{member.number}"
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds
+
+    def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
+        obstacles = self._pauser.find_obstacles(running)
+        ordered = self._order(running, set(obstacles))
+        self._measured = self._count_kinds(running)
+        self._measured_at = self._clock()
+        pausable = []
+        for member in ordered:
+            count = counts[member.number]
+            pausable.append(self._build_pausable(member, count, member.number not in obstacles))
+        if all(not member.may_pause for member in pausable):
+            self._give_up("nothing is measured: none of them may be paused", running)
+            return
+        self._windows.begin(measure_degree(pausable), ordered)
+
+    def _build_pausable(
+        self, member: Member, count: StepCount | None, may_pause: bool
+    ) -> PausableMember:
+        alone = self._progress.find_rate_alone(member)
+        # A figure of another day is measured once: the host, or the GPU, may be another.
+        is_known = alone is not None and alone.source is not RateSource.PROFILE
+        elapsed_s = (
+            None if count is None or count.first_step_s is None else (count.at - count.first_step_s)
+        )
+        return PausableMember(
+            member.number,
+            self._progress.find_family(member),
+            self._progress.find_bound(member),
+            alone.steps_per_s if is_known and alone is not None else None,
+            count.steps / elapsed_s if count is not None and elapsed_s else None,
+            may_pause=may_pause,
+        )
+
+    def _order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
+        """Those that go on first: who may not be paused, who may not be parked, who came first."""
+
+        def rank(member: Member) -> tuple[int, float, int]:
+            started_at = member.record.started_at or 0.0
+            if member.number in fixed:
+                return 0, started_at, member.number
+            may_park = not self._find_parking_obstacle(member)
+            return 1 + may_park, started_at, member.number
+
+        return sorted(running, key=rank)
+
+    def _find_parking_obstacle(self, member: Member) -> str:
+        count = self._rates.read(member)
+        return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
 
     # -- deciding -----------------------------------------------------------------------------
 
-    def _check_sight(self, ramp: Ramp) -> None:
-        """Hold no member back for what will never be measured."""
-        if ramp.state is not RampState.RAMPING or self._probe_window.is_open:
-            return
-        reason = self._find_blindness(ramp)
-        if reason:
-            self._note(ramp.give_up(time.time(), len(self._members.running()), reason))
+    @property
+    def _is_decided(self) -> bool:
+        return self._record.state is DegreeState.SETTLED
 
-    def _is_last_moment(self, ramp: Ramp, member: Member) -> bool:
-        """Whether a member that waits for a measurement would have too little time afterwards.
-
-        Even then one starts after the other, so that those before it can be measured; all at once
-        only where nothing would be left of what the member's time was stretched by.
-        """
-        wall_s, left_s = member.spec.plan.wall_limit_s, self._time_left.left_s
-        if left_s is None or wall_s is None or ramp.state is not RampState.RAMPING:
-            return False
-        if left_s >= wall_s + END_MARGIN_S:
-            return False
-        alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
-        has_slack = left_s >= alone_s + END_MARGIN_S + STAGE_S
-        if has_slack and left_s > self._let_go_left_s - STAGE_S:
-            return False
-        self._let_go_left_s = left_s
-        self._journal.write("not_measured", member=member.number, left_s=round(left_s))
-        return True
-
-    def _find_blindness(self, ramp: Ramp) -> str:
-        unwatched = self._why_unwatched()
-        if unwatched:
-            return f"nothing is measured: {unwatched}"
-        running = self._members.running()
-        if not any(self._progress.counts_steps(member) for member in running):
-            return "nothing counts their steps"
-        if not any(self._progress.find_solo_rate(member) for member in running):
-            return "the rate alone of none of them is known"
-        assert self._held_since is not None
-        if time.time() - max(self._progress.looked_at, self._held_since) > FIRST_STEP_S:
-            return f"the monitor has shown nothing for {FIRST_STEP_S:g} s"
-        return ramp.find_blindness() if self._progress.looked_at > self._held_since else ""
-
-    def _note(self, decision: Decision | None) -> None:
-        if decision is None:
-            return
-        self._decisions = (*self._decisions, decision)[-KEPT:]
-        self._journal.write(
-            "ramp",
-            state=decision.state.value,
-            running=decision.running,
-            target=decision.target,
-            stp=None if decision.stp is None else round(decision.stp, 3),
-            reason=decision.reason,
+    def _apply(self, measured: DegreeMeasurement, running: Sequence[Member]) -> None:
+        for rate in measured.rates_alone:
+            member = self._members.by_number[rate.member]
+            use = member.gpu
+            self._progress.rates_alone[rate.member] = RateAlone(
+                rate.member, rate.steps_per_s, rate.error, rate.window_s, time.time(),
+                RateSource.PAUSING, None if use is None else use.thread_percentage,
+            )  # fmt: skip
+        self._drift.forget()
+        self._record = dataclasses.replace(
+            self._record,
+            cost_s=self._record.cost_s + measured.cost_s,
+            curve=measured.curve or self._record.curve,
+            rates_alone=tuple(
+                self._progress.rates_alone[n] for n in sorted(self._progress.rates_alone)
+            ),
         )
-        if decision.state is not RampState.OFF or self._is_written:
-            self._write()
-        member = self._find_stoppable() if decision.stops_one else None
-        if member is not None:
-            self._journal.write("step_back", member=member.number)
-            self._step_back(member)
+        if measured.problem:
+            self._give_up(f"nothing is measured: {measured.problem}", running)
+            return
+        fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
+        ordered = self._order(running, fixed)
+        parked = [m for m in ordered[measured.degree :] if not self._find_parking_obstacle(m)]
+        for member in running:
+            member.is_parked = member in parked
+        self._pauser.resume([member for member in running if not member.is_parked])
+        self._pauser.pause(parked, PARKED)
+        stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
+        self._decide(DegreeState.SETTLED, measured.degree, stp, running)
 
-    def _build_record(self) -> RampRecord:
-        assert self._ramp is not None
-        ramp = self._ramp
-        return RampRecord(self._attempt, ramp.state, ramp.target, ramp.places, self._decisions)
+    def _decide(
+        self,
+        state: DegreeState,
+        degree: int,
+        stp: float | None,
+        running: Sequence[Member],
+        reason: str = "",
+    ) -> None:
+        reason = reason or describe_degree(self._record, degree, len(running))
+        decision = DegreeDecision(time.time(), state, len(running), degree, stp, reason)
+        self._record = dataclasses.replace(
+            self._record,
+            state=state,
+            degree=degree,
+            decisions=(*self._record.decisions, decision)[-KEPT:],
+        )
+        self._journal.write(
+            "degree", state=state.value, running=len(running), degree=degree,
+            stp=None if stp is None else round(stp, 3), reason=reason,
+        )  # fmt: skip
+        self._write()
+
+    def _give_up(self, reason: str, running: Sequence[Member]) -> None:
+        """As many run as were planned."""
+        self._is_off = True
+        self.stop()
+        self._decide(DegreeState.OFF, len(self._members.places), None, running, reason)
 
     def _write(self) -> None:
-        self._is_written = True
-        with contextlib.suppress(StateError):
-            write_ramp(self._pack, self._build_record())
-
-    # -- what decisions rest on ---------------------------------------------------------------
-
-    def _find_outlook(self, latest: Mapping[str, Any]) -> RampOutlook:
-        free = sum(place.occupant is None for place in self._members.places)
-        waiting = self._waiting.list_next()
-        if waiting and self._members.find_place(waiting[0].spec.plan.cpus) is None:
-            # The places that are large enough for the next are taken, and none overtakes it.
-            waiting = []
-        running = self._members.running()
-        room = None
-        if len(running) == 1 and waiting and free:
-            room = self._progress.find_room(latest, running[0], waiting[:free])
-        if self._probe_window.is_open:
-            waiting = []
-        return RampOutlook(
-            waiting=min(free, len(waiting)),
-            next_kind=self._progress.find_family(waiting[0]) if waiting else "",
-            busy=self._progress.find_activity(latest),
-            room=room,
-            can_stop=self._find_stoppable() is not None,
+        parked = tuple(member.number for member in self._list_parked())
+        self._record = dataclasses.replace(
+            self._record, places=len(self._members.places), parked=parked, room=self.find_room()
         )
+        with contextlib.suppress(StateError):
+            write_degree(self._pack, self._record)
 
-    def _find_stoppable(self) -> Member | None:
-        """The newest member that can be stopped and go on later."""
-        running = self._members.running()
-        if any(member.asked is not None for member in running):
-            # What becomes of the pack without that one is to be seen first.
-            return None
-        found = [member for member in running if self._can_go_on_later(member)]
-        newest = max(found, key=lambda m: (m.record.started_at or 0.0, m.number), default=None)
-        return newest if len(running) > 1 else None
+    # -- parked members -----------------------------------------------------------------------
 
-    def _can_go_on_later(self, member: Member) -> bool:
-        job = member.spec.job
-        may_restart = self._site_requeues if job.requeue is None else job.requeue
-        # Near its time limit it has had its signal.
-        was_signalled = member.deadline is not None and member.signal_at is None
-        if member.is_starting or not may_restart or was_signalled:
+    def _list_parked(self) -> list[Member]:
+        return [member for member in self._members.running() if member.is_parked]
+
+    def _resume_parked(self, running: Sequence[Member]) -> None:
+        parked = self._list_parked()
+        if not parked:
+            return
+        going = len(running) - len(parked)
+        ordered = self._order(parked, set())
+        to_resume = ordered[: max(0, self._record.degree - going)]
+        for member in ordered[len(to_resume) :]:
+            if member.paused_at is None:
+                # A signal, or an end, has let it go on.
+                member.is_parked = False
+            elif self._is_last_moment(member, self._clock() - member.paused_at):
+                self._journal.write("not_parked", member=member.number, reason="too little time")
+                to_resume.append(member)
+        if to_resume or len(self._list_parked()) != len(parked):
+            for member in to_resume:
+                member.is_parked = False
+            self._pauser.resume(to_resume)
+            self._write()
+
+    def _is_last_moment(self, member: Member, paused_s: float) -> bool:
+        """Whether a member would have too little of the pack's time left if it waited longer."""
+        left_s = self._time_left.left_s
+        if left_s is None:
             return False
-        wall_s, left_s = member.spec.plan.wall_limit_s, self._time_left.left_s
-        if wall_s is not None and left_s is not None and left_s < 2 * wall_s:
-            # It would wait for another's end first, and then have too little time.
-            return False
-        # Without `B:` only the steps get it that its script has started.
-        has_steps = os.path.exists(f"{member.prefix}.steps")
-        return job.signal is not None and (job.signal.batch_shell or has_steps)
+        needed_s: float | None = member.spec.plan.wall_limit_s
+        if member.deadline is not None:
+            needed_s = member.deadline + paused_s - self._clock()
+        return needed_s is not None and left_s < needed_s + END_MARGIN_S
+
+
+def describe_degree(record: DegreeRecord, degree: int, running: int) -> str:
+    """Why so many run, from the curve that was measured."""
+    points = {point.degree: point for point in record.curve}
+    best = points.get(degree)
+    found = ", ".join(f"{p.degree}: {p.stp:.2f}" for p in record.curve)
+    text = f"all {running} run at once" if degree >= running else say_no_more(degree)
+    if best is None:
+        return text
+    return f"{text} (progress of one alone, by how many run: {found})"

@@ -54,14 +54,15 @@ class Member:
         wrapper_pid: Process id of its wrapper, once it has started.
         deadline: When its wall limit ends (monotonic clock), None for no limit.
         signal_at: When `--signal` is due (monotonic clock), None where it is not.
-        stop_at: When it is ended that was told to stop for a while (monotonic clock).
         asked: Why the runner is ending it, None where it is not.
         end_by: When the runner kills it if it has not ended (monotonic clock).
         ended_at: When its record of the end was seen although its srun still ran (monotonic clock).
         is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
         gpu: How it was put on the GPU at its last start.
         outputs: Its output files, each with its size when it started.
-        is_probed: It started alone, in its probe window.
+        is_wide: It started with all of the GPU's threads, before it was known what it takes.
+        paused_at: Since when its processes are stopped (monotonic clock), None where they run.
+        is_parked: It is paused until a place is free for it.
     """
 
     number: int
@@ -75,14 +76,15 @@ class Member:
     wrapper_pid: int | None = None
     deadline: float | None = None
     signal_at: float | None = None
-    stop_at: float | None = None
     asked: StopReason | None = None
     end_by: float | None = None
     ended_at: float | None = None
     is_orphan: bool = False
     gpu: GpuUse | None = None
     outputs: tuple[tuple[str, int], ...] = ()
-    is_probed: bool = False
+    is_wide: bool = False
+    paused_at: float | None = None
+    is_parked: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -94,11 +96,20 @@ class Member:
         """It was launched and its wrapper has not reported yet."""
         return self.process is not None and self.pid is None
 
+    def add_time(self, seconds: float) -> None:
+        """Set all that is due for it back by a time that was not its own."""
+        if self.deadline is not None:
+            self.deadline += seconds
+        if self.signal_at is not None:
+            self.signal_at += seconds
+
     def list_due(self) -> list[float]:
-        """When something is to be done about it (monotonic clock)."""
+        """When something is to be done about it (monotonic clock); never while it is paused."""
+        if self.paused_at is not None:
+            return [] if self.end_by is None else [self.end_by]
         # Who is being ended has no limit any more that one would wake for.
         limit = self.deadline if self.asked is None else None
-        moments = (limit, self.signal_at, self.stop_at, self.end_by)
+        moments = (limit, self.signal_at, self.end_by)
         return [moment for moment in moments if moment is not None]
 
     def check_transition(self, state: MemberState) -> None:

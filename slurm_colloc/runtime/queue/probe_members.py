@@ -1,9 +1,4 @@
-"""The probe window: an unknown job runs alone before its neighbours start.
-
-So its rate alone is known, which every slowdown is measured against. An attempt of a pack has one
-window at most, at its start, however that ends: short jobs are not to run one after the other. The
-rest of the family (model.profile) goes by what the first has shown.
-"""
+"""`csub probe`: a job runs alone until its rate is known, and no longer."""
 
 from __future__ import annotations
 
@@ -12,88 +7,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.model.degree.probe_window import (
-    ALONE_FIRST,
-    BESIDE_WAITING,
-    ProbeProgress,
-    choose_patience,
-    find_obstacle_to_probe,
-    judge_window,
-)
-from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.degree.probe_window import ProbeProgress, choose_patience, judge_window
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.runtime.watch.latest_json import read_latest
-from slurm_colloc.store.atomic_files import read_bytes
-from slurm_colloc.store.pack.inbox import format_number
 
 
 class ProbeWindow:
-    """Lets one member run alone for its probe window.
+    """Ends a member that is only to be probed, once its rate alone is known.
 
     Args:
         pack: The pack's directory.
-        shown_id: The pack's job id as users know it.
-        members: Its members.
         journal: The pack's log.
-        is_wanted: The settings let unknown jobs be probed.
-        instruments: The settings let steps be counted.
-        find_gpu_model: The GPU's model; None where it is not known.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
-        end: Ends a member whose job is to be probed and no more.
+        end: Ends the member.
     """
 
     def __init__(
         self,
         *,
         pack: Path,
-        shown_id: str,
-        members: PackMembers,
         journal: Journal,
-        is_wanted: bool,
-        instruments: bool,
-        find_gpu_model: Callable[[], str | None],
         why_unwatched: Callable[[], str],
         end: Callable[[Member], None],
     ) -> None:
         self._pack = pack
-        self._shown_id = shown_id
-        self._members = members
         self._journal = journal
-        self._is_wanted = is_wanted
-        self._instruments = instruments
-        self._find_gpu_model = find_gpu_model
         self._why_unwatched = why_unwatched
         self._end = end
         self._probed: Member | None = None
-        self._has_probed = False
         self._begun_at = 0.0
-        self.rates: dict[int, float] = {}
-        """Steps per second alone that windows have shown, by member number."""
-
-    @property
-    def is_open(self) -> bool:
-        """A window is open."""
-        return self._probed is not None
-
-    def describe(self) -> str:
-        """Which member runs alone first, and why, as long as its window is open; else empty."""
-        if self._probed is not None and self._probed.process is None:
-            # It could not be started, or has ended; no other may be there to end the window.
-            self.work()
-        if self._probed is None:
-            return ""
-        name = MemberId(self._shown_id, self._probed.number)
-        return (
-            f"{name} {ALONE_FIRST}, {BESIDE_WAITING.window_s:g} s at most, so that its rate "
-            "alone is known (--no-probe)"
-        )
 
     def open_for(self, member: Member) -> None:
-        """Open a window for a member that starts now, if it is to be probed."""
-        if self._is_to_be_probed(member):
+        """Open a window for a member that starts now, if it is only to be probed."""
+        if member.spec.job.only_probe:
             self._probed, self._begun_at = member, time.monotonic()
-            self._has_probed = member.is_probed = True
+            member.is_wide = True
             self._journal.write("probe", member=member.number)
 
     def work(self) -> None:
@@ -107,13 +56,10 @@ class ProbeWindow:
             reason = f"what it shows cannot be judged: {error!r}"
         if not reason:
             return
-        if not member.record.starts:
-            # It never ran, so there was no window.
-            self._has_probed = False
         elapsed_s = round(time.monotonic() - self._begun_at, 1)
         self._journal.write("probed", member=member.number, seconds=elapsed_s, reason=reason)
         self._probed = None
-        if member.process is not None and member.spec.job.only_probe:
+        if member.process is not None:
             self._end(member)
 
     def _judge(self, member: Member) -> str:
@@ -133,8 +79,6 @@ class ProbeWindow:
             mean_steps_per_s=latest.get("mean_steps_per_s"),
             mean_error=latest.get("mean_error"),
         )
-        if progress.rate_alone is not None:
-            self.rates[member.number] = float(progress.rate_alone)
         return judge_window(progress, choose_patience(job))
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
@@ -142,30 +86,3 @@ class ProbeWindow:
         latest = read_latest(self._pack)
         found = latest["members"].get(str(member.number), {}) if latest is not None else {}
         return dict(found) if found.get("start") == member.record.starts else {}
-
-    def _is_to_be_probed(self, member: Member) -> bool:
-        job = member.spec.job
-        if job.only_probe:
-            return True
-        is_alone = not self._members.running() and len(self._members.places) > 1
-        if not self._is_wanted or self._has_probed or not is_alone or self._members.takes_one:
-            return False
-        if member.record.starts:
-            return False
-        obstacle = find_obstacle_to_probe(job, instruments=self._instruments)
-        if obstacle or self._why_unwatched():
-            return False
-        model = self._find_gpu_model()
-        return model is not None and not self._is_known(member, model)
-
-    def _is_known(self, member: Member, gpu_model: str) -> bool:
-        # Loaded only by packs that may probe.
-        from slurm_colloc.store.learned.profiles import is_known
-
-        job = member.spec.job
-        try:
-            script = read_bytes(f"{self._pack}/members/{format_number(member.number)}/script")
-        except OSError:
-            # What cannot be found again need not be measured.
-            return True
-        return is_known(self._pack.parent.parent, script, job, gpu_model)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.ramp_look import RATE_LEAST, RATE_MOST
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.sample_files import latest_path
+
+RATE_LEAST, RATE_MOST = 1e-6, 1e9
+"""Steps per second; what is outside is none's rate."""
 
 AHEAD_S = 5.0
 """Figures of so much later than now are of another clock."""

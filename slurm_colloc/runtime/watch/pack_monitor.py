@@ -185,6 +185,14 @@ class PackMonitor:
 
         return injected_environment(environment, directory)
 
+    def find_progress(self, member: Member) -> str:
+        """Where the present start of a member counts its steps; empty where it does not."""
+        return (
+            f"{self._root}/{format_number(member.number)}.{member.record.starts}"
+            if self._root
+            else ""
+        )
+
     # -- the monitor --------------------------------------------------------------------------
 
     def work(self) -> None:

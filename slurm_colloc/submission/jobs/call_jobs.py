@@ -258,7 +258,7 @@ def _build_candidate(
         ),
         mail=read_mail(options),
         instrument=not options.flag("no-instrument"),
-        probe=not options.flag("no-probe"),
+        pause=not (options.flag("no-pause") or options.flag("no-probe")),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         profile_like=options.text("profile-like"),
         max_slowdown=read_slowdown(options),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import (
-    BESIDE_WAITING,
     PROBE_TIME_S,
-    find_obstacle_to_probe,
+    find_obstacle_to_counting,
 )
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
@@ -159,9 +157,13 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
     return min(choice, settings.caps.join, key=order.index)
 
 
+MEASURING_S = 60
+"""What a pack asks for on top so that it can be measured as it starts."""
+
+
 def compute_probe_s(candidates: Sequence[Candidate], settings: Settings) -> int:
     """Seconds that a pack of these jobs asks for on top, because one of them may be probed."""
-    return math.ceil(BESIDE_WAITING.window_s) if has_unknown(candidates, settings) else 0
+    return MEASURING_S if has_unknown(candidates, settings) else 0
 
 
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
@@ -169,7 +171,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
 
     On which GPU model it will run is not known yet, so a usage profile on any of them counts.
     """
-    if not (settings.probe and settings.monitor and settings.state_shared):
+    if not (settings.pause and settings.monitor and settings.state_shared):
         return False
     from slurm_colloc.store.learned.profile_index import ProfileNames
     from slurm_colloc.store.learned.profiles import tells_of_family
@@ -178,7 +180,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
         candidate
         for candidate in candidates
         if candidate.job.gpus == 1
-        and not find_obstacle_to_probe(candidate.job, instruments=settings.instrument)
+        and not find_obstacle_to_counting(candidate.job, instruments=settings.instrument)
     ]
     if not asked:
         return False

@@ -1,0 +1,1 @@
+"""Pausing members: their processes are stopped and go on; nothing else is done to them."""

@@ -1,0 +1,154 @@
+"""Pausing members, and what a pause is for them: no time at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from slurm_colloc.host.system.node_processes import ProcessId, read_process
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.pausing.pause_obstacles import find_pause_obstacle
+from slurm_colloc.runtime.pausing.step_processes import (
+    StepProcesses,
+    StoppedMember,
+    continue_stopped,
+    resume,
+)
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
+
+LOOK_S = 1.0
+"""How often it is looked whether paused members still are."""
+
+
+class MemberPauser:
+    """Stops the processes of members, and lets them go on.
+
+    Args:
+        pack: The pack's directory.
+        journal: The pack's log.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self, pack: Path, journal: Journal, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pack = pack
+        self._journal = journal
+        self._clock = clock
+        self._processes = StepProcesses(str(pack))
+        self._stopped: dict[int, StoppedMember] = {}
+        self._obstacles: dict[int, str] = {}
+        self._looked_at = 0.0
+
+    def find_obstacles(self, members: Iterable[Member]) -> dict[int, str]:
+        """Why members are never to be paused, by number; those are missing that may be."""
+        wrappers = _list_wrappers(members)
+        found = self._processes.find(wrappers)
+        obstacles = {number: find_pause_obstacle(found[number]) for number in wrappers}
+        for number, obstacle in obstacles.items():
+            if obstacle and self._obstacles.get(number) != obstacle:
+                self._obstacles[number] = obstacle
+                self._journal.write("not_paused", member=number, reason=obstacle)
+        return {number: obstacle for number, obstacle in obstacles.items() if obstacle}
+
+    def get_obstacle(self, number: int) -> str:
+        """Why a member is never paused, as last found; empty where it may be."""
+        return self._obstacles.get(number, "")
+
+    def pause(self, members: Iterable[Member], reason: str = MEASURED) -> None:
+        """Stop all processes of members; those that are paused stay so.
+
+        Args:
+            members: Running members.
+            reason: `measured` or `parked`.
+        """
+        wanted = list(members)
+        new = [m for m in wanted if m.paused_at is None and m.wrapper_pid is not None]
+        if reason != MEASURED and (others := [m for m in wanted if m.paused_at is not None]):
+            # They stay, for another reason.
+            self._write(paused=others, resumed=others, reason=reason)
+        if not new:
+            return
+        # Written first: what lies in between is a pause by what is read later.
+        self._write(paused=new, reason=reason)
+        stopped = self._processes.stop(_list_wrappers(new))
+        now = self._clock()
+        for member in new:
+            self._stopped[member.number] = stopped[member.number]
+            member.paused_at = now
+            if not stopped[member.number].is_whole:
+                self._journal.write("not_wholly_paused", member=member.number)
+
+    def resume(self, members: Iterable[Member]) -> None:
+        """Let members go on; the time of their pauses counts for none of their limits."""
+        paused = [member for member in members if member.paused_at is not None]
+        if not paused:
+            return
+        for member in paused:
+            stopped = self._stopped.pop(member.number, None)
+            if stopped is not None:
+                resume(stopped.processes)
+        now = self._clock()
+        for member in paused:
+            assert member.paused_at is not None
+            member.add_time(now - member.paused_at)
+            member.paused_at = None
+        self._write(resumed=paused)
+
+    def forget(self, member: Member) -> None:
+        """A member has ended, or is gone."""
+        self._stopped.pop(member.number, None)
+        if member.paused_at is not None:
+            member.paused_at = None
+            self._write(resumed=[member])
+
+    def check(self, members: Iterable[Member]) -> None:
+        """Stop again what another has let go on: Slurm does so as it resumes a suspended job."""
+        now = self._clock()
+        if now < self._looked_at + LOOK_S:
+            return
+        self._looked_at = now
+        for member in members:
+            stopped = self._stopped.get(member.number)
+            if member.paused_at is None or stopped is None:
+                continue
+            if any(_runs(process) for process in stopped.processes):
+                self._journal.write("paused_again", member=member.number)
+                again = self._processes.stop(_list_wrappers([member]))[member.number]
+                known = set(stopped.processes)
+                stopped.processes += [p for p in again.processes if p not in known]
+
+    def continue_left(self) -> None:
+        """Let go on what an earlier attempt on this node has left stopped."""
+        if count := continue_stopped(str(self._pack)):
+            self._journal.write("continued", processes=count)
+
+    def _write(
+        self,
+        *,
+        paused: Iterable[Member] = (),
+        resumed: Iterable[Member] = (),
+        reason: str = MEASURED,
+    ) -> None:
+        try:
+            append_change(
+                self._pack,
+                time.time(),
+                paused=[(m.number, m.record.starts) for m in paused],
+                resumed=[(m.number, m.record.starts) for m in resumed],
+                reason=reason,
+            )
+        except OSError as error:
+            # A report will count it as time of its own; no member is kept waiting for that.
+            self._journal.write("pause_not_written", reason=str(error))
+
+
+def _list_wrappers(members: Iterable[Member]) -> dict[int, int]:
+    return {m.number: m.wrapper_pid for m in members if m.wrapper_pid is not None}
+
+
+def _runs(process: ProcessId) -> bool:
+    found = read_process(process.pid)
+    return found is not None and found.id == process and found.state not in "TtZX"

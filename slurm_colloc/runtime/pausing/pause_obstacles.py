@@ -1,0 +1,46 @@
+"""Programs that a pause would hurt, as far as their processes show it.
+
+A program whose processes watch each other by short heartbeats takes a long pause for the death of
+its partners, although all of them are paused together: its own watchers, and servers outside, go on
+counting. Such a member is paused for no longer than a measurement, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_colloc.host.system.node_processes import Process
+
+NEVER = frozenset(
+    {
+        # Ray: raylet and gcs_server report to each other every few seconds.
+        "raylet", "gcs_server",
+        # MPI launchers and their daemons (Open MPI, PRRTE, Hydra of MPICH).
+        "mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy",
+        # Schedulers of Dask and Spark are outside the member, and drop workers that are silent.
+        "dask-worker", "dask",
+    }
+)  # fmt: skip
+"""Names of programs (proc(5), comm: 15 characters at most)."""
+
+_NEVER_SHORT = frozenset(name[:15] for name in NEVER)
+
+
+def find_pause_obstacle(processes: Iterable[Process]) -> str:
+    """Why a member is never paused, by its processes; empty where it may be."""
+    for process in processes:
+        if process.name in _NEVER_SHORT:
+            return f"{process.name} watches its partners by short heartbeats"
+    return ""
+
+
+def find_parking_obstacle(processes: int, ranks: int | None) -> str:
+    """Why a member is paused for moments only, and never parked; empty where it may be.
+
+    Args:
+        processes: Those of its processes that have made steps.
+        ranks: How many ranks it says that it has (WORLD_SIZE); None where it has none.
+    """
+    if (ranks or 1) > 1 or processes > 1:
+        return "its ranks wait for each other with a time-out"
+    return ""

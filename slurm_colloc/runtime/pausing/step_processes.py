@@ -1,0 +1,182 @@
+"""The processes of members that a pause stops, and how they are stopped and continued.
+
+All that a member has started is below its wrapper, which adopts orphans; but for the tasks of an
+srun in its script, which name the member in the environment that they were started with. Not
+stopped are the wrapper, what stands for Slurm's commands (the shims), srun and slurmstepd: they
+answer Slurm in the member's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_colloc.host.system.node_processes import (
+    Process,
+    ProcessId,
+    identify,
+    list_running_processes,
+    read_command_line,
+)
+from slurm_colloc.host.system.process_owner import read_named_start
+
+ROUNDS_MOST = 20
+"""How often it is looked for new processes: who forks faster than that is never wholly stopped."""
+
+_SLURMS = frozenset({"srun", "slurmstepd"})
+_STOPPED = "Tt"
+_SHIM = "/programs/shim.py"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_YOUNG_S = 2.0
+"""A process of that age may still be about to become another program."""
+
+
+@dataclass
+class StoppedMember:
+    """What was stopped of one member.
+
+    Attributes:
+        processes: In the order in which they were stopped: parents first.
+        is_whole: A last look found none that still ran.
+    """
+
+    processes: list[ProcessId] = field(default_factory=list)
+    is_whole: bool = False
+
+
+class StepProcesses:
+    """Finds, stops and continues the processes of a pack's members.
+
+    Args:
+        pack: The pack's directory, as in its members' environment.
+    """
+
+    def __init__(self, pack: str) -> None:
+        self._pack = os.fsencode(pack)
+        self._shims: set[ProcessId] = set()
+        self._foreign: set[ProcessId] = set()
+
+    def stop(self, wrappers: Mapping[int, int]) -> dict[int, StoppedMember]:
+        """Stop all processes of some members, again until no new one is found.
+
+        What a user has stopped before is left alone, and does not go on either.
+
+        Args:
+            wrappers: Process ids of the members' wrappers, by member number.
+        """
+        stopped = {number: StoppedMember() for number in wrappers}
+        for _ in range(ROUNDS_MOST):
+            found = self.find(wrappers)
+            new = 0
+            for number, processes in found.items():
+                known = set(stopped[number].processes)
+                for process in processes:
+                    if process.id not in known and process.state not in _STOPPED:
+                        new += 1
+                        if send(process.id, signal.SIGSTOP):
+                            stopped[number].processes.append(process.id)
+            if not new:
+                for one in stopped.values():
+                    one.is_whole = True
+                break
+        return stopped
+
+    def find(self, wrappers: Mapping[int, int]) -> dict[int, list[Process]]:
+        """The processes of members as they are now, parents before their children."""
+        table = list_running_processes()
+        children: dict[int, list[Process]] = {}
+        for process in table:
+            children.setdefault(process.parent_pid, []).append(process)
+        found: dict[int, list[Process]] = {}
+        owned: set[ProcessId] = set()
+        for number, wrapper_pid in wrappers.items():
+            below = _list_below(wrapper_pid, children)
+            owned.update(process.id for process in below)
+            found[number] = [process for process in below if not self._is_exempt(process)]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for process in table:
+            if process.id in owned or process.id in self._foreign:
+                continue
+            named = read_named_start(process.id.pid, self._pack)
+            if named is None:
+                if now - process.id.start_ticks / _TICKS > _YOUNG_S:
+                    self._foreign.add(process.id)
+            elif named[0] in found:
+                tree = [process, *_list_below(process.id.pid, children)]
+                found[named[0]] += [p for p in tree if p.id not in owned and not self._is_exempt(p)]
+                owned.update(p.id for p in tree)
+        present = {process.id for process in table}
+        self._foreign &= present
+        self._shims &= present
+        return found
+
+    def _is_exempt(self, process: Process) -> bool:
+        if process.name in _SLURMS or process.id in self._shims:
+            return True
+        if process.name.startswith("python"):
+            words = read_command_line(process.id.pid)
+            if any(word.endswith(_SHIM) for word in words[1:4]):
+                # It soon becomes the command that it stands for.
+                self._shims.add(process.id)
+                return True
+        return False
+
+
+def resume(processes: Sequence[ProcessId]) -> None:
+    """Let processes go on, children first: a parent finds them running again."""
+    for process in reversed(processes):
+        send(process, signal.SIGCONT)
+
+
+def send(process: ProcessId, number: int) -> bool:
+    """Send a signal to this very process; False where it is gone."""
+    if identify(process.pid) != process:
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process.pid, number)  # noqa: TID251 - the user's own
+        return True
+    return False
+
+
+def _list_below(pid: int, children: Mapping[int, Sequence[Process]]) -> list[Process]:
+    found: list[Process] = []
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(0), ()):
+            found.append(child)
+            waiting.append(child.id.pid)
+    return found
+
+
+def continue_stopped(pack: str) -> int:
+    """Let every process of a pack's members go on that is stopped: whoever stopped it is gone.
+
+    Args:
+        pack: The pack's directory.
+
+    Returns:
+        How many were found.
+    """
+    table = list_running_processes()
+    named = os.fsencode(pack)
+    launches = f"{pack}/members/"
+    roots = []
+    for process in table:
+        words = read_command_line(process.id.pid)
+        is_wrapper = any(w.startswith(launches) and w.endswith(".launch") for w in words)
+        if is_wrapper or read_named_start(process.id.pid, named) is not None:
+            roots.append(process)
+    children: dict[int, list[Process]] = {}
+    for process in table:
+        children.setdefault(process.parent_pid, []).append(process)
+    stopped: dict[ProcessId, None] = {}
+    for root in roots:
+        for process in (root, *_list_below(root.id.pid, children)):
+            if process.state in _STOPPED:
+                stopped[process.id] = None
+    resume(list(stopped))
+    return len(stopped)

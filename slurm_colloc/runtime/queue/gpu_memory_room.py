@@ -1,0 +1,113 @@
+"""Whether one more member fits onto the GPU: no member starts that does not surely fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from slurm_colloc.model.degree.degree_words import MEMORY_FIRST, NO_MEMORY
+from slurm_colloc.model.member import MemberId
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
+
+PATIENCE_S = 90.0
+"""How long the first of a kind is waited for, until it is known what it takes; then the others
+start as they were planned."""
+
+LEAST_MB = 2048
+"""A member of a kind that was never measured is not tried with less."""
+
+
+class GpuMemoryRoom:
+    """What members take of the GPU's memory, and what is left.
+
+    Args:
+        shown_id: The pack's job id as users know it.
+        members: The pack's members.
+        progress: Sees what they take.
+        find_usable_mb: GPU memory that members may take together; None where that is unknown.
+        journal: The pack's log.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        *,
+        shown_id: str,
+        members: PackMembers,
+        progress: ProgressReader,
+        find_usable_mb: Callable[[], int | None],
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shown_id = shown_id
+        self._members = members
+        self._progress = progress
+        self._find_usable_mb = find_usable_mb
+        self._journal = journal
+        self._clock = clock
+        self._waits_since: dict[tuple[int, int], float] = {}
+
+    def find_need_mb(self, member: Member) -> int | None:
+        """What a member takes, with a margin: as planned, or measured of it or of its family."""
+        planned = member.spec.plan.gpu_memory_limit_mb
+        return planned if planned is not None else self._progress.find_gpu_need_mb(member)
+
+    def describe(self, member: Member) -> str:
+        """Why a waiting member does not fit, or is not known to; empty where it may start."""
+        usable_mb = self._find_usable_mb()
+        running = self._members.running()
+        if usable_mb is None or not running:
+            return ""
+        taken_mb = 0
+        for other in running:
+            need_mb = self.find_need_mb(other)
+            if need_mb is None and not self._is_waited_for(other):
+                # It was given a share of its own, and so is this one.
+                return ""
+            if need_mb is None:
+                name = MemberId(self._shown_id, other.number)
+                return f"{MEMORY_FIRST}what {name} takes is being measured"
+            taken_mb += need_mb
+        need_mb = self.find_need_mb(member)
+        wanted_mb = LEAST_MB if need_mb is None else need_mb
+        if taken_mb + wanted_mb > usable_mb:
+            return (
+                f"{NO_MEMORY}{len(running)} take {taken_mb} of {usable_mb} MB, and it may take "
+                f"{wanted_mb} MB"
+            )
+        return ""
+
+    def choose_limit_mb(self, member: Member) -> int | None:
+        """What a member that starts now may take; None where its share by the plan stands."""
+        need_mb = self.find_need_mb(member)
+        if need_mb is not None:
+            return need_mb
+        usable_mb = self._find_usable_mb()
+        needs = [self.find_need_mb(other) for other in self._members.running()]
+        if usable_mb is None or not needs or None in needs:
+            return None
+        # The only one that is not known yet: all that is left.
+        return usable_mb - sum(need for need in needs if need is not None)
+
+    def count_room(self, like: Member) -> int | None:
+        """How many more like a member fit; None where that is unknown."""
+        usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(like)
+        needs = [self.find_need_mb(other) for other in self._members.running()]
+        if usable_mb is None or need_mb is None or None in needs:
+            return None
+        taken_mb = sum(need for need in needs if need is not None)
+        return max(0, (usable_mb - taken_mb) // max(1, need_mb))
+
+    def _is_waited_for(self, member: Member) -> bool:
+        """Whether it will still be known what a member takes."""
+        key = member.number, member.record.starts
+        now = self._clock()
+        since = self._waits_since.setdefault(key, now)
+        if now - since < PATIENCE_S:
+            return True
+        if now - since < 2 * PATIENCE_S:
+            self._journal.write("memory_unknown", member=member.number, seconds=PATIENCE_S)
+            self._waits_since[key] = since - PATIENCE_S
+        return False

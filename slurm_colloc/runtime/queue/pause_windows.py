@@ -1,0 +1,136 @@
+"""Carrying out a measurement: windows in which some members run and the others are paused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from slurm_colloc.model.degree.measurement import (
+    SETTLE_S,
+    DegreeMeasurement,
+    Measuring,
+    Window,
+    WindowResult,
+)
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.watch.window_rates import WindowRates
+
+LATE_S = 1.0
+"""A window that is ended so much later than it should was disturbed: it is measured again."""
+AGAIN_MOST = 3
+
+
+class PauseWindows:
+    """Carries out one measurement after the other.
+
+    Args:
+        pauser: Pauses members.
+        rates: Reads what they have done.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        pauser: MemberPauser,
+        rates: WindowRates,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pauser = pauser
+        self._rates = rates
+        self._clock = clock
+        self._measuring: Measuring | None = None
+        self._members: dict[int, Member] = {}
+        self._starts: dict[int, int] = {}
+        self._window: Window | None = None
+        self._opened_at = 0.0
+        self._begun_at: float | None = None
+        self._due = 0.0
+        self._again = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Windows are being measured."""
+        return self._measuring is not None
+
+    def list_due(self) -> list[float]:
+        """When something is to be done (monotonic clock)."""
+        return [self._due] if self.is_open else []
+
+    def begin(self, measuring: Measuring, members: Sequence[Member]) -> None:
+        """Begin a measurement of running members.
+
+        Args:
+            measuring: Yields the windows.
+            members: All members that run.
+        """
+        self._members = {member.number: member for member in members}
+        self._starts = {member.number: member.record.starts for member in members}
+        self._measuring = measuring
+        self._again = 0
+        self._open(next(measuring))
+
+    def work(self, running: Sequence[Member]) -> DegreeMeasurement | None:
+        """Do what is due; what was measured once all windows are over, None before.
+
+        Args:
+            running: Who runs now: a member that has come or gone ends the measurement.
+        """
+        if not self.is_open or self._clock() < self._due:
+            return None
+        if {m.number: m.record.starts for m in running} != self._starts or not self._holds():
+            self.stop()
+            return None
+        if self._begun_at is None:
+            self._begun_at = self._clock()
+            self._rates.begin(self._list_running(), self._opened_at)
+            assert self._window is not None
+            self._due = self._begun_at + self._window.length_s
+            return None
+        return self._close()
+
+    def stop(self) -> None:
+        """End the measurement without a result; those that it has paused go on."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
+            self._pauser.resume(m for m in self._members.values() if not m.is_parked)
+
+    def _holds(self) -> bool:
+        """Whether just those run that are to run: a signal lets a paused member go on."""
+        assert self._window is not None
+        return all(
+            (member.paused_at is None) == (number in self._window.members)
+            for number, member in self._members.items()
+        )
+
+    def _list_running(self) -> list[Member]:
+        assert self._window is not None
+        return [self._members[number] for number in sorted(self._window.members)]
+
+    def _open(self, window: Window) -> None:
+        self._window = window
+        others = [m for number, m in self._members.items() if number not in window.members]
+        self._pauser.pause(others)
+        self._pauser.resume(self._list_running())
+        self._opened_at = self._clock()
+        self._begun_at = None
+        self._due = self._opened_at + SETTLE_S
+
+    def _close(self) -> DegreeMeasurement | None:
+        assert self._window is not None
+        assert self._measuring is not None
+        rates = self._rates.end(self._list_running())
+        now = self._clock()
+        if now > self._due + LATE_S and self._again < AGAIN_MOST:
+            self._again += 1
+            self._open(self._window)
+            return None
+        try:
+            self._open(self._measuring.send(WindowResult(rates, now - self._opened_at)))
+        except StopIteration as end:
+            self._measuring = None
+            measured = end.value
+            assert isinstance(measured, DegreeMeasurement)
+            return measured
+        return None
