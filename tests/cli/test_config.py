@@ -244,7 +244,7 @@ def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: 
     person.own.parent.mkdir(parents=True)
     person.site.write_text('kill_wait_s = 9\nlauncher = "of_tomorrow"\n[caps]\njoin = "never"\n')
     person.own.write_text('degre = 3\ndegree = 2\nprobe = "no"\nslowdown_bound = nan\n')
-    carried = RunnerSettings(kill_wait_s=5, probe=False)
+    carried = RunnerSettings(kill_wait_s=5, pause=False)
     settings, problems = load_node_settings(person.environment, None)
     assert (settings.degree, settings.kill_wait_s, settings.join) == (2, 9, "never")
     assert (settings.launcher, settings.probe, settings.slowdown_bound) == ("auto", True, 1.5)

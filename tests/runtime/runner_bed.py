@@ -139,7 +139,7 @@ class Bed:
             allocation=self.allocation,
             attempt=begin_attempt(self.pack, attempt),
             journal=self.journal,
-            settings=Settings(monitor=False, instrument=False, probe=False, launcher=launcher),
+            settings=Settings(monitor=False, instrument=False, pause=False, launcher=launcher),
             slurm=self.slurm if has_slurm else None,
             slurm_log=self._log,
             announce=None,

@@ -97,14 +97,6 @@ def test_a_requeued_member_waits_behind_the_others(bed: Bed) -> None:
     assert (bed.folder(1) / "env").exists()
 
 
-def test_who_has_stepped_back_is_the_next_to_start(bed: Bed) -> None:
-    member, _ = bed.run_member(1)
-    bed.adopt(2)
-    member.asked = StopReason.STEPPED_BACK
-    bed.end_member(member)
-    assert list(bed.members.waiting) == [1, 2]
-
-
 def test_an_end_by_a_foreign_term_waits_for_what_slurm_says(bed: Bed) -> None:
     member, _ = bed.run_member(1)
     bed.end_member(member, signal.SIGTERM, [(int(signal.SIGTERM), 1)])

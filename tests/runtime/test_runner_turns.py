@@ -33,7 +33,7 @@ class Turns:
         self.bed = bed
         self.runner = Runner(
             bed.pack, bed.record, bed.allocation,
-            Settings(monitor=False, instrument=False, probe=False, launcher="process"),
+            Settings(monitor=False, instrument=False, pause=False, launcher="process"),
             bed.slurm, slurm_log=bed._log,
         )  # fmt: skip
         self.parts = self.runner._parts

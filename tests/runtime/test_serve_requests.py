@@ -45,9 +45,7 @@ def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: Bed) -> None:
     assert list_requests(bed.pack) == []
 
 
-@pytest.mark.parametrize(
-    "asked", [StopReason.REQUEUE, StopReason.STEPPED_BACK, StopReason.FAULT, None]
-)
+@pytest.mark.parametrize("asked", [StopReason.REQUEUE, StopReason.FAULT, None])
 def test_who_is_being_stopped_to_run_again_is_cancelled_all_the_same(
     bed: Bed, asked: StopReason | None
 ) -> None:

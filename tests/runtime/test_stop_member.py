@@ -169,28 +169,16 @@ def test_a_wrapper_that_does_not_end_its_member_is_killed(bed: Bed) -> None:
     assert member.end_by > time.monotonic()
 
 
-def test_a_member_steps_back_with_its_signal_and_is_ended_later(
-    build_bed: Callable[..., Bed], teller: Teller
-) -> None:
-    bed = build_bed(change=with_signal(batch_shell=True))
+def test_the_limits_of_a_paused_member_stand_still(bed: Bed) -> None:
     member, _ = bed.run_member(1)
-    member.pid = member.wrapper_pid = teller.process.pid
-    bed.parts.control.step_back(member)
-    teller.wait_for(signal.SIGUSR1)
-    assert (member.asked, member.signal_at) == (StopReason.STEPPED_BACK, None)
-    member.stop_at = time.monotonic() - 1
+    now = time.monotonic()
+    member.deadline, member.signal_at, member.paused_at = now - 1, now - 2, now - 3
     bed.parts.control.enforce_limits()
-    teller.wait_for(signal.SIGUSR1, signal.SIGTERM)
-    # It may still be cancelled meanwhile, and is not sent a second TERM for it.
-    bed.parts.control.end(member, StopReason.CANCEL)
-    assert member.asked is StopReason.CANCEL
-    assert len(bed.events("terminate")) == 1
-
-
-def test_only_who_can_save_its_work_steps_back(bed: Bed) -> None:
-    member, _ = bed.run_member(1)
-    bed.parts.control.step_back(member)
-    assert (member.asked, member.stop_at) == (None, None)
+    assert member.asked is None
+    assert member.list_due() == []
+    bed.parts.pauser.resume([member])
+    assert member.deadline > now + 1
+    assert member.list_due() != []
 
 
 def test_who_keeps_a_server_from_mending_is_ended_unless_that_has_begun(bed: Bed) -> None:

@@ -52,7 +52,7 @@ def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) 
     write(tmp_path)
     call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--lr", "0.1")
     assert margin(call, tmp_path) == 260
-    assert margin(call, tmp_path, probe=False) == 60
+    assert margin(call, tmp_path, pause=False) == 60
     assert margin(call, tmp_path, instrument=False) == 60
     # Another number among the arguments: one family.
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.2"))

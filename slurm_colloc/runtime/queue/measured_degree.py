@@ -101,6 +101,7 @@ class MeasuredDegree:
         self._looked_at = 0.0
         self._wants = ""
         self._is_off = False
+        self._seen_at: dict[tuple[int, int], float] = {}
 
     # -- what others ask ----------------------------------------------------------------------
 
@@ -213,8 +214,9 @@ class MeasuredDegree:
         return settled > 0
 
     def _is_young(self, member: Member) -> bool:
-        started_at = member.record.started_at
-        return started_at is None or time.time() - started_at < FIRST_STEP_S
+        now = self._clock()
+        seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
+        return now - seen_at < FIRST_STEP_S
 
     def _find_reason(self, running: Sequence[Member]) -> str:
         """Why the pack is to be measured now; empty where it is not."""
@@ -247,8 +249,6 @@ class MeasuredDegree:
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)
         ordered = self._order(running, set(obstacles))
-        self._measured = self._count_kinds(running)
-        self._measured_at = self._clock()
         pausable = []
         for member in ordered:
             count = counts[member.number]
@@ -307,6 +307,8 @@ class MeasuredDegree:
                 RateSource.PAUSING, None if use is None else use.thread_percentage,
             )  # fmt: skip
         self._drift.forget()
+        self._measured = self._count_kinds(running)
+        self._measured_at = self._clock()
         self._record = dataclasses.replace(
             self._record,
             cost_s=self._record.cost_s + measured.cost_s,
@@ -326,7 +328,11 @@ class MeasuredDegree:
         self._pauser.resume([member for member in running if not member.is_parked])
         self._pauser.pause(parked, PARKED)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
-        self._decide(DegreeState.SETTLED, measured.degree, stp, running)
+        reason = describe_degree(self._record, measured.degree, len(running))
+        # Where all go on, it is not known yet that one more would be too many.
+        goes_on = measured.degree >= len(running)
+        degree = len(self._members.places) if goes_on else measured.degree
+        self._decide(DegreeState.SETTLED, degree, stp, running, reason)
 
     def _decide(
         self,
@@ -334,9 +340,8 @@ class MeasuredDegree:
         degree: int,
         stp: float | None,
         running: Sequence[Member],
-        reason: str = "",
+        reason: str,
     ) -> None:
-        reason = reason or describe_degree(self._record, degree, len(running))
         decision = DegreeDecision(time.time(), state, len(running), degree, stp, reason)
         self._record = dataclasses.replace(
             self._record,

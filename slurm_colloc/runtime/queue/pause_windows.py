@@ -76,10 +76,12 @@ class PauseWindows:
         Args:
             running: Who runs now: a member that has come or gone ends the measurement.
         """
-        if not self.is_open or self._clock() < self._due:
+        if not self.is_open:
             return None
         if {m.number: m.record.starts for m in running} != self._starts or not self._holds():
             self.stop()
+            return None
+        if self._clock() < self._due:
             return None
         if self._begun_at is None:
             self._begun_at = self._clock()

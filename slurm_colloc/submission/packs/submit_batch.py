@@ -234,7 +234,9 @@ def _write_down(state: State, packs: Sequence[NewPack], job_id: str, *, carried:
                     # It has travelled; nothing on this side would remove it later.
                     remove_environment(state.pack_path(pack.record.pack_id), member.spec.job.number)
     except StateError as error:
-        error.message += f"; job {job_id} was submitted, its runner writes its id itself"
+        error.message += f"; job {job_id} was submitted all the same"
+        # Its runner writes its id, too: only that is missing, and no job is half there.
+        error.hint = "make room, then csub queue shows it"
         raise
 
 

@@ -1,0 +1,251 @@
+"""A pack whose members make steps by a clock of the test's, and are paused and measured by it.
+
+Nothing of it runs: a member is a number that grows while it is not paused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import PackRequest
+from slurm_colloc.model.sbatch.dependency import ConditionOutlook
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
+from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
+from slurm_colloc.store.pack.pack_directory import read_spec
+
+from ..store.builders import build_pack
+from .runner_bed import NOBODY
+
+RATE = 10.0
+TICK_S = 0.05
+
+RateOf = Callable[[int, int], float]
+"""Steps per second of a member, by its number and by how many run."""
+
+
+def steady(number: int, running: int) -> float:  # noqa: ARG001
+    """All are as fast as alone."""
+    return RATE
+
+
+def share(at: float) -> RateOf:
+    """Each has all it wants until so many run; more share it."""
+    return lambda _, running: RATE * min(1.0, at / running)
+
+
+class Counters(WindowRates):
+    """Counters as the stage lets them grow."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(lambda _: "", lambda: stage.now)
+        self._stage = stage
+
+    def read(self, member: Member) -> StepCount | None:
+        """See WindowRates."""
+        found = self._stage.steps.get(member.number)
+        if not found or found < 1:
+            return None
+        first, last = self._stage.first[member.number], self._stage.last[member.number]
+        return StepCount(self._stage.now, int(found), first, last, 1, self._stage.ranks)
+
+
+class Stage:
+    """A pack with its files, without Slurm and without processes.
+
+    Args:
+        folder: Where its state is.
+        process: What every member that runs is given as its process.
+        members: How many there are.
+        places: How many may be there at once.
+        known_mb: What is known of their GPU memory; None for nothing.
+        usable_mb: GPU memory that they may take together; None where it is unknown.
+        solo: The rate alone by their plans.
+        obstacle: Why nothing is measured.
+        time_limit_s: The pack's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        process: StartedProcess,
+        *,
+        members: int = 4,
+        places: int = 4,
+        known_mb: int | None = 1000,
+        usable_mb: int | None = 80_000,
+        solo: float | None = None,
+        obstacle: str = "",
+        time_limit_s: int | None = None,
+    ) -> None:
+        state = State(folder / "state", "here")
+        state.prepare()
+        with state.writing([build_pack("s", members=members)]):
+            pass
+        self.pack = state.pack_path("s.0")
+        (self.pack / "report").mkdir(exist_ok=True)
+        self.attempt = begin_attempt(self.pack, 1)
+        self.process = process
+        self.now = 1000.0
+        self.begun_at = time.time() + 0.5
+        self.steps: dict[int, float] = {}
+        self.first: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+        self.paused_s: dict[int, float] = {}
+        self.memory_mb: dict[int, float] = {}
+        self.ranks: int | None = None
+        self.obstacle = obstacle
+        self.members = PackMembers([PackPlace(index, 2, ()) for index in range(places)])
+        journal = Journal(self.pack)
+        self.states = StateWriter(self.pack, self.attempt, steps=GuardedSteps(journal))
+        for number in range(1, members + 1):
+            spec = read_spec(self.pack, number)
+            spec = dataclasses.replace(
+                spec,
+                job=dataclasses.replace(spec.job, time_limit_s=60),
+                plan=dataclasses.replace(
+                    spec.plan, solo_steps_per_s=solo, gpu_memory_limit_mb=known_mb
+                ),
+            )
+            record = StateRecord(MemberState.PENDING, self.attempt)
+            self.members.by_number[number] = Member(number, spec, record)
+            self.members.waiting.append(number)
+        planned = state.read_pack("s.0")
+        assert planned is not None
+        request = PackRequest(1, None, 2, None, time_limit_s)
+        planned = dataclasses.replace(planned, request=request)
+        self.time_left = TimeLeft(
+            self.pack, planned, self.members, site_requeues=True, clock=lambda: self.now
+        )
+        waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
+        progress = ProgressReader(self.pack, self.members, instruments=True, bound=1.5)
+        self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
+        memory = GpuMemoryRoom(
+            shown_id="1", members=self.members, progress=progress,
+            find_usable_mb=lambda: usable_mb, journal=journal, clock=lambda: self.now,
+        )  # fmt: skip
+        self.measured_degree = MeasuredDegree(
+            pack=self.pack, attempt=self.attempt, members=self.members,
+            time_left=self.time_left, journal=journal, progress=progress, rates=Counters(self),
+            pauser=self.pauser, memory=memory, find_obstacle=lambda: self.obstacle,
+            clock=lambda: self.now,
+        )  # fmt: skip
+        allocation = Allocation("1", "1", "n", 0, 1, (), (), {})
+        self.slurm_decision = SlurmDecision(allocation, None, journal)
+        self.gpu_mode = GpuMode(self.pack, planned, allocation, self.attempt, journal, lone=True)
+        self.outlook = (ConditionOutlook.SATISFIED, "")
+        self.start_queue = StartQueue(
+            pack=self.pack, members=self.members, waiting=waiting, time_left=self.time_left,
+            judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,
+            gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, states=self.states,
+            journal=journal,
+        )  # fmt: skip
+
+    def start(self) -> int | None:
+        """Start the next member, if it may start; in the first place that is free."""
+        member = self.start_queue.find_start()
+        if member is None:
+            return None
+        number = member.number
+        self.members.waiting.remove(number)
+        next(place for place in self.members.places if place.occupant is None).occupant = number
+        member.process, member.pid = self.process, self.process.pid
+        member.wrapper_pid = NOBODY
+        started_at = self.begun_at + self.now + number / 1000
+        self.states.write(member, MemberState.RUNNING, starts=1, started_at=started_at, reason="")
+        return number
+
+    def start_all(self) -> list[int]:
+        """Start as many as may start."""
+        started = []
+        while (number := self.start()) is not None:
+            started.append(number)
+        return started
+
+    def end(self, number: int) -> None:
+        """A member ends."""
+        member = self.members.by_number[number]
+        member.process = member.pid = member.wrapper_pid = None
+        member.is_parked = False
+        self.pauser.forget(member)
+        self.members.vacate(number)
+        self.states.write(member, MemberState.COMPLETED)
+
+    def pass_time(self, seconds: float, rate: RateOf = steady, *, refills: bool = False) -> None:
+        """Let time pass: those that are not paused make steps, and the runner takes its turns."""
+        end = self.now + seconds
+        told_at = 0.0
+        while self.now < end - 1e-9:
+            self.now += TICK_S
+            running = [m for m in self.members.running() if m.paused_at is None]
+            for member in self.members.running():
+                number = member.number
+                if member.paused_at is not None:
+                    self.paused_s[number] = self.paused_s.get(number, 0.0) + TICK_S
+                    continue
+                before = self.steps.get(number, 0.0)
+                self.steps[number] = before + rate(number, len(running)) * TICK_S
+                if int(self.steps[number]) > int(before):
+                    self.first.setdefault(number, self.now)
+                    self.last[number] = self.now
+            if self.now >= told_at + 2.0:
+                told_at = self.now
+                self._tell()
+            self.measured_degree.work()
+            if refills:
+                self.start_all()
+
+    def _tell(self) -> None:
+        """As the monitor does every two seconds."""
+        rows = {
+            str(member.number): {
+                "start": 1,
+                "steps": int(self.steps.get(member.number, 0)),
+                "gpu_memory_mb": self.memory_mb.get(member.number),
+            }
+            for member in self.members.running()
+        }
+        # The real clock stands nearly still meanwhile.
+        at = self.begun_at + (self.now - 1000.0) / 1e3
+        value: dict[str, Any] = {"at": at, "gpus": {}, "problems": {}, "members": rows}
+        write_json(f"{self.pack}/latest.json", value)
+
+    @property
+    def record(self) -> DegreeRecord | None:
+        """What is written down."""
+        return read_degree(self.pack, self.attempt)
+
+    def list_parked(self) -> list[int]:
+        """Who is parked, and really paused."""
+        found = [m for m in self.members.running() if m.is_parked]
+        assert all(member.paused_at is not None for member in found)
+        return [member.number for member in found]
+
+    def list_events(self, *names: str) -> list[dict[str, Any]]:
+        """What the pack's log has of some kinds."""
+        path = self.pack / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] in names]

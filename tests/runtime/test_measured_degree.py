@@ -1,0 +1,246 @@
+"""How many members run at once, as a runner finds it out: by pausing, and by a clock of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.store.pack.member_pauses import read_pauses
+
+from .degree_stage import RATE, Stage, share, steady
+
+
+def test_known_members_start_together_and_all_go_on_that_pay(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    assert stage.start_all() == [1, 2, 3, 4]
+    stage.pass_time(30)
+    record = stage.record
+    assert record is not None
+    assert (record.state, record.degree, record.parked) == (DegreeState.SETTLED, 4, ())
+    assert [point.degree for point in record.curve] == [1, 2, 4]
+    assert record.curve[-1].stp == pytest.approx(4.0, rel=0.1)
+    (alone,) = record.rates_alone
+    assert (alone.source, alone.member) == (RateSource.PAUSING, 1)
+    assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
+    assert all(member.paused_at is None for member in stage.members.running())
+
+
+def test_measuring_is_short_and_its_cost_is_told(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(60)
+    record = stage.record
+    assert record is not None
+    assert max(stage.paused_s.values()) < 12
+    assert 0 < record.cost_s < 10
+    pauses = [pause for pause in read_pauses(stage.pack) if pause.reason == "measured"]
+    assert len(pauses) > 4
+    assert all(pause.end is not None for pause in pauses)
+
+
+def test_who_is_too_many_is_parked_and_goes_on_when_another_ends(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(40, share(2.0))
+    record = stage.record
+    assert record is not None
+    assert record.degree in (2, 3)
+    parked = stage.list_parked()
+    assert parked == [3, 4][record.degree - 2 :]
+    assert record.parked == tuple(parked)
+    assert "no more than" in record.reason
+    before = dict(stage.steps)
+    stage.pass_time(10, share(2.0))
+    assert [stage.steps[n] - before[n] for n in parked] == [0] * len(parked)
+    stage.end(1)
+    stage.pass_time(2, share(2.0))
+    assert stage.list_parked() == parked[1:]
+
+
+def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
+    assert stage.measured_degree.likely_degree == 1
+    assert stage.start_all() == [1]
+    stage.pass_time(3)
+    assert stage.start_all() == []
+    waiting = stage.members.by_number[2]
+    assert waiting.record.reason == (
+        "its GPU memory is not known yet: what 1/1 takes is being measured"
+    )
+    stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
+    stage.pass_time(3)
+    # 3,000 MB and what one like it may need on top: 4,624 MB each.
+    assert stage.measured_degree.likely_degree == 8
+    assert stage.start_all() == [2, 3, 4, 5, 6, 7, 8]
+    assert "the GPU has no memory left for it" in stage.members.by_number[9].record.reason
+
+
+def test_what_is_never_told_is_not_waited_for_for_ever(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, known_mb=None)
+    assert stage.start_all() == [1]
+    stage.pass_time(100, refills=True)
+    assert len(stage.members.running()) == 4
+    assert stage.list_events("memory_unknown")
+
+
+def test_members_are_measured_again_when_others_come(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=4, places=4)
+    stage.members.waiting.remove(4)
+    stage.start_all()
+    stage.pass_time(400)
+    assert [event["reason"] for event in stage.list_events("measures")] == ["it has settled"]
+    stage.members.waiting.append(4)
+    stage.start_all()
+    stage.pass_time(600)
+    assert [event["reason"] for event in stage.list_events("measures")][:2] == [
+        "it has settled",
+        "more members have come",
+    ]
+
+
+def test_one_like_another_that_takes_its_place_changes_nothing(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=8)
+    stage.start_all()
+    stage.pass_time(60)
+    for number in (1, 2, 3, 4):
+        stage.end(number)
+        stage.start_all()
+        stage.pass_time(20)
+    assert len(stage.list_events("measures")) == 1
+
+
+def test_a_rate_that_changes_for_good_is_one_new_measurement(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(250)
+    assert len(stage.list_events("measures")) == 1
+    stage.pass_time(300, lambda number, _: RATE / 2 if number == 2 else RATE)
+    reasons = [event["reason"] for event in stage.list_events("measures")]
+    assert reasons.count("the rate of member 2 has changed") == 1
+
+
+def test_a_pause_of_its_own_is_no_change(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(100)
+    for _ in range(5):
+        stage.pass_time(15, lambda number, _: 0.0 if number == 2 else RATE)
+        stage.pass_time(30)
+    assert len(stage.list_events("measures")) == 1
+
+
+@pytest.mark.parametrize("minutes", [10, 60])
+def test_measuring_costs_one_per_cent_at_most(
+    tmp_path: Path, process: StartedProcess, minutes: int
+) -> None:
+    stage = Stage(tmp_path, process, members=12, places=12)
+    stage.start_all()
+    stage.pass_time(60 * minutes)
+    record = stage.record
+    assert record is not None
+    assert record.cost_s <= 0.011 * 60 * minutes
+
+
+def test_where_nothing_may_be_measured_all_run(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, obstacle="the setting pause is off")
+    assert stage.start_all() == [1, 2, 3, 4]
+    stage.pass_time(10)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.OFF
+    assert record.reason == "nothing is measured: the setting pause is off"
+    assert stage.paused_s == {}
+
+
+def test_ranks_of_one_training_are_never_parked(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.ranks = 2
+    stage.start_all()
+    stage.pass_time(60, share(2.0))
+    assert stage.list_parked() == []
+    assert max(stage.paused_s.values()) < 15
+
+
+def test_a_member_that_ends_in_a_window_ends_the_measurement(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    stage.end(2)
+    stage.pass_time(0.1)
+    assert all(member.paused_at is None for member in stage.members.running())
+    stage.pass_time(60)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.SETTLED
+
+
+def test_all_go_on_where_slurm_may_end_the_pack(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(40, share(1.0))
+    assert stage.list_parked()
+    stage.measured_degree.stop()
+    assert [member.paused_at for member in stage.members.running()] == [None] * 4
+    assert stage.list_parked() == []
+
+
+def test_who_would_have_too_little_time_goes_on(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, time_limit_s=300)
+    for member in stage.members.by_number.values():
+        member.deadline = stage.now + 90
+    stage.start_all()
+    stage.pass_time(40, share(1.0))
+    assert stage.list_parked() == [2, 3, 4]
+    stage.pass_time(200, share(1.0))
+    assert stage.list_parked() == []
+    assert {event["member"] for event in stage.list_events("not_parked")} == {2, 3, 4}
+
+
+def test_a_paused_member_that_goes_on_by_itself_is_stopped_again_or_let_go(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(40, share(1.0))
+    two = stage.members.by_number[2]
+    assert two.is_parked
+    # A signal goes to it.
+    stage.pauser.resume([two])
+    stage.pass_time(1, share(1.0))
+    assert not two.is_parked
+
+
+def test_room_for_others_is_what_memory_and_places_leave(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=2, places=12, known_mb=10_000)
+    assert stage.measured_degree.find_room() == 0
+    stage.start_all()
+    assert stage.measured_degree.find_room() == 6
+    stage.pass_time(60, steady)
+    # Measured with two: twice as many are tried next.
+    assert stage.measured_degree.find_room() == 2
+    crowded = Stage(tmp_path / "b", process, members=4, places=12, known_mb=1000)
+    crowded.start_all()
+    crowded.pass_time(60, share(1.0))
+    assert crowded.measured_degree.find_room() == 0
