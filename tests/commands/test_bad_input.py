@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -136,8 +137,9 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
         assert list_jobs(user) == jobs
     filler.unlink()
     assert refused >= 5
-    job_id = ended.stdout.split()[3]
-    filler.unlink()
+    found = re.search(r"job (\d+)", ended.stdout + ended.stderr)
+    assert found is not None
+    job_id = found[1]
     assert list(user.members(job_id)) == [1, 2]
 
 
