@@ -48,7 +48,7 @@ def put_under_guard(pack: str) -> Callable[[str], None] | None:
     # Where a pack travels nothing outlives an attempt: what had ended would run again.
     requeue = None if plan.get("carried") else partial(requeue_pack, pack)
     with contextlib.suppress(OSError):
-        return stand_guard(requeue).announce
+        return stand_guard(requeue, partial(resume_paused, pack)).announce
     return None
 
 
@@ -57,6 +57,13 @@ def requeue_pack(pack: str, number: int) -> bool:
     from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
 
     return ask_slurm(pack, number)
+
+
+def resume_paused(pack: str) -> None:
+    """Let members go on that a killed runner had paused; called in the guard."""
+    from slurm_colloc.runtime.pausing.step_processes import continue_stopped
+
+    continue_stopped(pack)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,9 @@ FILES_WAIT_S = 3.0
 ORPHANS_WAIT_S = 600.0
 """How long Slurm may take to end what a runner has left; it does after KillWait at the latest."""
 
+ResumePaused = Callable[[], object]
+"""Lets members go on that the runner had paused."""
+
 Requeue = Callable[[int], bool]
 """Told the signal that a runner died of; True where Slurm ends by itself what it has left."""
 
@@ -59,10 +62,13 @@ class GuardPipe:
             os.write(self._descriptor, os.fsencode(directory) + b"\n")
 
 
-def stand_guard(requeue: Requeue | None = None) -> GuardPipe:
+def stand_guard(
+    requeue: Requeue | None = None, resume_paused: ResumePaused = lambda: None
+) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
+        resume_paused: Called after a child that was killed.
         requeue: What is to be done about a child that was killed; None for nothing.
 
     Raises:
@@ -86,7 +92,7 @@ def stand_guard(requeue: Requeue | None = None) -> GuardPipe:
         for number in HANDED_ON:
             signal.signal(number, lambda received, _: _hand_on(child, received))
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _watch(child, read_end, requeue)
+        _watch(child, read_end, requeue, resume_paused)
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return GuardPipe(write_end)
@@ -98,7 +104,9 @@ def _hand_on(child: int, number: int) -> None:
         os.kill(child, number)  # noqa: TID251 - its own
 
 
-def _watch(child: int, read_end: int, requeue: Requeue | None) -> NoReturn:
+def _watch(
+    child: int, read_end: int, requeue: Requeue | None, resume_paused: ResumePaused
+) -> NoReturn:
     pid, status = os.waitpid(-1, 0)
     while pid != child:
         pid, status = os.waitpid(-1, 0)
@@ -106,6 +114,9 @@ def _watch(child: int, read_end: int, requeue: Requeue | None) -> NoReturn:
         signal.signal(handed_on, signal.SIG_IGN)
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
+    # Whatever the runner had stopped is to hear what Slurm sends to it next.
+    with contextlib.suppress(Exception):
+        resume_paused()
     deadline = time.monotonic() + FILES_WAIT_S
     for directory in _read_directories(read_end):
         while os.path.lexists(directory) and time.monotonic() < deadline:

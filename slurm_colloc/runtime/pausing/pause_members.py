@@ -44,9 +44,14 @@ class MemberPauser:
 
     def find_obstacles(self, members: Iterable[Member]) -> dict[int, str]:
         """Why members are never to be paused, by number; those are missing that may be."""
-        wrappers = _list_wrappers(members)
-        found = self._processes.find(wrappers)
-        obstacles = {number: find_pause_obstacle(found[number]) for number in wrappers}
+        wanted = list(members)
+        found = self._processes.find(_list_wrappers(wanted))
+        obstacles = {
+            member.number: find_pause_obstacle(found.get(member.number, ()))
+            if member.spec.job.pause
+            else "--no-pause"
+            for member in wanted
+        }
         for number, obstacle in obstacles.items():
             if obstacle and self._obstacles.get(number) != obstacle:
                 self._obstacles[number] = obstacle

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.host.system.node_processes import read_process
 from slurm_colloc.simgpu.nvml.gpu_records import (
     SUMS,
     SimulatedGpu,
@@ -251,6 +252,12 @@ def is_permitted(device: str) -> bool:
 def is_alive(process: SimulatedProcess) -> bool:
     """Whether this very process still runs."""
     return read_starttime(process.pid) == process.starttime
+
+
+def is_stopped(process: SimulatedProcess) -> bool:
+    """Whether a signal has stopped it (proc(5), T or t)."""
+    found = read_process(process.pid)
+    return found is not None and found.state in "Tt"
 
 
 def write_file(path: Path, text: str, mode: int) -> None:

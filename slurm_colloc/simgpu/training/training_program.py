@@ -16,7 +16,7 @@ from typing import Protocol
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.simgpu.nvml.gpu_records import SimulatedProcess
-from slurm_colloc.simgpu.nvml.gpu_state import open_node, read_starttime
+from slurm_colloc.simgpu.nvml.gpu_state import is_stopped, open_node, read_starttime
 from slurm_colloc.simgpu.training.cuda_context import (
     Context,
     OutOfGpuMemory,
@@ -234,8 +234,12 @@ def _run(job: TrainingJob) -> int:
 def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) -> int:
     start = last = time.monotonic()
     reported = 0
+    resumed_at = [start]
+    # The time in which it was stopped is no work.
+    signal.signal(signal.SIGCONT, lambda *_: resumed_at.append(time.monotonic()))
     while True:
         now = time.monotonic()
+        last = max(last, resumed_at.pop() if len(resumed_at) > 1 else last)
         duration_s = min(now - last, _LONGEST_TICK_S)
         last = now
         rate = _account(job, context, duration_s)
@@ -265,6 +269,9 @@ def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
     loads += [
         ProcessLoad(other.sm_demand, 0.0, other.thread_percentage, other.mps_server)
         for other in context.read_neighbours()
+        # What is stopped launches nothing: its neighbours run as if it were not there (measured
+        # on an H100 under MPS and by time slices, docs/benchmarks.md).
+        if not is_stopped(other)
     ]
     use = compute_use(
         loads,
