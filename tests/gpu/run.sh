@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -18,6 +18,10 @@
 # Slurm, test_gpu_policies.py; CSUB_GPU_RULES, CSUB_GPU_SEED, CSUB_GPU_USUAL_S and CSUB_GPU_SECONDS say
 # which and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
 # table by python -m benchmarks.gpu.policies --merge A.csv B.csv.
+#
+# degree: trainings of a minute that csub does not know, beside what a user would type in its place,
+# test_gpu_degree.py; its CSUB_GPU_DEGREE, CSUB_GPU_TRAINING, CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say
+# what and how much. It writes OUT/degree.json, degree.csv and kept-degree.tar.gz.
 #
 # OUT/machine.txt       the machine
 # OUT/suite.txt         what pytest printed
@@ -167,6 +171,8 @@ elif [ "$*" = planner ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_planner.py
 elif [ "$*" = policies ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_policies.py
+elif [ "$*" = degree ]; then
+    run_pytest "${CSUB_GPU_LIMIT_S:-590}" -s tests/gpu/test_gpu_degree.py
 elif [ $# -gt 0 ]; then
     run_pytest 900 "$@"
 else

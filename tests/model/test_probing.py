@@ -6,48 +6,48 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.degree.probe_window import (
-    BESIDE_WAITING,
     BY_ITSELF,
     ProbePatience,
     ProbeProgress,
     choose_patience,
-    find_obstacle_to_probe,
+    find_obstacle_to_counting,
     judge_window,
 )
 from slurm_colloc.model.job import Job
 
+SHORT = ProbePatience(60.0, 200.0)
 JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)
 
 
 @pytest.mark.parametrize(
     ("progress", "patience", "told"),
     [
-        (ProbeProgress(45, 900, True, 24.1, 20.0), BESIDE_WAITING, "its rate is steady"),
-        (ProbeProgress(44, 900, True, 24.0, 20.0), BESIDE_WAITING, ""),
+        (ProbeProgress(45, 900, True, 24.1, 20.0), SHORT, "its rate is steady"),
+        (ProbeProgress(44, 900, True, 24.0, 20.0), SHORT, ""),
         # Of a second each, two steps may be seen in one look.
-        (ProbeProgress(60, 45, True, 25.0, 1.0), BESIDE_WAITING, "its rate is steady"),
-        (ProbeProgress(60, 45, True, 24.9, 1.0), BESIDE_WAITING, ""),
+        (ProbeProgress(60, 45, True, 25.0, 1.0), SHORT, "its rate is steady"),
+        (ProbeProgress(60, 45, True, 24.9, 1.0), SHORT, ""),
         # A step at either end may lie partly outside.
-        (ProbeProgress(120, 25, True, 29.9, 0.25), BESIDE_WAITING, ""),
-        (ProbeProgress(120, 25, True, 30.0, 0.25), BESIDE_WAITING, "its rate is steady"),
-        (ProbeProgress(45, 900, False, 90.0, 20.0), BESIDE_WAITING, ""),
+        (ProbeProgress(120, 25, True, 29.9, 0.25), SHORT, ""),
+        (ProbeProgress(120, 25, True, 30.0, 0.25), SHORT, "its rate is steady"),
+        (ProbeProgress(45, 900, False, 90.0, 20.0), SHORT, ""),
         # Where no rate is steady, its mean will do, once it is exact and long enough for a profile.
         (
             ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, 0.07),
-            BESIDE_WAITING,
+            SHORT,
             "the mean of its rate is known to 7 %",
         ),
-        (ProbeProgress(45, 900, False, 23.9, 20.0, 19.0, 0.07), BESIDE_WAITING, ""),
-        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, 0.09), BESIDE_WAITING, ""),
-        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, None), BESIDE_WAITING, ""),
-        (ProbeProgress(59.9, None, False), BESIDE_WAITING, ""),
-        (ProbeProgress(60, None, False), BESIDE_WAITING, "it has reported no step within 60 s"),
-        (ProbeProgress(60, 0, False), BESIDE_WAITING, "it has reported no step within 60 s"),
-        (ProbeProgress(199, 1, False), BESIDE_WAITING, ""),
-        (ProbeProgress(200, 1, False), BESIDE_WAITING, "its rate was not steady within 200 s"),
+        (ProbeProgress(45, 900, False, 23.9, 20.0, 19.0, 0.07), SHORT, ""),
+        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, 0.09), SHORT, ""),
+        (ProbeProgress(45, 900, False, 30.0, 20.0, 19.0, None), SHORT, ""),
+        (ProbeProgress(59.9, None, False), SHORT, ""),
+        (ProbeProgress(60, None, False), SHORT, "it has reported no step within 60 s"),
+        (ProbeProgress(60, 0, False), SHORT, "it has reported no step within 60 s"),
+        (ProbeProgress(199, 1, False), SHORT, ""),
+        (ProbeProgress(200, 1, False), SHORT, "its rate was not steady within 200 s"),
         (
             ProbeProgress(200, 12, True, steps_per_s=0.1),
-            BESIDE_WAITING,
+            SHORT,
             "it has not run for as long as a usage profile asks for within 200 s",
         ),
         (ProbeProgress(200, None, False), BY_ITSELF, ""),
@@ -75,28 +75,26 @@ def test_the_rate_alone_is_the_newest_where_it_is_steady_else_the_mean(
     ("changes", "told"),
     [
         ({}, ""),
-        ({"time_limit_s": 601}, ""),
-        ({"time_limit_s": 600}, "jobs of 10 minutes or less are not probed"),
-        ({"probe": False}, "--no-probe"),
+        ({"time_limit_s": 60}, ""),
+        ({"pause": False}, ""),
     ],
 )
 def test_who_may_be_probed(changes: dict[str, Any], told: str) -> None:
     job = dataclasses.replace(JOB, **changes)
-    assert find_obstacle_to_probe(job, instruments=True) == told
+    assert find_obstacle_to_counting(job, instruments=True) == told
 
 
 @pytest.mark.parametrize(("regex", "told"), [(None, "nothing counts its steps"), ("(\\d+)", "")])
 def test_without_counting_there_is_nothing_to_wait_for(regex: str | None, told: str) -> None:
     job = dataclasses.replace(JOB, progress_regex=regex)
-    assert find_obstacle_to_probe(job, instruments=False) == told
+    assert find_obstacle_to_counting(job, instruments=False) == told
     silent = dataclasses.replace(job, instrument=False)
-    assert find_obstacle_to_probe(silent, instruments=True) == told
+    assert find_obstacle_to_counting(silent, instruments=True) == told
 
 
 @pytest.mark.parametrize(
     ("changes", "patience"),
     [
-        ({}, BESIDE_WAITING),
         ({"only_probe": True}, BY_ITSELF),
         ({"only_probe": True, "time_limit_s": 660}, BY_ITSELF),
         ({"only_probe": True, "time_limit_s": 300}, ProbePatience(200, 200)),

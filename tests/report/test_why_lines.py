@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from slurm_colloc.model.degree.ramp_decision import Decision, RampState
+from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
+
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
@@ -23,7 +24,6 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_states import Retries, StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.pack_directory import read_spec, write_ended, write_spec
-from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
 from slurm_colloc.store.pack.runner_kills import RunnerKill, write_kill
 
 from ..store.builders import build_pack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.degree.ramp_decision import RampState
-from slurm_colloc.model.degree.ramp_rules import Ramp
+from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
 
-from .ramp_stage import RATE, Stage
+from .degree_stage import RATE, Stage
 
 NOW = 1_800_000_000.0
 OF_MEMBER = {
@@ -100,56 +101,40 @@ def spoil(path: Path, how: str | dict[str, Any]) -> None:
     ["pipe", "device", "deep", *(c for c in UNSOUND if "at" not in c)],
     ids=describe,
 )
-def test_nobody_waits_or_ends_for_it(
+def test_no_member_starts_for_it(
     how: str | dict[str, Any], tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, solo=None, probes=True)
+    stage = Stage(tmp_path, process, known_mb=None)
     assert [stage.start(), stage.start()] == [1, None]
     spoil(stage.pack / "latest.json", how)
     assert read_latest(stage.pack) is None
-    stage.probe_window.work()
     stage.measured_degree.work()
-    assert stage.probe_window.is_open
-    assert stage.probe_window.rates == {}
-    known = Stage(tmp_path / "known", process)
-    assert [known.start(), known.start()] == [1, None]
-    spoil(known.pack / "latest.json", how)
-    known.measured_degree.work()
-    assert known.start() is None
-    assert not (known.pack / "events.jsonl").exists()
+    assert stage.start() is None
 
 
-def test_an_error_that_nobody_thought_of_lets_all_start(
+def test_a_probe_window_that_cannot_be_judged_is_over(
     tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, process)
-    assert [stage.start(), stage.start()] == [1, None]
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("by nothing")
-
-    monkeypatch.setattr(Ramp, "look", fail)
-    monkeypatch.setattr("slurm_colloc.runtime.watch.latest_json.AHEAD_S", 1e6)
-    stage.pass_time(4, lambda _: RATE)
-    assert [stage.start() for _ in range(3)] == [2, 3, 4]
-    (event,) = stage.events()
-    assert event["state"] == RampState.OFF
-    assert "cannot be judged: ZeroDivisionError('by nothing')" in event["reason"]
-
-
-def test_a_probe_window_that_fails_is_over(
-    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(tmp_path, process, solo=None, probes=True)
-    assert [stage.start(), stage.start()] == [1, None]
+    member = stage.members.by_number[1]
+    member.spec = dataclasses.replace(
+        member.spec, job=dataclasses.replace(member.spec.job, only_probe=True)
+    )
+    ended: list[int] = []
+    window = ProbeWindow(
+        pack=stage.pack, journal=Journal(stage.pack), why_unwatched=lambda: "",
+        end=lambda member: ended.append(member.number),
+    )  # fmt: skip
+    assert stage.start() == 1
+    window.open_for(member)
+    window.work()
+    assert ended == []
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr("slurm_colloc.runtime.queue.probe_members.judge_window", fail)
-    stage.probe_window.work()
-    assert not stage.probe_window.is_open
-    assert [stage.start() for _ in range(3)] == [2, 3, 4]
-    events = map(json.loads, (stage.pack / "events.jsonl").read_text().splitlines())
-    (event,) = [event for event in events if event["event"] == "probed"]
+    window.work()
+    assert ended == [1]
+    (event,) = stage.list_events("probed")
     assert "cannot be judged: ZeroDivisionError('by nothing')" in event["reason"]

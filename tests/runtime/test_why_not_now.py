@@ -28,12 +28,12 @@ from slurm_colloc.runtime.queue import may_start
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_holds import remove_held, write_held
 from slurm_colloc.store.pack.member_states import Retries
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
-from slurm_colloc.store.pack.ramp_record import read_ramp
 
-from .ramp_stage import RATE, Stage
+from .degree_stage import Stage, share
 
 ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
 FREE = StartFacts(degree=3, running=(ONE,))
@@ -58,7 +58,10 @@ LARGER = describe_larger_place("4711/3", 8)
         (dataclasses.replace(FREE, is_moved=True), "it was submitted again in another pack"),
         (dataclasses.replace(FREE, too_late="it is late"), "waits: it is late"),
         # What is its own comes before what all wait for.
-        (dataclasses.replace(FULL, too_late="it is late", ramp="no more"), "waits: it is late"),
+        (
+            dataclasses.replace(FULL, too_late="it is late", degree_reason="no more than 1 runs"),
+            "waits: it is late",
+        ),
         (FULL, "starts when one of 4711/1, 4711/2 ends (Degree 2)"),
         (
             dataclasses.replace(FULL, before=("4711/3", "4711/4")),
@@ -100,14 +103,13 @@ LARGER = describe_larger_place("4711/3", 8)
         (dataclasses.replace(FREE, takes_one=True, running=()), None),
         (dataclasses.replace(FREE, pack_waits=PREPARING_GPU), "waits: its GPU is being prepared"),
         (
-            dataclasses.replace(FREE, no_place=LARGER, ramp="no more"),
+            dataclasses.replace(FREE, no_place=LARGER, degree_reason="no more than 1 runs"),
             "waits: 4711/3 is next, and waits for a place with 8 CPUs",
         ),
         (
-            dataclasses.replace(FREE, alone_first="4711/1 runs alone first", ramp="no more"),
-            "waits: 4711/1 runs alone first",
+            dataclasses.replace(FREE, degree_reason="no more than 1 runs"),
+            "waits: no more than 1 runs",
         ),
-        (dataclasses.replace(FREE, ramp="no more than 1 runs"), "waits: no more than 1 runs"),
     ],
 )
 def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
@@ -116,7 +118,7 @@ def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
 
 def test_only_why_a_member_waits_is_known_again() -> None:
     for text in (
-        LARGER, "1/1 runs alone first, 200 s", "the pack is being measured with 1 member",
+        LARGER, "its GPU memory is not known yet: x", "the pack is being measured with 1 member",
         "no more than 2 run at once", "the pack has only 0:59 left",
     ):  # fmt: skip
         assert is_waiting_reason(text), text
@@ -142,7 +144,7 @@ def look(stage: Stage) -> PackView:
 def compare(stage: Stage, number: int) -> str | None:
     """Why a member does not start, as its runner says it, which is what csub says."""
     view = look(stage)
-    facts = Facts(time.time(), ramp=read_ramp(stage.pack, stage.attempt))
+    facts = Facts(time.time(), ramp=read_degree(stage.pack, stage.attempt))
     read = gather_start_facts(view, view.members[number - 1], facts)
     gathered = stage.start_queue.gather(stage.members.by_number[number])
     # Who is before whom a runner need not know: it asks for one after the other.
@@ -167,13 +169,13 @@ def change(stage: Stage, number: int, **plan: Any) -> Member:
 
 
 def test_nothing_is_in_the_way(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     stage.start()
     assert compare(stage, 2) is None
 
 
 def test_a_held_member_lets_those_behind_it_pass(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     stage.start()
     write_held(stage.pack, 2)
     assert compare(stage, 2) == "held by csub hold"
@@ -183,14 +185,14 @@ def test_a_held_member_lets_those_behind_it_pass(tmp_path: Path, process: Starte
 
 
 def test_all_places_are_taken(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, members=5, start=None)
+    stage = Stage(tmp_path, process, members=5)
     assert [stage.start() for _ in range(5)] == [1, 2, 3, 4, None]
     assert compare(stage, 5) == "starts when one of 1/1, 1/2, 1/3, 1/4 ends (Degree 4)"
     assert stage.members.by_number[5].record.reason == ""
 
 
 def test_a_neighbour_takes_more_than_its_place(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     first = stage.members.by_number[1]
     stage.states.write(first, MemberState.PENDING, retries=Retries(places=3))
     assert [stage.start() for _ in range(3)] == [1, 2, None]
@@ -198,7 +200,7 @@ def test_a_neighbour_takes_more_than_its_place(tmp_path: Path, process: StartedP
 
 
 def test_its_share_was_not_enough(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     second = stage.members.by_number[2]
     stage.start()
     stage.states.write(second, MemberState.PENDING, starts=1, retries=Retries(places=4))
@@ -208,7 +210,7 @@ def test_its_share_was_not_enough(tmp_path: Path, process: StartedProcess) -> No
 
 
 def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     stage.members.places = [PackPlace(0, 8, ()), *(PackPlace(n, 2, ()) for n in (1, 2, 3))]
     change(stage, 2, cpus=8)
     assert [stage.start(), stage.start()] == [1, None]
@@ -222,40 +224,34 @@ def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) 
     assert stage.start() == 2
 
 
-def test_one_runs_alone_first(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, solo=None, probes=True)
+def test_the_first_of_a_kind_shows_what_it_takes(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, known_mb=None)
     assert [stage.start(), stage.start()] == [1, None]
     why = compare(stage, 2)
-    assert why is not None
-    assert why.startswith("waits: 1/1 runs alone first, 200 s at most")
-    # Its window is over: that is not why they wait any more.
-    stage.members.by_number[1].process = None
-    stage.members.vacate(1)
+    assert why == "waits: its GPU memory is not known yet: what 1/1 takes is being measured"
+    # It has ended before it was known: that is not why they wait any more.
+    stage.end(1)
     assert stage.start() == 2
-    assert stage.members.by_number[3].record.reason == ""
+    assert stage.members.by_number[2].record.reason == ""
 
 
-def test_as_many_run_as_may(
-    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slurm_colloc.runtime.watch.latest_json.AHEAD_S", 1e6)
-    stage = Stage(tmp_path, process)
-    assert [stage.start(), stage.start()] == [1, None]
-    assert compare(stage, 2) == "waits: the pack is being measured with 1 member"
-    stage.pass_time(20, lambda _: RATE)
-    assert compare(stage, 2) is None
-    stage.start()
-    stage.pass_time(60, lambda running: RATE / running)
+def test_as_many_run_as_may(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=6)
+    assert stage.start_all() == [1, 2, 3, 4]
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    stage.end(4)
+    stage.pass_time(40, share(1.0))
     assert stage.start() is None
-    why = compare(stage, 3)
+    why = compare(stage, 5)
     assert why is not None
     assert why.startswith("waits: no more than 1 runs")
 
 
 def test_too_little_time_is_left(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=None, time_limit_s=200)
+    stage = Stage(tmp_path, process, time_limit_s=200)
     stage.start()
-    stage.clock = 141.0
+    stage.now += 141.0
     assert stage.start() is None
     why = compare(stage, 2)
     assert why is not None
@@ -273,7 +269,7 @@ def test_a_dependency_that_does_not_hold(
     process: StartedProcess,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     first, queue = stage.members.by_number[1], stage.start_queue
     job = dataclasses.replace(first.spec.job, depends=(("afterok", "9/1"),))
     first.spec = dataclasses.replace(first.spec, job=job)
@@ -293,7 +289,7 @@ def test_a_dependency_that_does_not_hold(
 
 
 def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, start=1)
+    stage = Stage(tmp_path, process, known_mb=None)
     second = stage.members.by_number[2]
     job = dataclasses.replace(second.spec.job, depends=(("afterok", "9/1"),))
     second.spec = dataclasses.replace(second.spec, job=job)
@@ -328,7 +324,7 @@ def end(stage: Stage) -> None:
 def test_none_of_the_pack_starts(
     happens: Callable[[Stage], None], why: str, tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     happens(stage)
     assert stage.start_queue.describe_pack_wait() == why
     first = stage.members.by_number[1]
@@ -339,24 +335,23 @@ def test_none_of_the_pack_starts(
 
 
 def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process)
+    stage = Stage(tmp_path, process, known_mb=None)
     second = stage.members.by_number[2]
-    again = "stopped so that fewer run at once"
+    again = "its share of the GPU memory was not enough"
     stage.states.write(second, MemberState.PENDING, starts=1, reason=again)
     assert [stage.start(), stage.start()] == [1, None]
     assert second.record.reason == again
     view = look(stage)
-    facts = Facts(time.time(), ramp=read_ramp(stage.pack, stage.attempt))
-    assert explain_why(view, view.members[1], facts) == (
-        f"1/2 PENDING: to be started again ({again}): waits: the pack is being measured with "
-        "1 member"
+    facts = Facts(time.time(), ramp=read_degree(stage.pack, stage.attempt))
+    assert f"1/2 PENDING: to be started again ({again})" in explain_why(
+        view, view.members[1], facts
     )
 
 
 def test_a_gpu_that_is_not_ready_is_told_until_a_member_runs(
     tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, start=None)
+    stage = Stage(tmp_path, process)
     facts = Facts(time.time(), is_gpu_unprepared=True)
     view = look(stage)
     assert explain_why(view, view.members[0], facts) == (

@@ -50,7 +50,7 @@ class GpuMemoryRoom:
         self._waits_since: dict[tuple[int, int], float] = {}
 
     def find_need_mb(self, member: Member) -> int | None:
-        """What a member takes, with a margin: as planned, or measured of it or of its family."""
+        """What a member may take at most: as planned, or measured of it or of its family."""
         planned = member.spec.plan.gpu_memory_limit_mb
         return planned if planned is not None else self._progress.find_gpu_need_mb(member)
 
@@ -62,7 +62,7 @@ class GpuMemoryRoom:
             return ""
         taken_mb = 0
         for other in running:
-            need_mb = self.find_need_mb(other)
+            need_mb = self._find_taken_mb(other)
             if need_mb is None and not self._is_waited_for(other):
                 # It was given a share of its own, and so is this one.
                 return ""
@@ -85,7 +85,7 @@ class GpuMemoryRoom:
         if need_mb is not None:
             return need_mb
         usable_mb = self._find_usable_mb()
-        needs = [self.find_need_mb(other) for other in self._members.running()]
+        needs = [self._find_taken_mb(other) for other in self._members.running()]
         if usable_mb is None or not needs or None in needs:
             return None
         # The only one that is not known yet: all that is left.
@@ -94,11 +94,19 @@ class GpuMemoryRoom:
     def count_room(self, like: Member) -> int | None:
         """How many more like a member fit; None where that is unknown."""
         usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(like)
-        needs = [self.find_need_mb(other) for other in self._members.running()]
+        needs = [self._find_taken_mb(other) for other in self._members.running()]
         if usable_mb is None or need_mb is None or None in needs:
             return None
         taken_mb = sum(need for need in needs if need is not None)
         return max(0, (usable_mb - taken_mb) // max(1, need_mb))
+
+    def _find_taken_mb(self, member: Member) -> int | None:
+        """What a running member takes: as planned; else its peak, and less once that is over."""
+        planned = member.spec.plan.gpu_memory_limit_mb
+        if planned is not None:
+            return planned
+        use_mb = self._progress.find_gpu_use_mb(member)
+        return self.find_need_mb(member) if use_mb is None else use_mb
 
     def _is_waited_for(self, member: Member) -> bool:
         """Whether it will still be known what a member takes."""

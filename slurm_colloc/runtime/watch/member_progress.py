@@ -52,6 +52,7 @@ class ProgressReader:
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, str] = {}
         self._gpu_peaks_mb: dict[int, float] = {}
+        self._gpu_now_mb: dict[int, float] = {}
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
@@ -67,6 +68,8 @@ class ProgressReader:
             most = max((float(mb) for mb in taken if mb), default=0.0)
             if found.get("start") == member.record.starts and most and found.get("steps"):
                 self._gpu_peaks_mb[number] = max(most, self._gpu_peaks_mb.get(number, 0.0))
+                if found.get("gpu_memory_mb") and (found.get("settled_s") or 0.0) > 0.0:
+                    self._gpu_now_mb[number] = float(found["gpu_memory_mb"])
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self._pack))
@@ -95,6 +98,14 @@ class ProgressReader:
             alike = (n for n in peaks if self.find_family(self._members.by_number[n]) == family)
             peak = max((peaks[n] for n in alike), default=None)
         return None if peak is None else round(_GPU_MEMORY_ROOM * peak + _GPU_MEMORY_MARGIN_MB)
+
+    def find_gpu_use_mb(self, member: Member) -> int | None:
+        """What a member that is past its warm-up takes now, with a margin; None before.
+
+        The first seconds may take several times as much (cuDNN tries its algorithms).
+        """
+        now_mb = self._gpu_now_mb.get(member.number)
+        return None if now_mb is None else round(_GPU_MEMORY_ROOM * now_mb + _GPU_MEMORY_MARGIN_MB)
 
     def counts_steps(self, member: Member) -> bool:
         """Whether something counts its steps."""
