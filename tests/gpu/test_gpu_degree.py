@@ -6,7 +6,8 @@ of one alone in the same call.
 
 CSUB_GPU_DEGREE names the runs: `alone` comes first in any case; `unknown`, `known`, `background`
 (& and wait), `mps` (the same under a daemon of one line). CSUB_GPU_TRAINING: small, medium, large or
-hog. CSUB_GPU_MEMBERS: how many. CSUB_GPU_WORK_S: seconds of work of each.
+hog. CSUB_GPU_MEMBERS: how many. CSUB_GPU_WORK_S: seconds of work of each. CSUB_GPU_OPTIONS: more
+options for csub.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ONE_LINE_MPS = (
     "export CUDA_MPS_PIPE_DIRECTORY=$PWD/p CUDA_MPS_LOG_DIRECTORY=$PWD/l; mkdir -p p l; "
     "nvidia-cuda-mps-control -d"
 )
+OPTIONS = os.environ.get("CSUB_GPU_OPTIONS", "").split()
 STARTED = time.monotonic()
 RESULTS: dict[str, Any] = {}
 
@@ -85,9 +87,9 @@ def note(bed: Bed, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def run_packs(bed: Bed, name: str, script: Path, members: int, *more: str) -> dict[str, Any]:
+def run_packs(bed: Bed, name: str, script: Path, members: int) -> dict[str, Any]:
     """Submit an array; from Slurm's first start to the last member's end."""
-    words = (*ASKED, f"--array=1-{members}", "--max-slowdown=1.5", *more, str(script))
+    words = (*ASKED, f"--array=1-{members}", "--max-slowdown=1.5", *OPTIONS, str(script))
     planned = json.loads(bed.user.csub("plan", "--json", *words).stdout)
     job_id = bed.submit(name, *words)
     bed.finish(job_id, patience_s=500)

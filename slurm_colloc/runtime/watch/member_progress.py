@@ -20,6 +20,9 @@ from slurm_colloc.store.pack.sample_files import latest_path
 _GPU_MEMORY_ROOM = 1.2
 _GPU_MEMORY_MARGIN_MB = 1024
 """What one like another may need over what that takes now."""
+_FIRST_SECONDS_S = 5.0
+"""After its first step, in which a program may take several times what it takes later: cuDNN tries
+its algorithms."""
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:
@@ -53,6 +56,7 @@ class ProgressReader:
         self._families: dict[int, str] = {}
         self._gpu_peaks_mb: dict[int, float] = {}
         self._gpu_now_mb: dict[int, float] = {}
+        self._stepping_since: dict[int, float] = {}
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
@@ -68,7 +72,8 @@ class ProgressReader:
             most = max((float(mb) for mb in taken if mb), default=0.0)
             if found.get("start") == member.record.starts and most and found.get("steps"):
                 self._gpu_peaks_mb[number] = max(most, self._gpu_peaks_mb.get(number, 0.0))
-                if found.get("gpu_memory_mb") and (found.get("settled_s") or 0.0) > 0.0:
+                since = self._stepping_since.setdefault(number, latest["at"])
+                if found.get("gpu_memory_mb") and latest["at"] - since >= _FIRST_SECONDS_S:
                     self._gpu_now_mb[number] = float(found["gpu_memory_mb"])
 
     def _read(self) -> Mapping[str, Any] | None:
@@ -100,10 +105,7 @@ class ProgressReader:
         return None if peak is None else round(_GPU_MEMORY_ROOM * peak + _GPU_MEMORY_MARGIN_MB)
 
     def find_gpu_use_mb(self, member: Member) -> int | None:
-        """What a member that is past its warm-up takes now, with a margin; None before.
-
-        The first seconds may take several times as much (cuDNN tries its algorithms).
-        """
+        """What a member takes now that is past its first seconds, with a margin; None before."""
         now_mb = self._gpu_now_mb.get(member.number)
         return None if now_mb is None else round(_GPU_MEMORY_ROOM * now_mb + _GPU_MEMORY_MARGIN_MB)
 
