@@ -19,7 +19,8 @@ _WARM_UP_S = 10.0
 def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, float]:
     """Slowdowns over the time that a plan speaks of, by number, of those that it predicted.
 
-    What a member did alone, in the tail or while a ramp added others is not what was predicted.
+    What a member did alone, in the tail or while members were added or parked is not what was
+    predicted.
 
     Args:
         run: The pack.

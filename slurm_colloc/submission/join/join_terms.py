@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.degree.ramp_decision import RampState
+from slurm_colloc.model.degree.degree_reasons import say_no_more
+from slurm_colloc.model.degree.describe_curve import describe_curve
+from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
@@ -24,12 +26,12 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.pack_directory import list_claimed, list_members, read_ended, read_spec
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
-from slurm_colloc.store.pack.ramp_record import read_ramp
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.jobs.output_files import list_output_files
 from slurm_colloc.submission.join.join_candidates import is_own_kind
@@ -190,10 +192,14 @@ class Prospect:
 
     def _find_measured_limit(self, present: int) -> str:
         """Why a running pack, by what was measured of it, has no room; empty where it has."""
-        ramp = read_ramp(self._path, read_attempt(self._path))
-        if ramp is None or ramp.state not in (RampState.SETTLED, RampState.STEPPED_BACK):
+        degree = read_degree(self._path, read_attempt(self._path))
+        if degree is None or degree.state is not DegreeState.SETTLED:
             return ""
-        return ramp.reason if present >= ramp.target < ramp.places else ""
+        is_full = present >= degree.degree < degree.places
+        if not is_full and degree.room != 0:
+            return ""
+        told = describe_curve(degree.curve, degree.degree) if is_full else ""
+        return told or degree.reason or say_no_more(degree.degree)
 
     def _find_shared_file(self, present: Sequence[Present]) -> int | None:
         """The member in whose file the job would write, by whatever patterns they were given."""

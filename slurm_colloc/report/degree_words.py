@@ -1,0 +1,65 @@
+"""What measuring a pack by pausing its members has shown, in words; pure."""
+
+from __future__ import annotations
+
+from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, is_degree_reason
+from slurm_colloc.model.degree.describe_curve import describe_curve
+from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.store.pack.degree_record import DegreeRecord
+
+_COST_LEAST_S = 0.05
+"""Less is 0.0 s when it is written down."""
+
+
+def describe_degree(record: DegreeRecord | None) -> str:
+    """Which degree is best in a pack, and from which numbers; empty where nothing was measured.
+
+    The numbers are the newest ones; what the runner gave as its reason comes after them where it
+    is something else.
+    """
+    if record is None or record.state is DegreeState.OFF:
+        return ""
+    if record.state is DegreeState.MEASURING:
+        return record.reason or BEING_MEASURED
+    told = describe_curve(record.curve, record.degree)
+    if not told:
+        return record.reason
+    return "; ".join([told, *([] if is_degree_reason(record.reason) else [record.reason])])
+
+
+def describe_limit(record: DegreeRecord | None) -> str:
+    """Why fewer ran at once than had a place; empty where that was not so."""
+    if record is None or record.degree >= record.places:
+        return ""
+    said = describe_degree(record)
+    return f"in its pack {said}" if said else ""
+
+
+def explain_no_start(record: DegreeRecord | None, running: int) -> str:
+    """Why a member waits although its pack has a place for it; empty where that is not why.
+
+    Args:
+        record: What the runner has decided.
+        running: Members that run, those that are paused among them.
+    """
+    if record is None or record.state is DegreeState.OFF:
+        return ""
+    if running < record.degree or running >= record.places:
+        return ""
+    if record.state is DegreeState.MEASURING:
+        return f"{BEING_MEASURED} with {format_members(running)}"
+    return describe_degree(record)
+
+
+def describe_cost(cost_s: float | None, share: float | None) -> str:
+    """`measuring cost 3.4 s of the pack's work (0.6 %)`; empty where it cost nothing.
+
+    Args:
+        cost_s: Seconds of the whole pack's progress.
+        share: The same as a part of the time that the pack took; None where that is not known.
+    """
+    if cost_s is None or cost_s < _COST_LEAST_S:
+        return ""
+    told = f"measuring cost {cost_s:.1f} s of the pack's work"
+    return told if share is None else f"{told} ({100 * share:.1f} %)"
