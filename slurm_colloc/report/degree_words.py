@@ -30,7 +30,9 @@ def describe_degree(record: DegreeRecord | None) -> str:
 
 def describe_limit(record: DegreeRecord | None) -> str:
     """Why fewer ran at once than had a place; empty where that was not so."""
-    if record is None or record.degree >= record.places:
+    if record is None or record.state is not DegreeState.SETTLED:
+        return ""
+    if record.degree >= record.places:
         return ""
     said = describe_degree(record)
     return f"in its pack {said}" if said else ""

@@ -138,6 +138,7 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "name": member.name,
         "state": member.state.value,
         "reason": member.reason or None,
+        "parked": member.is_parked,
         "mode": view.mode_of(member),
         "share": view.record.share,
         "degree": view.record.degree,
