@@ -25,7 +25,8 @@ def describe_degree(record: DegreeRecord | None) -> str:
     told = describe_curve(record.curve, record.degree)
     if not told:
         return record.reason
-    return "; ".join([told, *([] if is_degree_reason(record.reason) else [record.reason])])
+    is_other = record.reason and not is_degree_reason(record.reason)
+    return f"{told}; {record.reason}" if is_other else told
 
 
 def describe_limit(record: DegreeRecord | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_clock_stands_still_while_a_member_is_stopped(
     assert clock.read(begin + length) - clock.read(begin) == len(own)
     parts = clock.cut(begin, begin + length)
     assert {t for low, high in parts for t in range(int(low), int(high))} == own
-    assert all(earlier[1] < later[0] for earlier, later in zip(parts, parts[1:], strict=False))
+    assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(parts))
     kept = clock.keep_longer(5)
     assert all(high - low >= 5 for low, high in kept.stopped)
     assert set(kept.stopped) <= set(clock.stopped)

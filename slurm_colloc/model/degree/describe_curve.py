@@ -40,13 +40,9 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
         told = f"{say_at_once(degree)}: {_compare(shown, others)}"
         return told + _tell_bound(shown, ", and", "is")
     beyond = points[more]
-    if degree == 1:
-        told = _compare(beyond, [])
-    elif chosen is not None:
-        told = _compare(chosen, [beyond])
-    else:
-        told = _compare(beyond, [] if fewer is None else [points[fewer]])
-    is_more = beyond.stp > (1.0 if degree == 1 else chosen.stp if chosen is not None else 0.0)
+    base = chosen if fewer is None or chosen is not None else points[fewer]
+    told = _compare(beyond, []) if base is None else _compare(base, [beyond])
+    is_more = beyond.stp > (1.0 if base is None else base.stp)
     bound = ""
     if is_beyond_bound(beyond):
         bound = _tell_bound(beyond, ", but" if is_more else ", and", "would be")
