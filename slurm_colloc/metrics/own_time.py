@@ -8,10 +8,13 @@ slowdown, and while it lasts the member is no neighbour of the others.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from slurm_colloc.metrics.series import Window
+
+_ROUNDING_S = 1e-5
+"""Sums of seconds since the epoch are off by less."""
 
 
 class OwnTime:
@@ -60,6 +63,24 @@ class OwnTime:
         if end > at:
             parts.append((at, end))
         return parts
+
+    def bridge(self, windows: Sequence[Window]) -> list[Window]:
+        """Windows, joined where it was stopped all the time between two of them.
+
+        A step that it was stopped in lies in what it had before and after.
+
+        Args:
+            windows: In order.
+        """
+        joined: list[Window] = []
+        for begin, end in windows:
+            last = joined[-1][1] if joined else begin
+            gap_s = begin - last
+            if joined and gap_s - self.count_stopped_s(last, begin) <= _ROUNDING_S:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((begin, end))
+        return joined
 
     def keep_longer(self, least_s: float) -> OwnTime:
         """The same clock with none but the stops of at least so many seconds."""

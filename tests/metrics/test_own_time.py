@@ -153,6 +153,7 @@ def test_a_clock_stands_still_while_a_member_is_stopped(
     parts = clock.cut(begin, begin + length)
     assert {t for low, high in parts for t in range(int(low), int(high))} == own
     assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(parts))
+    assert clock.bridge(parts) == ([(parts[0][0], parts[-1][1])] if parts else [])
     kept = clock.keep_longer(5)
     assert all(high - low >= 5 for low, high in kept.stopped)
     assert set(kept.stopped) <= set(clock.stopped)
@@ -173,6 +174,12 @@ def test_waiting_while_it_was_stopped_is_no_wait_for_data() -> None:
     assert compute_data_share(settled.intervals) == pytest.approx(0.2)
     seen = settle(Progress(at, steps, none, waited, none))
     assert seen.paused_s > 9, "without what its runner wrote it would be one"
+
+
+def test_windows_are_joined_only_over_a_stop() -> None:
+    clock = OwnTime([(T0 + 10.1, T0 + 12.3), (T0 + 20, T0 + 21)])
+    windows = [(T0, T0 + 10.1), (T0 + 12.3, T0 + 20), (T0 + 21.5, T0 + 30)]
+    assert clock.bridge(windows) == [(T0, T0 + 20), (T0 + 21.5, T0 + 30)]
 
 
 def test_a_moment_alone_is_one_in_which_all_others_were_stopped() -> None:

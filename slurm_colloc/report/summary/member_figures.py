@@ -123,7 +123,8 @@ def _compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> F
     rate = _explain(compute_rate(intervals), member, settled)
     shared = None
     if windows:
-        shared = _explain(compute_rate(select_within(intervals, windows)), member, settled)
+        chosen = select_within(intervals, member.own_time.bridge(windows))
+        shared = _explain(compute_rate(chosen), member, settled)
     solo = find_solo_rate(run, member, intervals, relatives)
     slowdown, unknown = _compute_slowdown(run, rate, shared, solo, is_limited=was_limited(member))
     if not member.stays:
