@@ -145,17 +145,23 @@ class PackView:
         """When members were paused; read where it is asked for."""
         return read_pauses(Path(self.members[0].files.path).parents[1])
 
-    def count_paused_s(self, member: MemberView, now: float) -> float:
-        """For how long its runner has paused a member since its last start, up to now."""
+    def count_paused_s(self, member: MemberView, begin: float, end: float) -> float:
+        """For how much of a time of its present start its runner has paused a member.
+
+        Args:
+            member: The member.
+            begin: From when, in seconds since the epoch.
+            end: Until when; what has not ended lasts until then.
+        """
         record = member.record
-        if record is None or record.started_at is None:
+        if record is None:
             return 0.0
         spans = [
-            (max(pause.begin, record.started_at), now if pause.end is None else pause.end)
+            (max(pause.begin, begin), end if pause.end is None else min(pause.end, end))
             for pause in self._pauses
             if (pause.member, pause.start) == (member.member.number, record.starts)
         ]
-        return sum(max(0.0, end - begin) for begin, end in spans)
+        return sum(max(0.0, high - low) for low, high in spans)
 
     @property
     def where_to_ask(self) -> str:

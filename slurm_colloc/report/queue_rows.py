@@ -87,11 +87,10 @@ def compute_left_s(view: PackView, member: MemberView, now: float) -> int | None
     record = member.record
     if record is None or record.wall_limit_s is None:
         return None
-    return (
-        record.wall_limit_s
-        - (compute_elapsed_s(member, now) or 0)
-        + int(view.count_paused_s(member, now))
-    )
+    left_s = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
+    if record.started_at is None:
+        return left_s
+    return left_s + int(view.count_paused_s(member, record.started_at, now))
 
 
 def format_left(view: PackView, member: MemberView, now: float) -> str:

@@ -1,4 +1,4 @@
-"""`csub why`: one line that says why a member is as it is; pure."""
+"""`csub why`: one line that says why a member is as it is."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         ]
     )
     how = _SHARING.get(view.mode_of(member), "in one allocation")
-    pace = describe_pace(member, facts.latest, facts.now)
+    pace = describe_pace(view, member, facts.latest, facts.degree, facts.now)
     told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
     return f"{told}{end}"
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from slurm_colloc.cli.look.top_command import LatestReading, render_top
-from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeDecision, DegreeState
+from slurm_colloc.model.degree.measured_curve import (
+    CurvePoint,
+    DegreeDecision,
+    DegreeState,
+    RateAlone,
+    RateSource,
+)
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
@@ -269,6 +275,39 @@ def test_running_with_partners_says_how_much_slower_than_alone_it_is(state: Stat
     ]  # fmt: skip
     for latest in nothing_new:
         assert predicted in line(view, 1, latest=latest), latest
+
+
+def test_how_fast_a_member_is_goes_without_its_pauses(state: State) -> None:
+    run(state, 1, 2)
+    path = state.pack_path("s.0")
+    (path / "report").mkdir()
+    # Of the ten seconds of its window, which ended at its last step, it ran for eight.
+    append_change(path, NOW - 30, paused=[(1, 1)])
+    append_change(path, NOW - 11, resumed=[(1, 1)])
+    append_change(path, NOW - 6, paused=[(1, 1)])
+    append_change(path, NOW - 5, resumed=[(1, 1)])
+    figures = {"start": 1, "steps_per_s": 8.0, "window_s": 10.0, "last_step_age_s": 2.0}
+    latest = {"at": NOW, "members": {"1": figures, "2": figures}}
+    alone = (
+        RateAlone(1, 99.0, at=NOW - 600),
+        RateAlone(1, 15.0, at=NOW - 60),
+        RateAlone(2, 16.0, at=NOW - 60, source=RateSource.FAMILY),
+    )
+    degree = DegreeRecord(1, DegreeState.MEASURING, 2, 4, rates_alone=alone)
+    view = look(state, "RUNNING", degree=4)
+    assert "1.50 times slower than alone (10 of 15 steps/s, over the last 8 s)" in line(
+        view, 1, latest=latest, degree=degree
+    )
+    assert "2.00 times slower than alone (8 of 16 steps/s, over the last 10 s)" in line(
+        view, 2, latest=latest, degree=degree
+    )
+    # Nothing is known of how fast it is alone, or it ran for too short a time.
+    assert "steps/s" not in line(view, 1, latest=latest)
+    brief = {"at": NOW, "members": {"1": {**figures, "window_s": 7.0}}}
+    assert "over the last 6 s" in line(view, 1, latest=brief, degree=degree)
+    append_change(path, NOW - 4, paused=[(1, 1)])
+    paused = look(state, "RUNNING", degree=4)
+    assert "steps/s" not in line(paused, 1, latest=brief, degree=degree)
 
 
 def test_refused_partners_are_named(state: State) -> None:
