@@ -16,11 +16,14 @@ from slurm_colloc.model.degree.measured_curve import (
     RateSource,
 )
 from slurm_colloc.report.report_view import render_report
+from slurm_colloc.report.summary.member_figures import compute_figures
+from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.rates_by_pausing import find_briefly_alone_start
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_pauses import NAME, PARKED, append_change
 
-from .generated import T0, Truth, make_pack, write_stops
+from .generated import T0, Truth, make_gpu_rows, make_pack, write_stops
 
 Windows = list[tuple[float, float]]
 
@@ -204,3 +207,53 @@ def test_the_report_says_which_degree_was_best_and_what_measuring_cost(tmp_path:
     summary = build(pack)
     assert summary["degree"] is None
     assert any("degree.json is damaged" in note for note in summary["notes"])
+
+
+def test_a_member_makes_no_step_and_takes_nothing_of_the_gpu_while_it_is_stopped(
+    tmp_path: Path,
+) -> None:
+    truth = Truth(1, 0, 200, lambda _at: 10, stops=[(60.3, 62.6), (80, 120)])
+    gpu = make_gpu_rows(200, sm=lambda at: 0.0 if 80 < at < 120 else 0.5)
+    pack = make_pack(tmp_path, [truth, Truth(2, 190, 200, lambda _at: 10)], gpu=gpu)
+    write_stops(pack, [truth])
+    one = compute_figures(read_run(pack, tmp_path))[0]
+    assert one.steps_at[T0 + 62.6] == one.steps_at[T0 + 60.3]
+    made = sum(step <= T0 + 60.3 for step in truth.make_steps())
+    assert one.steps_at[T0 + 60.3] == pytest.approx(made, abs=1)
+    alone = make_pack(tmp_path / "alone", [truth], gpu=gpu)
+    write_stops(alone, [truth])
+    (member,) = build(alone)["members"]
+    assert member["sm_share"] == {"value": pytest.approx(0.5, rel=0.01), "attribution": "exact"}
+
+
+def test_a_stop_of_a_moment_is_no_coming_and_going(tmp_path: Path) -> None:
+    first = Truth(1, 0, 200, lambda at: 20 if at < 100 else 12)
+    second = Truth(2, 0, 200, lambda _at: 10, stops=[(100, 101)])
+    pack = make_pack(tmp_path, [first, second])
+    write_stops(pack, [second])
+    assert build(pack)["members"][0]["interference"] == []
+
+
+def test_a_moment_alone_is_away_from_comings_goings_and_first_steps(tmp_path: Path) -> None:
+    others = [(60.0, 66.0), (30.0, 34.0)]
+    truths = [
+        Truth(1, 0, 200, lambda _at: 10),
+        Truth(2, 20, 200, lambda _at: 10, stops=others),
+        # It ended while the second was stopped.
+        Truth(3, 40, 61, lambda _at: 10),
+    ]
+    pack = make_pack(tmp_path, truths)
+    write_stops(pack, truths)
+    write_degree(pack, measure([1, 3]))
+    run = read_run(pack, tmp_path)
+    found = find_briefly_alone_start(run, run.members[0])
+    assert found is not None
+    first_step_at = truths[0].make_steps()[0] + 2
+    expected = [(first_step_at, T0 + 18), (T0 + 30.3, T0 + 34), (T0 + 63, T0 + 66)]
+    assert len(found.windows) == len(expected)
+    for window, truth in zip(found.windows, expected, strict=True):
+        assert window == pytest.approx(truth, abs=0.1)
+    never = find_briefly_alone_start(run, run.members[2])
+    assert never is not None
+    assert never.windows == ()
+    assert find_briefly_alone_start(run, run.members[1]) is None, "its rate was not measured"
