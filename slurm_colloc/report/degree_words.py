@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, is_degree_reason
-from slurm_colloc.model.degree.describe_curve import describe_curve
+from slurm_colloc.model.degree.describe_curve import describe_measured, explain_no_start
 from slurm_colloc.model.degree.measured_curve import DegreeState
-from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 _COST_LEAST_S = 0.05
@@ -13,20 +11,10 @@ _COST_LEAST_S = 0.05
 
 
 def describe_degree(record: DegreeRecord | None) -> str:
-    """Which degree is best in a pack, and from which numbers; empty where nothing was measured.
-
-    The numbers are the newest ones; what the runner gave as its reason comes after them where it
-    is something else.
-    """
-    if record is None or record.state is DegreeState.OFF:
+    """Which degree is best in a pack, and from which numbers; empty where nothing was measured."""
+    if record is None:
         return ""
-    if record.state is DegreeState.MEASURING:
-        return record.reason or BEING_MEASURED
-    told = describe_curve(record.curve, record.degree)
-    if not told:
-        return record.reason
-    is_other = record.reason and not is_degree_reason(record.reason)
-    return f"{told}; {record.reason}" if is_other else told
+    return describe_measured(record.state, record.curve, record.degree, record.reason)
 
 
 def describe_limit(record: DegreeRecord | None) -> str:
@@ -39,20 +27,17 @@ def describe_limit(record: DegreeRecord | None) -> str:
     return f"in its pack {said}" if said else ""
 
 
-def explain_no_start(record: DegreeRecord | None, running: int) -> str:
+def explain_kept_waiting(record: DegreeRecord | None, running: int) -> str:
     """Why a member waits although its pack has a place for it; empty where that is not why.
 
     Args:
-        record: What the runner has decided.
+        record: What the runner has decided; None where nothing.
         running: Members that run, those that are paused among them.
     """
-    if record is None or record.state is DegreeState.OFF:
+    if record is None:
         return ""
-    if running < record.degree or running >= record.places:
-        return ""
-    if record.state is DegreeState.MEASURING:
-        return f"{BEING_MEASURED} with {format_members(running)}"
-    return describe_degree(record)
+    said = describe_degree(record)
+    return explain_no_start(record.state, record.degree, record.places, running, said)
 
 
 def describe_cost(cost_s: float | None, share: float | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.model.degree.degree_reasons import is_time_reason
+from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
@@ -21,7 +22,11 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
-from slurm_colloc.report.degree_words import describe_degree, describe_limit, explain_no_start
+from slurm_colloc.report.degree_words import (
+    describe_degree,
+    describe_limit,
+    explain_kept_waiting,
+)
 from slurm_colloc.report.member_survey import HELD, MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
@@ -198,13 +203,21 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         shares=record.retries.places if record is not None else 1,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.member.number < member.member.number),
-        degree=view.record.degree,
+        degree=_count_places(view, facts),
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(view, m, facts.now) for m in running),
         pack_waits=PREPARING_GPU if is_preparing else "",
         alone_first=next((text for text in obstacles if is_obstacle(text)), ""),
-        ramp=explain_no_start(facts.degree, len(running)),
+        ramp=explain_kept_waiting(facts.degree, len(running)),
     )
+
+
+def _count_places(view: PackView, facts: Facts) -> int:
+    """How many members can be there at the same time, those that are paused among them."""
+    degree = facts.degree
+    if degree is None or degree.state is DegreeState.OFF:
+        return view.record.degree
+    return degree.places
 
 
 def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:

@@ -1,12 +1,21 @@
-"""Which degree is best in a pack, and from which numbers, in one sentence; pure."""
+"""Which degree is best in a pack, and from which numbers, in one sentence; pure.
+
+Its runner writes these words, and csub says them again from what the runner has written.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.degree_reasons import say_at_once, say_no_more
-from slurm_colloc.model.degree.measured_curve import CurvePoint
+from slurm_colloc.model.degree.degree_reasons import (
+    BEING_MEASURED,
+    is_degree_reason,
+    say_at_once,
+    say_no_more,
+)
+from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState
+from slurm_colloc.model.sbatch.quantities import format_members
 
 _ERRORS = 2.0
 """A difference of fewer standard errors is none."""
@@ -49,6 +58,48 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
     elif chosen is not None and is_more and not _is_surely_more(beyond, chosen):
         bound = ", which is not surely more"
     return f"{say_no_more(degree)}: {told}{bound}"
+
+
+def describe_measured(
+    state: DegreeState, curve: Sequence[CurvePoint], degree: int, reason: str
+) -> str:
+    """What is known of how many run at once; empty where nothing was measured.
+
+    The numbers are the newest ones; the reason of the newest decision comes after them where it is
+    something else.
+
+    Args:
+        state: How far the measurement is.
+        curve: The measured points.
+        degree: How many may run.
+        reason: The reason of the newest decision; empty while there is none.
+    """
+    if state is DegreeState.OFF:
+        return ""
+    if state is DegreeState.MEASURING:
+        return reason or BEING_MEASURED
+    told = describe_curve(curve, degree)
+    if not told:
+        return reason
+    is_other = reason and not is_degree_reason(reason)
+    return f"{told}; {reason}" if is_other else told
+
+
+def explain_no_start(state: DegreeState, degree: int, places: int, running: int, said: str) -> str:
+    """Why a member waits although its pack has a place for it; empty where that is not why.
+
+    Args:
+        state: How far the measurement is.
+        degree: How many may run.
+        places: How many can be there, those that are paused among them.
+        running: Members that are there, those that are paused among them.
+        said: What is known of how many run at once; see `describe_measured`.
+    """
+    if state is DegreeState.OFF or running < degree or running >= places:
+        return ""
+    if state is DegreeState.MEASURING:
+        return f"{BEING_MEASURED} with {format_members(running)}"
+    return said
 
 
 def is_beyond_bound(point: CurvePoint) -> bool:

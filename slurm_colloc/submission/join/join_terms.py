@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.degree.degree_reasons import say_no_more
-from slurm_colloc.model.degree.describe_curve import describe_curve
+from slurm_colloc.model.degree.describe_curve import describe_measured
 from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import SlurmJobState
@@ -277,8 +277,8 @@ def explain_no_room(degree: DegreeRecord | None, present: int) -> str:
     is_full = present >= degree.degree < degree.places
     if not is_full and degree.room != 0:
         return ""
-    told = describe_curve(degree.curve, degree.degree)
-    return told or degree.reason or say_no_more(degree.degree)
+    told = describe_measured(degree.state, degree.curve, degree.degree, degree.reason)
+    return told or say_no_more(degree.degree)
 
 
 def _parse_time_left_s(text: str) -> int | None:
