@@ -143,8 +143,18 @@ def test_a_pause_that_did_not_end_lasts_as_long_as_the_member(tmp_path: Path) ->
     assert two["stopped_s"] == pytest.approx(20, abs=0.1)
     assert two["rate"]["steps_per_s"] == pytest.approx(10, rel=0.01)
     # What is no record changes nothing.
-    (pack / NAME).write_bytes(b"\x00" * 100)
-    assert build(pack)["members"][1]["stopped_s"] == 0
+    for begin, end in (("NaN", T0), (T0, "NaN"), ("1" * 400, T0), (T0 + 300, "Infinity")):
+        lines = [
+            f'{{"at": {begin}, "paused": [[2, 1]], "resumed": [], "reason": "parked"}}',
+            f'{{"at": {end}, "paused": [], "resumed": [[2, 1]], "reason": "parked"}}',
+            "[" * 100_000,
+            "\0" * 100,
+        ]
+        (pack / NAME).write_text("\n".join(lines))
+        assert build(pack)["members"][1]["stopped_s"] == 0, begin
+    forever = '{"at": -Infinity, "paused": [[2, 1]], "resumed": []}'
+    (pack / NAME).write_text(forever.replace("}", ', "reason": "parked"}'))
+    assert build(pack)["members"][1]["stopped_s"] == pytest.approx(100, abs=0.1)
 
 
 def test_a_rate_alone_counts_only_with_all_of_the_gpu_and_if_it_is_its_own(tmp_path: Path) -> None:

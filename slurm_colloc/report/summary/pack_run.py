@@ -295,9 +295,12 @@ def _find_stops(
     lasts still.
     """
     ends = {start: end for (_, start), (_, end) in sorted(spans.items())}
+    first = min((begin for begin, _ in spans.values()), default=0.0)
+    last = max(ends.values(), default=0.0)
     stops = []
     for pause in pauses:
         end = ends.get(pause.start) if pause.end is None else pause.end
+        # What it did not live through is nothing, nor is what is no number.
         if end is not None and end > pause.begin:
-            stops.append((pause.begin, end))
+            stops.append((max(first, pause.begin), min(last, end)))
     return stops
