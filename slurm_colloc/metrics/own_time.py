@@ -1,8 +1,8 @@
 """The time of a member without that in which its processes were stopped.
 
 Its runner stops members for about a second, so that others can be measured without them, and for
-longer where there is no place for them. Such time is nobody's: it belongs to no rate and no
-slowdown, and while it lasts the member is no neighbour of the others.
+longer where there is no place for them. Such time belongs to no rate and no slowdown, and while it
+lasts the member is no neighbour of the others.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ SETTLE_S = 0.3
 
 @dataclass(frozen=True, order=True)
 class Stay:
-    """One start of a member, as long as it had processes, or a part of it.
+    """One start of a member, as long as it had processes, or a part of that time.
 
     Attributes:
         begin: Seconds since the epoch.

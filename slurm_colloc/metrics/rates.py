@@ -62,7 +62,7 @@ class Interval:
         steps: Steps in it, at least 1.
         samples: Samples in it; None where unknown.
         wait_s: Time waited for data between the two readings; None where unknown.
-        stopped_s: For how much of it its runner had stopped it.
+        stopped_s: For how many of its seconds the runner had stopped the member.
     """
 
     begin: float

@@ -264,7 +264,7 @@ class ProfileRecord:
         """With one more run; unchanged where that run is in it already.
 
         Of one by pausing a profile of runs alone takes the peaks only, and one by pausing gives
-        way to a run alone in all that was measured of it.
+        way to a run alone in all that was measured.
         """
         if observation.source in self.seen:
             return self

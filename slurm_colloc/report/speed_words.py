@@ -63,7 +63,7 @@ def _describe(slowdown: float) -> str:
 
 
 def _find_rate_alone(member: MemberView, degree: DegreeRecord | None) -> float | None:
-    """The newest rate alone that its runner knows of it."""
+    """The newest rate alone that its runner knows."""
     found = [
         rate
         for rate in (() if degree is None else degree.rates_alone)

@@ -193,7 +193,7 @@ def test_a_parked_member_runs_and_is_said_to_be_paused(state: State) -> None:
     view = look(state, "RUNNING", degree=4)
     assert [member.is_parked for member in view.members] == [False, True, False]
     assert [member.reason for member in view.members] == ["", "parked", ""]
-    # Of two hours one has passed; 700 and 300 s of it were nobody's.
+    # Of two hours one has passed; 700 and 300 s of that do not count.
     header, rows = build_table([(view, view.members)], NOW)
     columns = [header.index(name) for name in ("STATE", "TIME", "LEFT", "REASON")]
     assert [[row[column] for column in columns] for row in rows] == [

@@ -24,7 +24,7 @@ _EVEN = 1.01
 
 
 def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
-    """Why so many members of a pack run at once, by what was measured of it.
+    """Why so many members of a pack run at once, by what was measured.
 
     `no more than 6 run at once: 6 together make 4.1 times the progress of one alone, 8 make 3.6,
     and member 2 would be 1.7 times slower than alone (1.5 is accepted)`.

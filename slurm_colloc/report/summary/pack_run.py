@@ -272,7 +272,7 @@ def _find_spans(
 ) -> dict[tuple[int, int], Window]:
     """From when to when a start lasted, by attempt and start.
 
-    By the samples of it, and for the last start by what its runner wrote, too.
+    By its samples, and for the last start by what its runner wrote, too.
     """
     record = view.record
     stays = {(s.attempt, s.start): (s.begin, s.end) for s in starts}

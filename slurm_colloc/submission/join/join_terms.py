@@ -266,7 +266,7 @@ class Prospect:
 
 
 def explain_no_room(degree: DegreeRecord | None, present: int) -> str:
-    """Why a running pack has no room for one more, by what was measured of it; empty where it has.
+    """Why a running pack has no room for one more, by what was measured; empty where it has.
 
     Args:
         degree: What its runner has measured and decided; None where nothing.
