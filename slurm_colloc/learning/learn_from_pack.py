@@ -1,6 +1,7 @@
 """The one way in: a pack that has run leaves its summary, usage profiles and feedback.
 
-A usage profile learns from each start that was alone, and from the steps of each complete run.
+A usage profile learns from each start that was alone, else from moments in which its runner had
+paused the others, and from the steps of each complete run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.profile import PCIE_MIB_S, Completion, Observation
+from slurm_colloc.model.profile import PCIE_MIB_S, Completion, MeasuredBy, Observation
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
 from slurm_colloc.report.summary.pack_summary import write_summary
+from slurm_colloc.report.summary.rates_by_pausing import (
+    BrieflyAlone,
+    compute_brief_mean,
+    find_briefly_alone_start,
+)
 from slurm_colloc.report.summary.solo_rates import (
     MEASURED,
     AloneStart,
@@ -31,6 +37,9 @@ from slurm_colloc.store.learned.profile_updates import (
     add_observations,
 )
 from slurm_colloc.store.learned.profiles import list_numbers
+
+_BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active", "power_w")
+_PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")
 
 
 def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
@@ -70,11 +79,19 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
 
 
 def build_observations(run: PackRun, member: MemberRun) -> list[Observation]:
-    """What a member used alone: one observation for each start that was alone for long enough."""
+    """What a member used alone: one observation for each start that was alone for long enough.
+
+    Where none was, one of the moments in which all others were paused.
+    """
     idle_power_w, origin = find_idle_power(run)
     # What a profile said is not measured again.
     measured_w = idle_power_w if origin.startswith(MEASURED) else None
-    return [_observe(run, member, start, measured_w) for start in find_alone_starts(run, member)]
+    if alone := find_alone_starts(run, member):
+        return [_observe(run, member, start, measured_w) for start in alone]
+    brief = find_briefly_alone_start(run, member)
+    if brief is None or run.gpu_model is None or member.signature is None:
+        return []
+    return [_observe_briefly(run, member, brief, measured_w)]
 
 
 def _observe(
@@ -110,8 +127,55 @@ def _observe(
     )
 
 
+def _observe_briefly(
+    run: PackRun, member: MemberRun, brief: BrieflyAlone, idle_power_w: float | None
+) -> Observation:
+    """What was measured of a member that was alone for moments only.
+
+    Its peaks and host use are those of its whole run: they are its own in company, too. How long
+    it waits for data alone is not known.
+    """
+    samples, rate = brief.samples, brief.rate
+    means = {
+        metric: compute_brief_mean(run, metric, brief.windows)
+        for metric in (*_BRIEF_METRICS, *_PCIE_METRICS)
+    }
+    steps, counted = samples.peak("steps"), samples.peak("samples")
+    run_s = member.own_time.read(samples.end) - member.own_time.read(samples.begin)
+    first_cpu_s, last_cpu_s = samples.first("cpu_s"), samples.last("cpu_s")
+    has_cores = first_cpu_s is not None and run_s > 0
+    return Observation(
+        signature=member.signature or "",
+        family=member.family or "",
+        name=member.view.name,
+        gpu_model=run.gpu_model or "",
+        gpu_uuid=run.gpu_uuid or "",
+        source=brief.source,
+        at=rate.at or samples.end,
+        window_s=rate.window_s,
+        gpu_memory_peak_mb=samples.gpu_memory_peak_mb,
+        sm_active=means["sm_active"],
+        dram_active=means["dram_active"],
+        tensor_active=means["tensor_active"],
+        cpu_cores=(last_cpu_s - first_cpu_s) / run_s if has_cores else None,
+        host_memory_peak_mb=samples.peak("host_memory_mb"),
+        steps_per_s=rate.steps_per_s,
+        samples_per_s=rate.steps_per_s * counted / steps if counted and steps else None,
+        energy_w=means["power_w"],
+        idle_power_w=idle_power_w,
+        engine_active=means["engine_active"],
+        pcie_share=_choose_pcie_share([means[metric] for metric in _PCIE_METRICS]),
+        gpu_memory_total_mb=run.gpu_details[1],
+        numbers=list_numbers(member.view.spec.job),
+        measured_by=MeasuredBy.PAUSING,
+    )
+
+
 def _compute_pcie_share(run: PackRun, windows: list[Window]) -> float | None:
-    rates = [run.compute_mean(metric, windows) for metric in ("pcie_rx_mib_s", "pcie_tx_mib_s")]
+    return _choose_pcie_share([run.compute_mean(metric, windows) for metric in _PCIE_METRICS])
+
+
+def _choose_pcie_share(rates: Sequence[float | None]) -> float | None:
     busier = max((rate for rate in rates if rate is not None), default=None)
     return None if busier is None else min(1.0, busier / PCIE_MIB_S)
 

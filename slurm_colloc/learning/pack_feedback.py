@@ -74,7 +74,7 @@ def _compare(
         partners = groups[number] - {number}
         predicted, residual = expected.get(number), None
         if partners and predicted is not None:
-            windows = find_settled(run, number, partners, spans)
+            windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
             residual = _compute_residual(entry, windows, run.view.record.mode, predicted)
         members.append(Compared(number, residual, partners, _list_profiles(entry.member)))
     return () if all(member.residual is None for member in members) else tuple(members)

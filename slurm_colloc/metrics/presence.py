@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.metrics.own_time import OwnTime
 from slurm_colloc.metrics.series import Window
 
 MARGIN_S = 2.0
 """A neighbour is seen once a second: how long before and after it may have been there."""
+SETTLE_S = 0.3
+"""So long after its processes were stopped, a neighbour has kernels on the GPU at most."""
 
 
 @dataclass(frozen=True, order=True)
 class Stay:
-    """One start of a member, as long as it had processes.
+    """One start of a member, as long as it had processes, or a part of that time.
 
     Attributes:
         begin: Seconds since the epoch.
@@ -29,7 +32,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Phase:
-    """A time in which no member came or went.
+    """A time in which no member came or went, or was stopped or went on.
 
     Attributes:
         begin: Seconds since the epoch.
@@ -45,6 +48,15 @@ class Phase:
     def length_s(self) -> float:
         """Its length in seconds."""
         return self.end - self.begin
+
+
+def leave_out_stops(stays: Iterable[Stay], own_time: OwnTime) -> list[Stay]:
+    """When a member really ran: who is stopped is not there."""
+    return [
+        Stay(begin, end, stay.member)
+        for stay in stays
+        for begin, end in own_time.cut(stay.begin, stay.end)
+    ]
 
 
 def compute_phases(stays: Iterable[Stay]) -> list[Phase]:
@@ -79,6 +91,25 @@ def find_alone(phases: Sequence[Phase], member: int, margin_s: float = MARGIN_S)
         if end > begin:
             windows.append((begin, end))
     return _join(windows)
+
+
+def find_briefly_alone(
+    phases: Sequence[Phase], member: int, unsure: Iterable[Window]
+) -> list[Window]:
+    """Windows in which a member was the only one, however short, as while others were stopped.
+
+    When a neighbour was stopped is known to the moment, when it came or went is not.
+
+    Args:
+        phases: The run.
+        member: The member.
+        unsure: When a neighbour may have been there besides.
+    """
+    clock = OwnTime(unsure)
+    found: list[Window] = []
+    for begin, end in find_alone(phases, member, margin_s=0.0):
+        found += clock.cut(begin + SETTLE_S, end) if end > begin + SETTLE_S else []
+    return found
 
 
 def find_shared(phases: Iterable[Phase], member: int) -> list[Window]:

@@ -2,6 +2,8 @@
 
 A rate is the steps of the windows over their time. The time is that of the steps themselves
 (`last_step_at`) where it is known, so that a slow program is not read with an error of one step.
+Time in which the member was stopped by its runner is left out everywhere: a run with stops has the
+figures of the same run without them. "Pauses" are what the program itself does: a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from slurm_colloc.metrics.own_time import NEVER_STOPPED, OwnTime
 from slurm_colloc.metrics.series import Value, Window, compute_percentile
 
 WINDOW_LEAST_S = 5.0
@@ -37,6 +40,7 @@ class Progress:
         wait_s: Time waited for data so far, in seconds, as the mean of its training processes.
         last_step_at: When the newest step ended, in seconds since the epoch.
         first_step_at: When its first step ended; None where that is not known.
+        own_time: Tells when its runner had stopped it.
     """
 
     at: Sequence[float]
@@ -45,6 +49,7 @@ class Progress:
     wait_s: Sequence[Value]
     last_step_at: Sequence[Value]
     first_step_at: float | None = None
+    own_time: OwnTime = NEVER_STOPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Interval:
         steps: Steps in it, at least 1.
         samples: Samples in it; None where unknown.
         wait_s: Time waited for data between the two readings; None where unknown.
+        stopped_s: For how many of its seconds the runner had stopped the member.
     """
 
     begin: float
@@ -64,11 +70,12 @@ class Interval:
     steps: float
     samples: float | None
     wait_s: float | None
+    stopped_s: float = 0.0
 
     @property
     def length_s(self) -> float:
-        """Its length in seconds."""
-        return self.end - self.begin
+        """Its length in seconds, without the time in which the member was stopped."""
+        return self.end - self.begin - self.stopped_s
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,9 @@ class Settled:
 
     Attributes:
         intervals: The rest, in order.
-        stepping_s: Time from its first step to its last without pauses, warm-up included.
-        paused_s: Time in pauses: checkpoints, validation, whatever made no step for long.
+        stepping_s: Time from its first step to its last without pauses and stops, warm-up
+            included.
+        paused_s: Time in its own pauses: checkpoints, validation, whatever made no step for long.
         warm_up_s: What was left out at the beginning.
         steps: Steps in all.
         reason: Why there are no intervals; empty where there are.
@@ -129,7 +137,10 @@ def find_intervals(progress: Progress) -> list[Interval]:
     for before, after in itertools.pairwise(rows):
         begin, end = times[before], times[after]
         first, last = progress.steps[before], progress.steps[after]
-        if begin is None or end is None or first is None or last is None or end <= begin:
+        if begin is None or end is None or first is None or last is None:
+            continue
+        stopped_s = progress.own_time.count_stopped_s(begin, end)
+        if end - begin - stopped_s <= 0:
             continue
         intervals.append(
             Interval(
@@ -138,6 +149,7 @@ def find_intervals(progress: Progress) -> list[Interval]:
                 last - first,
                 _subtract(progress.samples[after], progress.samples[before]),
                 _subtract(progress.wait_s[after], progress.wait_s[before]),
+                stopped_s,
             )
         )
     return intervals
@@ -168,21 +180,23 @@ def settle(progress: Progress) -> Settled:
     first = progress.first_step_at
     # Programs that end within a second of their first step have no other.
     begin = intervals[0].begin if first is None or first > intervals[0].begin else first
-    stepping_s = max(0.0, intervals[-1].end - begin - paused_s)
-    warm_up_end = begin + min(_find_warm_up_s(intervals, begin), stepping_s / 2)
-    rest = tuple(interval for interval in moving if interval.begin >= warm_up_end)
-    warm_up_s = (rest[0].begin if rest else intervals[-1].end) - begin
+    clock = progress.own_time
+    begin = clock.read(begin)
+    stepping_s = max(0.0, clock.read(intervals[-1].end) - begin - paused_s)
+    warm_up_end = begin + min(_find_warm_up_s(intervals, begin, clock), stepping_s / 2)
+    rest = tuple(interval for interval in moving if clock.read(interval.begin) >= warm_up_end)
+    warm_up_s = clock.read(rest[0].begin if rest else intervals[-1].end) - begin
     reason = "" if rest else "too short: it ended while it was warming up"
     return Settled(rest, stepping_s, paused_s, warm_up_s, steps, reason)
 
 
-def _find_warm_up_s(intervals: Sequence[Interval], begin: float) -> float:
+def _find_warm_up_s(intervals: Sequence[Interval], begin: float, clock: OwnTime) -> float:
     done = 0.0
     for interval in intervals:
         done += interval.steps
         if done >= WARM_UP_STEPS:
-            return max(WARM_UP_S, interval.end - begin)
-    return max(WARM_UP_S, intervals[-1].end - begin)
+            return max(WARM_UP_S, clock.read(interval.end) - begin)
+    return max(WARM_UP_S, clock.read(intervals[-1].end) - begin)
 
 
 def find_pauses(intervals: Sequence[Interval]) -> frozenset[Interval]:

@@ -93,6 +93,15 @@ class Track:
             found += values[bisect_left(times, begin) : bisect_right(times, end)]
         return found
 
+    def select_whole(self, windows: Iterable[Window]) -> list[float]:
+        """The known values of which all the time since the reading before lies in one window."""
+        found: list[float] = []
+        for begin, end in windows:
+            first, last = bisect_left(self.at, begin), bisect_right(self.at, end)
+            values = self.values[first + 1 : last]
+            found += [value for value in values if value is not None]
+        return found
+
     def compute_mean(self, windows: Iterable[Window]) -> float | None:
         """The mean over windows; None where nothing could be read in them."""
         times = self._known[0]

@@ -63,8 +63,10 @@ def compute_data_share(intervals: Sequence[Interval]) -> float | None:
     """Time waited for data over time, in settled intervals; None where one is unknown.
 
     None, too, where no time at all was counted: every batch of a loader takes some, so there was no
-    loader that is seen.
+    loader that is seen. A program that is stopped while it waits takes that for waiting, so
+    intervals with a stop in them are left out.
     """
+    intervals = [interval for interval in intervals if not interval.stopped_s]
     wait_s = sum_known(interval.wait_s for interval in intervals)
     # Over the time of the steps: the reading after the last one of a run, or before a pause, comes
     # up to a tick later, and that time was not training.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,16 @@ NEAR = 2.0
 
 RUN_MOST_S = 365 * 86_400.0
 """No run takes longer than a year: figures that say so are wrong."""
+
+
+class MeasuredBy(enum.StrEnum):
+    """How the figures of a usage profile were obtained."""
+
+    ALONE = "alone"
+    """In runs that were alone on the GPU for 20 s at least, after their warm-up."""
+    PAUSING = "pausing"
+    """Rate and activity in windows of a second or two, while the other members of its pack were
+    paused; peaks and host use over the whole run."""
 
 
 def keep_newest(sources: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,6 +131,7 @@ class Observation:
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
         gpu_memory_total_mb: Memory of the GPU.
         numbers: What its family masks among its arguments, in their order.
+        measured_by: How it was measured.
     """
 
     signature: str
@@ -145,6 +157,7 @@ class Observation:
     pcie_share: float | None = None
     gpu_memory_total_mb: float | None = None
     numbers: tuple[float, ...] = ()
+    measured_by: MeasuredBy = MeasuredBy.ALONE
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,7 @@ class ProfileRecord:
         pressure: By how much more than that its partners are.
         compared: The newest packs that these two are made of.
         numbers: See Observation; none in a record of an older csub, whose families were others.
+        measured_by: How its runs were measured: one alone takes the place of all by pausing.
     """
 
     signature: str
@@ -234,6 +248,7 @@ class ProfileRecord:
     pressure: ShrunkenMean | None = None
     compared: tuple[str, ...] = ()
     numbers: tuple[float, ...] = ()
+    measured_by: MeasuredBy = MeasuredBy.ALONE
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -241,34 +256,59 @@ class ProfileRecord:
         empty = cls(
             observation.signature, observation.family, observation.name, observation.gpu_model,
             (), 0, observation.at, numbers=observation.numbers,
+            measured_by=observation.measured_by,
         )  # fmt: skip
         return empty.add(observation)
 
     def add(self, observation: Observation) -> ProfileRecord:
-        """With one more run; unchanged where that run is in it already."""
+        """With one more run; unchanged where that run is in it already.
+
+        Of one by pausing a profile of runs alone takes the peaks only, and one by pausing gives
+        way to a run alone in all that was measured.
+        """
         if observation.source in self.seen:
             return self
         values: dict[str, object] = {}
-        for name in MEANS:
-            values[name] = _merge_mean(
-                getattr(self, name), self.samples, getattr(observation, name)
-            )
         for name in PEAKS:
             known = [v for v in (getattr(self, name), getattr(observation, name)) if v is not None]
             values[name] = max(known, default=None)
-        for name in RATES:
-            rate, value = getattr(self, name), getattr(observation, name)
-            if value is not None:
-                rate = RunningStatistics.start(value) if rate is None else rate.add(value)
-            values[name] = rate
         uuids = (*self.gpu_uuids, observation.gpu_uuid)
-        return replace(
+        merged = replace(
             self,
             name=observation.name,
             gpu_uuids=tuple(dict.fromkeys(uuid for uuid in uuids if uuid)),
-            samples=self.samples + 1,
             updated_at=max(self.updated_at, observation.at),
             seen=keep_newest((*self.seen, observation.source)),
+            **values,  # type: ignore[arg-type]
+        )
+        is_brief = observation.measured_by is MeasuredBy.PAUSING
+        if is_brief and self.measured_by is MeasuredBy.ALONE:
+            return merged
+        gives_way = not is_brief and self.measured_by is MeasuredBy.PAUSING
+        return merged._add_figures(observation, gives_way=gives_way)
+
+    def _add_figures(self, observation: Observation, *, gives_way: bool) -> ProfileRecord:
+        """With the means and rates of one more run, in place of what there is where that gives way.
+
+        What was not measured in that run stays as it was.
+        """
+        samples = 0 if gives_way else self.samples
+        values: dict[str, object] = {}
+        for name in MEANS:
+            mean, value = getattr(self, name), getattr(observation, name)
+            values[name] = value if gives_way and value is not None else mean
+            if not gives_way:
+                values[name] = _merge_mean(mean, samples, value)
+        for name in RATES:
+            rate, value = getattr(self, name), getattr(observation, name)
+            if value is not None:
+                is_first = rate is None or gives_way
+                rate = RunningStatistics.start(value) if is_first else rate.add(value)
+            values[name] = rate
+        return replace(
+            self,
+            samples=samples + 1,
+            measured_by=observation.measured_by,
             **values,  # type: ignore[arg-type]
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_colloc.model.degree.degree_words import is_degree_reason, is_time_reason
+from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 
 PREPARING_GPU = "its GPU is being prepared"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
@@ -22,6 +24,8 @@ from slurm_colloc.model.share_request import AUTO
 from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
+from slurm_colloc.store.pack.degree_record import read_degree
+from slurm_colloc.store.pack.member_pauses import PARKED, MemberPause, read_pauses
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
@@ -39,6 +43,7 @@ from slurm_colloc.store.pack_reading import (
 )
 from slurm_colloc.store.record_files import parse_record
 
+_OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
 
@@ -57,6 +62,7 @@ class MemberView:
         is_held: It is held by itself: its runner does not start it.
         moved_to: The pack in which it was submitted again; None if it was not.
         files: Its directory.
+        is_parked: It runs, but its processes are paused until a place is free for it.
     """
 
     member: MemberId
@@ -69,6 +75,7 @@ class MemberView:
     moved_to: str | None
     files: MemberFiles
     _value: Mapping[str, Any] = field(repr=False)
+    is_parked: bool = False
 
     @cached_property
     def spec(self) -> MemberSpec:
@@ -132,6 +139,29 @@ class PackView:
         started = record is not None and record.starts > 0
         cause = choose_plain_cause(member.state, code, started=started)
         return cause.value if cause else ""
+
+    @cached_property
+    def _pauses(self) -> list[MemberPause]:
+        """When members were paused; read where it is asked for."""
+        return read_pauses(Path(self.members[0].files.path).parents[1])
+
+    def count_paused_s(self, member: MemberView, begin: float, end: float) -> float:
+        """For how much of a time of its present start its runner has paused a member.
+
+        Args:
+            member: The member.
+            begin: From when, in seconds since the epoch.
+            end: Until when; what has not ended lasts until then.
+        """
+        record = member.record
+        if record is None:
+            return 0.0
+        spans = [
+            (max(pause.begin, begin), end if pause.end is None else min(pause.end, end))
+            for pause in self._pauses
+            if (pause.member, pause.start) == (member.member.number, record.starts)
+        ]
+        return sum(max(0.0, high - low) for low, high in spans)
 
     @property
     def where_to_ask(self) -> str:
@@ -239,16 +269,34 @@ def _read_slurm_state(
 def _with_members(state: StateReader, view: PackView, damaged: list[StateError] | None) -> PackView:
     path = str(state.pack_path(view.record.pack_id))
     shown_id = view.shown_id or "?"
+    parked = _list_parked(state, view)
     members = []
     for files in list_member_files(path):
         try:
-            members.append(_build_member(state, view, path, shown_id, files))
+            member = _build_member(state, view, path, shown_id, files)
+            is_parked = files.number in parked and member.state is MemberState.RUNNING
+            members.append(_park(member) if is_parked else member)
         except StateError as problem:
             # One damaged record says nothing about its neighbours.
             if damaged is None:
                 raise
             damaged.append(problem)
     return replace(view, members=tuple(members))
+
+
+def _list_parked(state: StateReader, view: PackView) -> frozenset[int]:
+    """The members of a pack that may run now that are paused until a place is free for them."""
+    if view.attempt == 0 or view.slurm_state in _OVER:
+        return frozenset()
+    with contextlib.suppress(StateError):
+        degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
+        return frozenset() if degree is None else frozenset(degree.parked)
+    return frozenset()
+
+
+def _park(member: MemberView) -> MemberView:
+    reason = f"{PARKED}; {member.reason}" if member.reason else PARKED
+    return replace(member, reason=reason, is_parked=True)
 
 
 def _build_member(

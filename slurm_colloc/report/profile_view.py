@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.model.profile import ProfileRecord, RunningStatistics
+from slurm_colloc.model.profile import MeasuredBy, ProfileRecord, RunningStatistics
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -23,6 +23,14 @@ SIGNATURE_SHOWN = 12
 """As many digits of a signature as are shown; they select it, too."""
 
 
+_MEASURED = {
+    MeasuredBy.ALONE: "alone on the GPU, for 20 s or more in each run",
+    MeasuredBy.PAUSING: "by pausing: rate, activity and power in moments in which the other "
+    "members of its pack were paused, memory and CPUs over its whole run; a run alone of 20 s or "
+    "more takes its place",
+}
+
+
 def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = False) -> str:
     """A line for each usage profile."""
     columns = [
@@ -30,6 +38,7 @@ def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = 
         Column("NAME", is_number=False, gives_way=True),
         Column("GPU", is_number=False),
         Column("RUNS"),
+        Column("BY", is_number=False),
         Column("STEPS/S"),
         Column("GPU_MEM"),
         Column("SM"),
@@ -42,6 +51,7 @@ def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = 
             record.name,
             record.gpu_model,
             str(record.samples),
+            record.measured_by.value,
             UNKNOWN if record.steps_per_s is None else format_figure(record.steps_per_s.mean),
             format_mb_figure(record.gpu_memory_peak_mb),
             format_share(record.sm_active),
@@ -62,6 +72,7 @@ def render_profile(record: ProfileRecord, width: int) -> str:
         ("Name", record.name),
         ("GPU", f"{record.gpu_model} {', '.join(record.gpu_uuids)}"),
         ("Runs", f"{record.samples}, the last {updated}"),
+        ("Measured", _MEASURED[record.measured_by]),
         ("Steps", _render_rate(record.steps_per_s)),
         ("Samples", _render_rate(record.samples_per_s)),
         ("Whole run", _render_run(record)),

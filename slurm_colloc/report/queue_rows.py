@@ -79,16 +79,30 @@ def format_elapsed_of(member: MemberView, now: float) -> str:
     return "" if elapsed_s is None else format_elapsed(elapsed_s)
 
 
+def compute_left_s(view: PackView, member: MemberView, now: float) -> int | None:
+    """What is left of a running member's wall limit in seconds; None where it has none.
+
+    For as long as its runner has paused it, its time does not run.
+    """
+    record = member.record
+    if record is None or record.wall_limit_s is None:
+        return None
+    left_s = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
+    if record.started_at is None:
+        return left_s
+    return left_s + int(view.count_paused_s(member, record.started_at, now))
+
+
 def format_left(view: PackView, member: MemberView, now: float) -> str:
     """Time to its wall limit, as squeue prints it."""
     record = member.record
     if member.state is not MemberState.RUNNING or record is None:
         limit = member.wall_limit_s
         return "" if member.is_final else _format_limit(limit)
-    if record.wall_limit_s is None:
+    left_s = compute_left_s(view, member, now)
+    if left_s is None:
         return view.slurm.time_left if view.slurm else "UNLIMITED"
-    left = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
-    return format_elapsed(max(0, left))
+    return format_elapsed(max(0, left_s))
 
 
 def _format_limit(limit_s: int | None) -> str:
@@ -123,6 +137,7 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "name": member.name,
         "state": member.state.value,
         "reason": member.reason or None,
+        "parked": member.is_parked,
         "mode": view.mode_of(member),
         "share": view.record.share,
         "degree": view.record.degree,

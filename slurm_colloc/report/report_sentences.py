@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.report.degree_words import describe_cost
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -44,9 +45,7 @@ def build_sentences(
             lines.append(("Predicted", _tell_prediction(pack["prediction"])))
         lines.append(("In a row", _tell_serial(pack)))
         lines.append(("Saved", _tell_saving(pack)))
-    # A summary of an older csub has none.
-    if summary.get("ramp") is not None:
-        lines.append(("Ramp", _tell_ramp(summary["ramp"])))
+    lines += [("Degree", text) for text in _tell_degree(summary)]
     lines.append(("GPU", _tell_gpu(summary)))
     lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
     lines += _tell_stalls(summary["members"])
@@ -112,10 +111,15 @@ def _tell_saving(pack: dict[str, Any]) -> str:
     return f"{format_figure(hours)} GPU hours, {energy}{f' ({how})' if how else ''}"
 
 
-def _tell_ramp(ramp: dict[str, Any]) -> str:
-    return ramp["reason"] or (
-        f"measured with {ramp['target']} of {ramp['places']} at once, nothing was decided"
-    )
+def _tell_degree(summary: Summary) -> list[str]:
+    """Which degree was best, from which numbers, and what measuring has cost."""
+    degree = summary.get("degree")
+    if degree is None:
+        # A summary of an older csub has what its runner decided while it added members.
+        older = (summary.get("ramp") or {}).get("reason")
+        return [older] if older else []
+    told = [degree["why"], describe_cost(degree["cost_s"], degree["cost_share"])]
+    return ["; ".join(text for text in told if text)] if any(told) else []
 
 
 def _tell_gpu(summary: Summary) -> str:

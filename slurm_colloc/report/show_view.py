@@ -18,6 +18,7 @@ from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_outp
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.ownership import name_user
+from slurm_colloc.report.degree_words import describe_cost, describe_degree
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
 from slurm_colloc.store.atomic_files import read_bytes
@@ -61,7 +62,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
         *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
         *([f"  Part of:  {record.shown_id}"] if record.shown_id else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
-        *(f"  Ramp:     {said}" for said in _list_ramp(view, state)),
+        *(f"  Degree:   {said}" for said in _list_degree(view, state)),
         *(f"  Why:      {reason}" for reason in record.reasons),
     ]
     if record.slurm_options:
@@ -102,11 +103,13 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
     return lines
 
 
-def _list_ramp(view: PackView, state: StateReader) -> list[str]:
-    """What its runner has decided last about how many run at once."""
+def _list_degree(view: PackView, state: StateReader) -> list[str]:
+    """What its runner has measured of how many run at once, and what that has cost."""
     with contextlib.suppress(StateError):
-        ramp = read_degree(state.pack_path(view.record.pack_id), view.attempt)
-        return [ramp.describe()] if ramp is not None and ramp.describe() else []
+        degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
+        if degree is not None:
+            said = (describe_degree(degree), describe_cost(degree.cost_s, None))
+            return ["; ".join(filter(None, said))] if any(said) else []
     return []
 
 

@@ -1,11 +1,12 @@
-"""How fast a member that shares a GPU is against alone, in words; pure."""
+"""How fast a member that shares a GPU is against alone, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_colloc.report.member_survey import MemberView
+from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 STALE_S = 15.0
 """A monitor that has not written for longer has gone, or its file system hangs."""
@@ -18,20 +19,35 @@ _EVEN = 1.01
 """Below it a member does not count as slower."""
 
 
-def describe_pace(member: MemberView, latest: Mapping[str, Any] | None, now: float) -> str:
+def describe_pace(
+    view: PackView,
+    member: MemberView,
+    latest: Mapping[str, Any] | None,
+    degree: DegreeRecord | None,
+    now: float,
+) -> str:
     """How much slower than alone a running member is; empty where nothing is known of that.
 
-    What is measured now counts; where nothing is, what its plan has predicted.
+    What is measured now counts; where nothing is, what its plan has predicted. Time in which its
+    runner had paused it is left out.
 
     Args:
+        view: Its pack.
         member: It.
         latest: The content of its pack's latest.json; None where there is none.
+        degree: What its runner has measured of its rate alone; None where nothing.
         now: Seconds since the epoch.
     """
     plan = member.spec.plan
-    solo = plan.solo_steps_per_s
+    solo = plan.solo_steps_per_s or _find_rate_alone(member, degree)
     figures = _find_figures(member, latest, now)
     rate, window_s = (_read_positive(figures.get(key)) for key in ("steps_per_s", "window_s"))
+    if rate is not None and window_s is not None:
+        end = now if latest is None else float(latest["at"])
+        end -= _read_positive(figures.get("last_step_age_s")) or 0.0
+        steps = rate * window_s
+        window_s -= view.count_paused_s(member, end - window_s, end)
+        rate = steps / window_s if window_s > 0 else None
     if solo and rate is not None and window_s is not None and window_s >= _WINDOW_LEAST_S:
         return (
             f"{_describe(solo / rate)} ({rate:.3g} of {solo:.3g} steps/s, over the last "
@@ -44,6 +60,16 @@ def describe_pace(member: MemberView, latest: Mapping[str, Any] | None, now: flo
 
 def _describe(slowdown: float) -> str:
     return "as fast as alone" if slowdown < _EVEN else f"{slowdown:.2f} times slower than alone"
+
+
+def _find_rate_alone(member: MemberView, degree: DegreeRecord | None) -> float | None:
+    """The newest rate alone that its runner knows."""
+    found = [
+        rate
+        for rate in (() if degree is None else degree.rates_alone)
+        if rate.member == member.member.number and rate.steps_per_s > 0
+    ]
+    return max(found, key=lambda rate: rate.at).steps_per_s if found else None
 
 
 def _find_figures(

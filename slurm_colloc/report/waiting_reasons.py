@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from slurm_colloc.store.pack.member_pauses import PARKED
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -126,6 +128,10 @@ REASONS: dict[str, Reason] = {
     "Degree": Reason(
         "its pack runs as many members at the same time as its degree allows",
         "it starts by itself as soon as a place becomes free",
+    ),
+    PARKED: Reason(
+        "it runs, and its processes are paused until a place is free for it",
+        "it goes on by itself; csub why says which degree is best in its pack",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""`csub why`: one line that says why a member is as it is; pure."""
+"""`csub why`: one line that says why a member is as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.model.degree.degree_words import is_degree_reason, is_time_reason
+from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
+from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
@@ -21,8 +22,13 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
+from slurm_colloc.report.degree_words import (
+    describe_degree,
+    describe_limit,
+    explain_kept_waiting,
+)
 from slurm_colloc.report.member_survey import HELD, MemberView, PackView
-from slurm_colloc.report.queue_rows import compute_elapsed_s, format_where
+from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
 from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack.degree_record import DegreeRecord
@@ -50,7 +56,8 @@ class Facts:
         fields: `scontrol show job` of the pack's job, empty where it was not asked for.
         unreachable: Why Slurm could not be asked; empty where it answered.
         moved: The member's new name, where it was submitted again.
-        ramp: What its runner has decided about how many run at once; None where nothing.
+        degree: What its runner has measured and decided of how many run at once; None where
+            nothing.
         latest: The newest figures of the pack's monitor; None where there are none.
         is_gpu_unprepared: Its runner has not written yet how members share the GPU.
         takes_one: Its GPU takes one member at a time.
@@ -61,7 +68,7 @@ class Facts:
     fields: Mapping[str, str] = field(default_factory=dict)
     unreachable: str = ""
     moved: str = ""
-    ramp: DegreeRecord | None = None
+    degree: DegreeRecord | None = None
     latest: Mapping[str, Any] | None = None
     is_gpu_unprepared: bool = False
     takes_one: bool = False
@@ -76,14 +83,22 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         text = _explain_running(view, member, facts)
     else:
         text = _explain_ended(view, member, facts)
-    if member.state is MemberState.RUNNING and facts.ramp is not None:
-        text = "; ".join(filter(None, (text, facts.ramp.describe())))
+    if member.state is MemberState.RUNNING or _waits_in_pack(view, member):
+        degree = describe_degree(facts.degree)
+        text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last written: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
         clauses.append(f"as last written: ask csub on {view.where_to_ask}")
     return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
+
+
+def _waits_in_pack(view: PackView, member: MemberView) -> bool:
+    """Whether it waits for a place in a pack that runs."""
+    if member.state is not MemberState.PENDING or member.is_held or view.attempt == 0:
+        return False
+    return view.record.local or view.slurm_state is SlurmJobState.RUNNING
 
 
 def list_sharing_reasons(view: PackView) -> list[str]:
@@ -161,7 +176,7 @@ def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
     why = why_not_now(start)
     if start.too_late:
         # However many places become free.
-        return "; ".join(filter(None, (why, _tell_limit(facts.ramp))))
+        return "; ".join(filter(None, (why, describe_limit(facts.degree))))
     if why is None:
         why = "its pack runs and has a place: it is about to start"
         if start.has_run:
@@ -188,21 +203,27 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         shares=record.retries.places if record is not None else 1,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.member.number < member.member.number),
-        degree=view.record.degree,
+        degree=_count_places(view, facts),
         takes_one=facts.takes_one,
-        running=tuple(_look_at_running(m, facts.now) for m in running),
+        running=tuple(_look_at_running(view, m, facts.now) for m in running),
         pack_waits=PREPARING_GPU if is_preparing else "",
         no_place=next((text for text in obstacles if is_obstacle(text)), ""),
-        degree_reason=next((text for text in obstacles if is_degree_reason(text)), ""),
+        degree_reason=next((text for text in obstacles if is_degree_reason(text)), "")
+        or explain_kept_waiting(facts.degree, len(running)),
     )
 
 
-def _look_at_running(member: MemberView, now: float) -> RunningMember:
-    record, left_s = member.record, None
-    if record is not None and record.wall_limit_s is not None:
-        left_s = record.wall_limit_s - (compute_elapsed_s(member, now) or 0)
-    shares = 1 if record is None else record.retries.places
-    return RunningMember(str(member.member), shares, left_s)
+def _count_places(view: PackView, facts: Facts) -> int:
+    """How many members can be there at the same time, those that are paused among them."""
+    degree = facts.degree
+    if degree is None or degree.state is DegreeState.OFF:
+        return view.record.degree
+    return degree.places
+
+
+def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:
+    shares = 1 if member.record is None else member.record.retries.places
+    return RunningMember(str(member.member), shares, compute_left_s(view, member, now))
 
 
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -212,9 +233,16 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     text = f"on {format_where(member)} since {format_moment(record.started_at, facts.now)}"
     if view.slurm_state is SlurmJobState.SUSPENDED:
         text += ", suspended by Slurm"
-    partners = [m for m in view.members if m.state is MemberState.RUNNING and m != member]
+    others = [m for m in view.members if m.state is MemberState.RUNNING and m != member]
+    parked = [m for m in others if m.is_parked]
+    end = f"{_tell_parked(parked)}{_format_end(view, member, facts)}"
+    if member.is_parked:
+        return f"{text}, parked: its processes are paused until a place is free for it{end}"
+    partners = [m for m in others if not m.is_parked]
+    if not partners and not parked:
+        return f"{text}, alone in its pack at present{end}"
     if not partners:
-        return f"{text}, alone in its pack at present{_format_end(member, facts)}"
+        return f"{text}, the only one that runs in its pack at present{end}"
     names = _join(
         [
             f"{m.member} (since {format_moment(m.record.started_at, facts.now)})"
@@ -223,24 +251,28 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         ]
     )
     how = _SHARING.get(view.mode_of(member), "in one allocation")
-    pace = describe_pace(member, facts.latest, facts.now)
+    pace = describe_pace(view, member, facts.latest, facts.degree, facts.now)
     told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
-    return f"{told}{_format_end(member, facts)}"
+    return f"{told}{end}"
 
 
-def _format_end(member: MemberView, facts: Facts) -> str:
-    record = member.record
-    if record is None or record.wall_limit_s is None:
+def _tell_parked(parked: Sequence[MemberView]) -> str:
+    if not parked:
         return ""
-    left = record.wall_limit_s - (compute_elapsed_s(member, facts.now) or 0)
-    return f"; at most {format_elapsed(max(0, left))} left"
+    verb = "is" if len(parked) == 1 else "are"
+    return f"; {_join([str(m.member) for m in parked])} {verb} parked"
+
+
+def _format_end(view: PackView, member: MemberView, facts: Facts) -> str:
+    left = compute_left_s(view, member, facts.now)
+    return "" if left is None else f"; at most {format_elapsed(max(0, left))} left"
 
 
 def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     record = member.record
     if member.state is MemberState.REQUEUED:
         again = f"it never started and was submitted again as {facts.moved or 'another member'}"
-        return "; ".join(filter(None, (again, _tell_limit(facts.ramp))))
+        return "; ".join(filter(None, (again, describe_limit(facts.degree))))
     reason = member.reason
     code = record.exit_code if record else None
     if code is not None and (code.code or code.signal):
@@ -263,13 +295,7 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
         parts.append(f"ended {format_moment(record.ended_at, facts.now)}")
     if record is not None and record.starts > 1:
         parts.append(f"started {record.starts} times")
-    return "; ".join(filter(None, (*parts, _tell_limit(facts.ramp))))
-
-
-def _tell_limit(ramp: DegreeRecord | None) -> str:
-    """Why fewer ran at once than had a place; empty where that was not so."""
-    said = ramp.describe() if ramp is not None and ramp.degree < ramp.places else ""
-    return f"in its pack {said}" if said else ""
+    return "; ".join(filter(None, (*parts, describe_limit(facts.degree))))
 
 
 def describe_request(fields: Mapping[str, str]) -> str:

@@ -124,7 +124,7 @@ def poison(path: Path) -> None:
             state, state=final, node=EVIL, reason=EVIL, evidence=(EVIL,), gpus=(EVIL,), step=EVIL
         )
         write_state(path, number, told)
-    (path / "ramp.json").write_text("{")
+    (path / "degree.json").write_text("{")
     event = {"event": "fallback", "reason": EVIL}
     (path / "events.jsonl").write_text(f"{json.dumps(event)}\n")
 

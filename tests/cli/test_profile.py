@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import Observation, ProfileRecord, RunningStatistics
+from slurm_colloc.model.profile import (
+    MeasuredBy,
+    Observation,
+    ProfileRecord,
+    RunningStatistics,
+)
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
@@ -132,6 +137,26 @@ def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_pa
     assert (record.for_planning().sensitivity, record.for_planning().pressure) == (0.0, 0.0)
 
 
+def test_how_it_was_measured_is_kept_and_an_older_csub_knew_one_way() -> None:
+    record = ProfileRecord.start(observe(1, measured_by=MeasuredBy.PAUSING))
+    mapping = json.loads(json.dumps(build_profile_mapping(record)))
+    assert mapping["measured_by"] == "pausing"
+    assert parse_profile(mapping, "x") == record
+    del mapping["measured_by"]
+    assert parse_profile(mapping, "x").measured_by is MeasuredBy.ALONE
+
+
+def test_what_was_measured_by_pausing_never_takes_the_place_of_a_run_alone(tmp_path: Path) -> None:
+    alone = ProfileRecord.start(observe(1))
+    by_pausing = ProfileRecord.start(observe(2, measured_by=MeasuredBy.PAUSING))
+    by_pausing = by_pausing.add(observe(3, measured_by=MeasuredBy.PAUSING))
+    assert by_pausing.samples == 2
+    assert import_profiles(tmp_path, [by_pausing]) == [by_pausing]
+    assert import_profiles(tmp_path, [alone]) == [alone]
+    assert import_profiles(tmp_path, [by_pausing]) == []
+    assert list_profiles(tmp_path)[0] == [alone]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("schema", 2), ("signature", "../../etc"), ("samples", "3"), ("samples", 0), ("name", None),
@@ -148,7 +173,8 @@ def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_pa
      ("gpu_memory_total_mb", 0), ("gpu_memory_total_mb", 0.5),
      ("gpu_model", "x" * 101), ("name", "x" * 1001), ("seen", ["x" * 1001]),
      ("gpu_uuids", ["x"] * 10_001), ("sm_active", 10**400), ("energy_w", float("inf")),
-     ("name", [[]] * 900)],
+     ("name", [[]] * 900), ("measured_by", "guessing"), ("measured_by", ["alone"]),
+     ("measured_by", True)],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_key(key: str, value: object) -> None:
     mapping = {**build_profile_mapping(ProfileRecord.start(OBSERVATION)), key: value}

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.node_setup import Setup, write_setup
 from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
@@ -31,7 +32,9 @@ MODEL = "NVIDIA H200"
 class Truth:
     """A start of a member as it really was.
 
-    `rate` says how fast it steps at a moment; `pauses` are from and to.
+    `rate` says how fast it steps at a moment; `pauses` are from and to, and so are `stops`, in
+    which its runner had stopped it: a program whose loop waited then has waited all that time, by
+    its own clock.
     """
 
     member: int
@@ -47,6 +50,15 @@ class Truth:
     reports: bool = True
     samples_per_step: int = 128
     gaps: Sequence[tuple[float, float]] = ()
+    stops: Sequence[tuple[float, float]] = ()
+
+    def count_stopped_s(self, at: float, *, only_ended: bool = False) -> float:
+        """For how long it had been stopped at a moment."""
+        return sum(
+            min(end, at) - begin
+            for begin, end in self.stops
+            if (end if only_ended else begin) <= at
+        )
 
     def make_steps(self) -> list[float]:
         """When its steps ended."""
@@ -57,7 +69,11 @@ class Truth:
             rate = self.rate(at - T0)
             if at - first < self.warm_up_s:
                 rate *= 0.4
+            before = at
             at += 1 / rate
+            for begin, end in self.stops:
+                if before <= T0 + begin < at:
+                    at += end - begin
             for begin, end in self.pauses:
                 if T0 + begin <= at < T0 + end:
                     at += end - begin
@@ -83,6 +99,13 @@ class Truth:
 
     def _make_row(self, at: float, steps: list[float], done: int) -> dict[str, Any]:
         known = self.reports and done > 0
+        ran_s = at - T0 - self.begin - self.count_stopped_s(at - T0)
+        waited_s = 0.0
+        if known:
+            first_s = steps[0] - T0
+            stepped_s = at - steps[0] - self.count_stopped_s(at - T0)
+            waited_s = self.wait_share * max(0.0, stepped_s + self.count_stopped_s(first_s))
+            waited_s += self.count_stopped_s(at - T0, only_ended=True)
         return {
             "at": at,
             "attempt": 1,
@@ -91,7 +114,7 @@ class Truth:
             "gpu_memory_mb": self.gpu_memory_mb if int(at) % 5 == 0 else None,
             "processes": 1,
             "threads": 8,
-            "cpu_s": 1.5 * (at - T0 - self.begin),
+            "cpu_s": 1.5 * ran_s,
             "host_memory_mb": 512.0,
             "read_bytes": int(1e6 * (at - T0 - self.begin)),
             "written_bytes": 10,
@@ -99,7 +122,7 @@ class Truth:
             "skipped": 0 if known else None,
             "samples": done * self.samples_per_step if known else None,
             "batches": done if known else None,
-            "wait_s": self.wait_share * max(0.0, at - steps[0]) if known else None,
+            "wait_s": waited_s if known else None,
             "progress": "optimizer" if known else None,
             "first_step_at": steps[0] if known else None,
             "last_step_at": steps[done - 1] if known else None,
@@ -156,6 +179,17 @@ def write_samples(
         for piece in range(pieces):
             part = rows[piece * size : (piece + 1) * size]
             write_table(pack / "report" / f"{table}.{piece + 1:06d}.parquet", columns, part)
+
+
+def write_stops(pack: Path, truths: Sequence[Truth], reason: str = MEASURED) -> None:
+    """Write down when members were stopped, as their runner does."""
+    edges: dict[float, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for truth in truths:
+        for begin, end in truth.stops:
+            edges.setdefault(begin, ([], []))[0].append((truth.member, truth.start))
+            edges.setdefault(end, ([], []))[1].append((truth.member, truth.start))
+    for at, (paused, resumed) in sorted(edges.items()):
+        append_change(pack, T0 + at, paused=paused, resumed=resumed, reason=reason)
 
 
 def make_pack(

@@ -9,8 +9,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from slurm_colloc.model.degree.ramp_decision import Decision, RampState
-from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
@@ -479,36 +477,3 @@ def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> Non
     (record,), _ = list_profiles(tmp_path)
     assert record.steps_total is not None
     assert record.steps_total.n == 2, "one that failed has not made all its steps"
-
-
-def test_what_the_ramp_decided_stays_in_the_report(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 20), Truth(2, 0, 60, lambda _at: 9)])
-    summary = build_summary(pack, tmp_path)
-    assert summary["ramp"] is None
-    assert "Ramp:" not in render_report(summary, 140)
-    reason = "no more than 2 run at once: with the 3rd the sum of progress went from 1.9 to 1.91"
-    first = Decision(T0 + 20, RampState.RAMPING, 2, 3, 1.9, "3 may run at once")
-    last = Decision(T0 + 40, RampState.SETTLED, 3, 2, 1.91, reason)
-    write_ramp(pack, RampRecord(1, RampState.SETTLED, 2, 4, (first, last)))
-    summary = json.loads(json.dumps(build_summary(pack, tmp_path)))
-    assert {key: summary["ramp"][key] for key in ("state", "target", "places", "reason")} == {
-        "state": "SETTLED", "target": 2, "places": 4, "reason": reason,
-    }  # fmt: skip
-    assert [entry["stp"] for entry in summary["ramp"]["decisions"]] == [1.9, 1.91]
-    assert summary["ramp"]["decisions"][1] == {
-        "at": T0 + 40, "state": "SETTLED", "running": 3, "target": 2, "stp": 1.91,
-        "reason": reason,
-    }  # fmt: skip
-    assert f"Ramp: {reason}" in " ".join(render_report(summary, 140).split())
-    # It never came to a decision.
-    write_ramp(pack, RampRecord(1, RampState.RAMPING, 2, 4))
-    text = " ".join(render_report(build_summary(pack, tmp_path), 140).split())
-    assert "Ramp: measured with 2 of 4 at once, nothing was decided" in text
-    # An older csub has left none, and other hands what is no record.
-    assert "Ramp:" not in render_report(
-        {key: value for key, value in summary.items() if key != "ramp"}, 140
-    )
-    (pack / "ramp.json").write_text("{")
-    summary = build_summary(pack, tmp_path)
-    assert summary["ramp"] is None
-    assert any("ramp.json is damaged" in note for note in summary["notes"])

@@ -8,20 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_colloc.model.degree.ramp_decision import Decision, RampState
-from slurm_colloc.store.pack.ramp_record import RampRecord, write_ramp
 
+from slurm_colloc.cli.look.top_command import LatestReading, render_top
+from slurm_colloc.model.degree.measured_curve import (
+    CurvePoint,
+    DegreeDecision,
+    DegreeState,
+    RateAlone,
+    RateSource,
+)
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.queue_rows import build_member_json, build_table
 from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.report.state_meanings import explain_member
 from slurm_colloc.report.why_line import Facts, explain_why
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_pauses import PARKED, append_change
 from slurm_colloc.store.pack.member_states import Retries, StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.pack_directory import read_spec, write_ended, write_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill, write_kill
@@ -30,6 +39,13 @@ from ..store.builders import build_pack
 
 NOW = time.mktime((2026, 11, 21, 10, 30, 0, 0, 0, -1))
 HOUR_AGO = NOW - 3600
+
+
+CURVE = (CurvePoint(2, 1.9), CurvePoint(3, 1.8, None, 1.7, 3, 1.5))
+BEST = (
+    "no more than 2 run at once: 2 together make 1.9 times the progress of one alone, 3 make 1.8, "
+    "and member 3 would be 1.7 times slower than alone (1.5 is accepted)"
+)
 
 
 @pytest.fixture
@@ -123,25 +139,95 @@ def test_waiting_in_a_pack(state: State) -> None:
 def test_what_was_measured_of_a_pack(state: State) -> None:
     run(state, 1, 2, limit_s=None)
     view = look(state, "RUNNING", degree=4)
-    ramp = RampRecord(1, RampState.RAMPING, 2, 4)
-    assert line(view, 3, ramp=ramp) == (
+    degree = DegreeRecord(1, DegreeState.MEASURING, 2, 4)
+    assert line(view, 3, degree=degree) == (
         "4711/3 PENDING: waits: the pack is being measured with 2 members"
     )
     # Who may start is about to.
-    assert "it is about to start" in line(view, 3, ramp=dataclasses.replace(ramp, target=3))
-    reason = "no more than 2 run at once: with the 3rd the sum of progress went from 1.9 to 1.91"
-    decision = Decision(NOW, RampState.SETTLED, 3, 2, 1.91, reason)
-    settled = dataclasses.replace(ramp, state=RampState.SETTLED, decisions=(decision,))
-    assert line(view, 3, ramp=settled) == f"4711/3 PENDING: waits: {reason}"
-    assert line(view, 1, ramp=settled).endswith(f"; {reason}")
-    stopped = "stopped so that fewer run at once"
+    assert "it is about to start" in line(view, 3, degree=dataclasses.replace(degree, degree=3))
+    settled = dataclasses.replace(degree, state=DegreeState.SETTLED, curve=CURVE)
+    assert line(view, 3, degree=settled) == f"4711/3 PENDING: waits: {BEST}"
+    assert line(view, 1, degree=settled).endswith(f"; {BEST}")
+    # What its runner gave as its reason is no other one, or comes after the numbers.
+    other = "its GPU memory holds no more"
+    for reason, said in (
+        ("no more than 2 run at once: 2 together make 1.8", BEST),
+        (other, f"{BEST}; {other}"),
+    ):
+        decision = DegreeDecision(NOW, DegreeState.SETTLED, 3, 2, 1.91, reason)
+        decided = dataclasses.replace(settled, decisions=(decision,))
+        assert line(view, 3, degree=decided) == f"4711/3 PENDING: waits: {said}"
+        told = dataclasses.replace(decided, curve=())
+        assert line(view, 3, degree=told) == f"4711/3 PENDING: waits: {reason}"
+    full = look(state, "RUNNING", degree=2)
+    assert line(full, 3, degree=dataclasses.replace(settled, places=2)) == (
+        f"4711/3 PENDING: starts when one of 4711/1, 4711/2 ends (Degree 2); {BEST}"
+    )
+    # More can be there than were planned to run, because some of them are parked.
+    assert line(full, 3, degree=dataclasses.replace(settled, places=8)).startswith(
+        f"4711/3 PENDING: waits: {BEST}"
+    )
+    stopped = "its share was not enough"
     write(state, 3, MemberState.PENDING, starts=1, reason=stopped)
     view = look(state, "RUNNING", degree=4)
-    assert line(view, 3, ramp=settled) == (
-        f"4711/3 PENDING: to be started again ({stopped}): waits: {reason}"
+    assert line(view, 3, degree=settled) == (
+        f"4711/3 PENDING: to be started again ({stopped}): waits: {BEST}"
     )
-    everyone = dataclasses.replace(ramp, state=RampState.OFF, target=4)
-    assert "waits" not in line(view, 3, ramp=everyone)
+    everyone = dataclasses.replace(settled, state=DegreeState.OFF, degree=4)
+    assert "waits" not in line(view, 3, degree=everyone)
+    # An attempt before this one says nothing of a pack that is in the queue again.
+    queued = look(state, "PENDING", "Priority", degree=4)
+    assert "at once" not in line(queued, 3, degree=settled)
+
+
+def test_a_parked_member_runs_and_is_said_to_be_paused(state: State) -> None:
+    run(state, 1, 2, 3)
+    path = state.pack_path("s.0")
+    record = DegreeRecord(1, DegreeState.SETTLED, 2, 4, parked=(2,), curve=CURVE, cost_s=3.42)
+    write_degree(path, record)
+    (path / "report").mkdir()
+    append_change(path, HOUR_AGO - 60, paused=[(2, 1), (3, 7)], reason=PARKED)
+    append_change(path, HOUR_AGO + 100, resumed=[(2, 1)], paused=[(3, 1)])
+    append_change(path, HOUR_AGO + 400, resumed=[(3, 1)])
+    append_change(path, NOW - 600, paused=[(2, 1)], reason=PARKED)
+    view = look(state, "RUNNING", degree=4)
+    assert [member.is_parked for member in view.members] == [False, True, False]
+    assert [member.reason for member in view.members] == ["", "parked", ""]
+    # Of two hours one has passed; 700 and 300 s of that do not count.
+    header, rows = build_table([(view, view.members)], NOW)
+    columns = [header.index(name) for name in ("STATE", "TIME", "LEFT", "REASON")]
+    assert [[row[column] for column in columns] for row in rows] == [
+        ["RUNNING", "1:00:00", "1:00:00", ""],
+        ["RUNNING", "1:00:00", "1:11:40", "parked"],
+        ["RUNNING", "1:00:00", "1:05:00", ""],
+    ]
+    two = build_member_json(view, view.members[1], NOW)
+    assert (two["state"], two["reason"], two["parked"]) == ("RUNNING", "parked", True)
+    assert two["elapsed_s"] == 3600
+    assert build_member_json(view, view.members[0], NOW)["parked"] is False
+    assert line(view, 2, degree=record) == (
+        "4711/2 RUNNING: on n1:0 since 09:30:00, parked: its processes are paused until a place is "
+        f"free for it; at most 1:11:40 left; {BEST}"
+    )
+    assert line(view, 1, degree=record) == (
+        "4711/1 RUNNING: on n1:0 since 09:30:00, sharing with 4711/3 (since 09:30:00) by time "
+        f"slices; 4711/2 is parked; at most 1:00:00 left; {BEST}"
+    )
+    assert f"  Degree:   {BEST}; measuring cost 3.4 s of the pack's work\n" in render_pack(
+        view, state, NOW
+    )
+    assert "4711/2  job2  RUNNING  (parked)  1:00:00" in render_pack(view, state, NOW)
+    latest = {"at": NOW, "members": {str(n): {"steps": 7, "steps_per_s": 2.5} for n in (1, 2)}}
+    shown = [row.split() for row in render_top([LatestReading(view, latest)], NOW, 120).split("\n")]
+    assert [row[3] for row in shown if row and row[0].startswith("4711/")] == ["2.5", "parked"]
+    # Where its Slurm job is over, it is not parked any more.
+    gone = look(state, "ABSENT")
+    assert not any(member.is_parked for member in gone.members)
+    write_degree(path, dataclasses.replace(record, parked=(2, 3)))
+    alone = look(state, "RUNNING", degree=4)
+    assert "the only one that runs in its pack at present; 4711/2 and 4711/3 are parked" in line(
+        alone, 1
+    )
 
 
 def test_running_with_partners_says_nothing_of_a_slowdown_that_is_not_known(state: State) -> None:
@@ -195,6 +281,39 @@ def test_running_with_partners_says_how_much_slower_than_alone_it_is(state: Stat
         assert predicted in line(view, 1, latest=latest), latest
 
 
+def test_how_fast_a_member_is_goes_without_its_pauses(state: State) -> None:
+    run(state, 1, 2)
+    path = state.pack_path("s.0")
+    (path / "report").mkdir()
+    # Of the ten seconds of its window, which ended at its last step, it ran for eight.
+    append_change(path, NOW - 30, paused=[(1, 1)])
+    append_change(path, NOW - 11, resumed=[(1, 1)])
+    append_change(path, NOW - 6, paused=[(1, 1)])
+    append_change(path, NOW - 5, resumed=[(1, 1)])
+    figures = {"start": 1, "steps_per_s": 8.0, "window_s": 10.0, "last_step_age_s": 2.0}
+    latest = {"at": NOW, "members": {"1": figures, "2": figures}}
+    alone = (
+        RateAlone(1, 99.0, at=NOW - 600),
+        RateAlone(1, 15.0, at=NOW - 60),
+        RateAlone(2, 16.0, at=NOW - 60, source=RateSource.FAMILY),
+    )
+    degree = DegreeRecord(1, DegreeState.MEASURING, 2, 4, rates_alone=alone)
+    view = look(state, "RUNNING", degree=4)
+    assert "1.50 times slower than alone (10 of 15 steps/s, over the last 8 s)" in line(
+        view, 1, latest=latest, degree=degree
+    )
+    assert "2.00 times slower than alone (8 of 16 steps/s, over the last 10 s)" in line(
+        view, 2, latest=latest, degree=degree
+    )
+    # Nothing is known of how fast it is alone, or it ran for too short a time.
+    assert "steps/s" not in line(view, 1, latest=latest)
+    brief = {"at": NOW, "members": {"1": {**figures, "window_s": 7.0}}}
+    assert "over the last 6 s" in line(view, 1, latest=brief, degree=degree)
+    append_change(path, NOW - 4, paused=[(1, 1)])
+    paused = look(state, "RUNNING", degree=4)
+    assert "steps/s" not in line(paused, 1, latest=brief, degree=degree)
+
+
 def test_refused_partners_are_named(state: State) -> None:
     view = look(
         state, "PENDING", "Priority",
@@ -231,31 +350,31 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     assert line(view, 1).endswith("; it runs alone: it asks for 2")
 
 
-def test_what_a_ramp_has_decided_is_still_said_when_the_pack_has_ended(state: State) -> None:
+def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -> None:
     run(state, 1, 2)
     write(state, 1, MemberState.COMPLETED, starts=1, started_at=HOUR_AGO, ended_at=NOW - 60)
     view = look(state, "COMPLETED", degree=4)
-    reason = "no more than 2 run at once: with the 3rd the sum of progress went from 1.9 to 1.91"
-    decision = Decision(NOW, RampState.SETTLED, 3, 2, 1.91, reason)
-    ramp = RampRecord(1, RampState.SETTLED, 2, 4, (decision,))
-    assert line(view, 1, ramp=ramp).endswith(f"ended 10:29:00; in its pack {reason}")
-    assert line(view, 3, ramp=ramp).endswith(f"it never started; in its pack {reason}")
+    degree = DegreeRecord(1, DegreeState.SETTLED, 2, 4, curve=CURVE)
+    assert line(view, 1, degree=degree).endswith(f"ended 10:29:00; in its pack {BEST}")
+    assert line(view, 3, degree=degree).endswith(f"it never started; in its pack {BEST}")
     # Where nobody was kept waiting it explains nothing.
     for other in (
-        dataclasses.replace(ramp, target=4),
-        dataclasses.replace(ramp, state=RampState.OFF, target=4),
-        dataclasses.replace(ramp, state=RampState.RAMPING, decisions=()),
+        dataclasses.replace(degree, degree=4),
+        dataclasses.replace(degree, state=DegreeState.OFF, degree=4),
+        dataclasses.replace(degree, state=DegreeState.MEASURING),
     ):
-        assert "in its pack" not in line(view, 1, ramp=other)
+        assert "in its pack" not in line(view, 1, degree=other)
     left = "the pack has only 5 minutes left"
     write(state, 3, MemberState.PENDING, reason=left)
     view = look(state, "RUNNING", degree=4)
-    assert line(view, 3, ramp=ramp) == f"4711/3 PENDING: waits: {left}; in its pack {reason}"
-    assert "Ramp:     " not in render_pack(view, state, NOW)
-    write_ramp(state.pack_path("s.0"), ramp)
-    assert f"  Ramp:     {reason}\n" in render_pack(view, state, NOW)
-    (state.pack_path("s.0") / "ramp.json").write_text("{")
-    assert "Ramp:     " not in render_pack(view, state, NOW)
+    assert line(view, 3, degree=degree) == f"4711/3 PENDING: waits: {left}; in its pack {BEST}"
+    assert "Degree:   " not in render_pack(view, state, NOW)
+    write_degree(state.pack_path("s.0"), degree)
+    assert f"  Degree:   {BEST}\n" in render_pack(view, state, NOW)
+    (state.pack_path("s.0") / "degree.json").write_text("{")
+    damaged = look(state, "RUNNING", degree=4)
+    assert "Degree:   " not in render_pack(damaged, state, NOW)
+    assert not any(member.is_parked for member in damaged.members)
 
 
 def test_what_is_only_known_from_the_files(state: State) -> None:

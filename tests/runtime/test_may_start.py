@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.degree.degree_words import is_time_reason
+from slurm_colloc.model.degree.degree_reasons import is_time_reason
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook

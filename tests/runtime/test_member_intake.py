@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.degree_words import TOO_LITTLE_TIME
+from slurm_colloc.model.degree.degree_reasons import TOO_LITTLE_TIME
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime import guarded_steps

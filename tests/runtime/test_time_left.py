@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.model.degree.degree_words import is_time_reason
+from slurm_colloc.model.degree.degree_reasons import is_time_reason
 from slurm_colloc.model.end_causes import RESUBMISSIONS
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft

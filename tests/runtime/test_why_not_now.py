@@ -144,7 +144,7 @@ def look(stage: Stage) -> PackView:
 def compare(stage: Stage, number: int) -> str | None:
     """Why a member does not start, as its runner says it, which is what csub says."""
     view = look(stage)
-    facts = Facts(time.time(), ramp=read_degree(stage.pack, stage.attempt))
+    facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
     read = gather_start_facts(view, view.members[number - 1], facts)
     gathered = stage.start_queue.gather(stage.members.by_number[number])
     # Who is before whom a runner need not know: it asks for one after the other.
@@ -342,7 +342,7 @@ def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProce
     assert [stage.start(), stage.start()] == [1, None]
     assert second.record.reason == again
     view = look(stage)
-    facts = Facts(time.time(), ramp=read_degree(stage.pack, stage.attempt))
+    facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
     assert f"1/2 PENDING: to be started again ({again})" in explain_why(
         view, view.members[1], facts
     )

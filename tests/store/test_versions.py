@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
+from slurm_colloc.model.degree.ramp_decision import Decision, RampState
+from slurm_colloc.store.pack.ramp_record import RampRecord
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.ramp_decision import Decision, RampState
+from slurm_colloc.model.degree.measured_curve import (
+    CurvePoint,
+    DegreeDecision,
+    DegreeState,
+    RateAlone,
+    RateSource,
+)
 from slurm_colloc.model.job import ArrayTask, SignalRequest
 from slurm_colloc.model.member import ExitCode, MemberState, effective_state
 from slurm_colloc.model.plan import Policy, SharingMode
@@ -25,6 +33,7 @@ from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.learned.faults import FaultRecord
 from slurm_colloc.store.learned.kept_answers import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
+from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -35,7 +44,6 @@ from slurm_colloc.store.pack.pack_records import (
     build_spec_mapping,
 )
 from slurm_colloc.store.pack.progress_counters import FollowRequest
-from slurm_colloc.store.pack.ramp_record import RampRecord
 from slurm_colloc.store.pack.runner_kills import RunnerKill
 from slurm_colloc.store.pack.runner_process import RunnerProcess
 from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
@@ -106,6 +114,15 @@ CASES = [
     build_case(
         RampRecord(1, RampState.SETTLED, 2, 4, (DECISION,)), "attempt state target places"
     ),
+    build_case(
+        DegreeRecord(
+            1, DegreeState.SETTLED, 2, 4, 1, (3,),
+            (CurvePoint(2, 1.9, 0.1, 1.2, 1, 1.5, 2.0, (1, 2)),),
+            (RateAlone(1, 10.0, 0.02, 2.0, 1.5, RateSource.FIRST, 50),), 3.4,
+            (DegreeDecision(1.5, DegreeState.MEASURING, 1, 2, 1.25, "it pays"),),
+        ),
+        "attempt",
+    ),
     build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),
@@ -169,6 +186,9 @@ def test_a_word_that_only_a_newer_csub_has_is_kept_or_means_the_default(case: Ca
             continue
         found = build_record(type(case.record), {**case.value, field.name: "of_tomorrow"})
         word = getattr(found, field.name)
+        if field.default is not dataclasses.MISSING:
+            assert word is field.default
+            continue
         assert (str(word), word == "of_tomorrow", is_known(word)) == ("of_tomorrow", True, False)
         # It is written as it was read.
         assert json.loads(json.dumps(dataclasses.asdict(found)))[field.name] == "of_tomorrow"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy, SharingMode
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.node_setup import Setup, write_setup
 from slurm_colloc.store.pack.pack_directory import NewPack
@@ -63,3 +65,25 @@ def test_the_mode_of_a_running_pack_is_the_one_that_its_newest_attempt_prepared(
     assert choose_thread_percentage(prospect) == 50, "what the first attempt had is over"
     write_setup(path, Setup(2, "auto", "timeslice", "the node has no MPS", "n2"))
     assert choose_thread_percentage(prospect) is None
+
+
+def test_a_running_pack_has_as_much_room_as_was_measured(tmp_path: Path) -> None:
+    pack, prospect = prepare(tmp_path)
+    begin_attempt(pack, 1)
+    settled = DegreeRecord(1, DegreeState.SETTLED, degree=2, places=4, curve=(CurvePoint(2, 1.5),))
+    for has_room in (
+        dataclasses.replace(settled, degree=3),
+        dataclasses.replace(settled, degree=2, places=2),
+        dataclasses.replace(settled, degree=3, room=1),
+        dataclasses.replace(settled, state=DegreeState.MEASURING, room=0),
+        dataclasses.replace(settled, state=DegreeState.OFF),
+        dataclasses.replace(settled, attempt=2),
+    ):
+        write_degree(pack, has_room)
+        assert isinstance(prospect.choose(), Chosen), has_room
+    write_degree(pack, settled)
+    assert prospect.choose() == (
+        "2 run at once: 2 together make 1.5 times the progress of one alone"
+    )
+    write_degree(pack, dataclasses.replace(settled, degree=4, room=0, curve=()))
+    assert prospect.choose() == "no more than 4 run at once"

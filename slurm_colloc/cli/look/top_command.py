@@ -29,6 +29,7 @@ from slurm_colloc.report.terminal_tables import (
     render,
 )
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack_reading import StateReader
 
 PERIOD_S = 1.0
@@ -223,7 +224,7 @@ def _build_rows(
                 str(member.member),
                 member.name,
                 UNKNOWN if steps is None else str(steps),
-                format_figure(reading.get("steps_per_s")),
+                PARKED if member.is_parked else format_figure(reading.get("steps_per_s")),
                 UNKNOWN if age_s is None else format_span(age_s),
                 format_mb_figure(reading.get("gpu_memory_mb")),
                 format_figure(reading.get("cpu_cores"), 2),

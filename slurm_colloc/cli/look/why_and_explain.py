@@ -40,7 +40,7 @@ class Inquiry:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._fields: dict[str, Mapping[str, str]] = {}
-        self._ramps: dict[str, DegreeRecord | None] = {}
+        self._degrees: dict[str, DegreeRecord | None] = {}
         self._setups: dict[str, tuple[bool, bool]] = {}
         self._latest: dict[str, Mapping[str, Any] | None] = {}
 
@@ -52,21 +52,21 @@ class Inquiry:
             fields=self._read_fields(view, member),
             unreachable=str(self._session.unreachable or ""),
             moved=self._find_new_name(member),
-            ramp=self._read_ramp(view),
+            degree=self._read_degree(view),
             latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
             is_gpu_unprepared=unprepared,
             takes_one=takes_one,
             last_line=_read_last_line(view, member),
         )
 
-    def _read_ramp(self, view: PackView) -> DegreeRecord | None:
+    def _read_degree(self, view: PackView) -> DegreeRecord | None:
         pack_id = view.record.pack_id
-        if pack_id not in self._ramps:
-            self._ramps[pack_id] = None
+        if pack_id not in self._degrees:
+            self._degrees[pack_id] = None
             with contextlib.suppress(StateError):
                 path = self._session.state.pack_path(pack_id)
-                self._ramps[pack_id] = read_degree(path, view.attempt)
-        return self._ramps[pack_id]
+                self._degrees[pack_id] = read_degree(path, view.attempt)
+        return self._degrees[pack_id]
 
     def _read_setup(self, view: PackView) -> tuple[bool, bool]:
         """Whether a pack's GPU is being prepared, and whether it takes one member at a time."""

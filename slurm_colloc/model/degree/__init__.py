@@ -1,1 +1,1 @@
-"""How many members run at once: the ramp's rules and the probe window; values and arithmetic."""
+"""How many members run at once: what is measured by pausing them, and the probe window."""

@@ -29,6 +29,9 @@ ROUNDS_LEAST, ROUNDS_MOST = 2, 4
 GAIN_LEAST = 0.02
 """A larger degree must bring so much more than a smaller one: else all would only be slower."""
 
+GOOD_PART = 0.35
+"""Of the progress that each has: as long as one more brings so much, it pays."""
+
 KINDS_MOST = 4
 """Of more kinds each has one window alone, and not one in each round."""
 
@@ -334,9 +337,9 @@ class _DegreeSearch:
         below = max((d for d in measured if d < best), default=None)
         step = max(1, best // 6)
         if below is not None and best - below > step:
-            # With the progress of each that fewer have, so many would do; it never grows with more.
-            as_many = below * measured[best] / measured[below]
-            if as_many < best - step:
+            gain = (measured[best] - measured[below]) / (best - below)
+            # Where the last ones still brought a good part of what each has, fewer bring less.
+            if gain < GOOD_PART * measured[best] / best:
                 return -(-(best + below) // 2)
         return (best + above) // 2 if above is not None and above - best > step else None
 

@@ -123,7 +123,8 @@ def _compute_figures(run: PackRun, member: MemberRun, relatives: Relatives) -> F
     rate = _explain(compute_rate(intervals), member, settled)
     shared = None
     if windows:
-        shared = _explain(compute_rate(select_within(intervals, windows)), member, settled)
+        chosen = select_within(intervals, member.own_time.bridge(windows))
+        shared = _explain(compute_rate(chosen), member, settled)
     solo = find_solo_rate(run, member, intervals, relatives)
     slowdown, unknown = _compute_slowdown(run, rate, shared, solo, is_limited=was_limited(member))
     if not member.stays:
@@ -171,8 +172,8 @@ def _compute_slowdown(
         model = run.gpu_model
         where = f"on {model}" if model else "(the GPU's model is not known)"
         return None, (
-            f"no solo rate: no usage profile {where} of its own or of one family, and never alone "
-            "for 20 s of steps with all of the GPU"
+            f"no solo rate: no usage profile {where} of its own or of one family, never alone for "
+            "20 s of steps with all of the GPU, and not measured while all others were paused"
         )
     if shared.steps_per_s is None:
         return None, "it shared for too short a time"
@@ -203,7 +204,7 @@ def _split_stalls(
 def _find_sm(
     run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
 ) -> AttributedPart | None:
-    stays = [(stay.begin, stay.end) for stay in member.stays]
+    stays = [(stay.begin, stay.end) for stay in member.present]
     track = run.gpu.get("sm_active")
     alone = None if track is None else track.compute_mean(stays)
     modelled = None
@@ -219,13 +220,15 @@ def _count_steps(member: MemberRun, phases: Sequence[Phase]) -> dict[float, floa
         return {}
     moments = {moment for phase in phases for moment in (phase.begin, phase.end)}
     found = dict.fromkeys(moments, 0.0)
+    clock = member.own_time
     for start in member.starts:
         # Before the first step none is reported; what was not read, or fell, stays as it was.
         counts = accumulate((value or 0.0 for value in start.read("steps")), max)
-        track = Track(start.read("at"), list(counts))
+        # By its own clock: between two readings it made no step while it was stopped.
+        track = Track([clock.read(at) for at in start.read("at")], list(counts))
         for moment in moments:
             if moment > start.begin:
-                found[moment] += track.read_counter(min(moment, start.end)) or 0.0
+                found[moment] += track.read_counter(clock.read(min(moment, start.end))) or 0.0
     return found
 
 
@@ -243,7 +246,7 @@ def _find_interference(
 ) -> list[Interference]:
     others = [entry for other in run.members for entry in _find_felt(other)]
     found = []
-    for stay in member.stays:
+    for stay in member.visits:
         window = (stay.begin, stay.end)
         changes = find_changes(others, member.number, window)
         found += find_interference(intervals, changes, window)
@@ -255,7 +258,7 @@ def _find_felt(member: MemberRun) -> list[Felt]:
     """When a neighbour can be felt."""
     firsts = [start.first_step_at for start in member.starts if start.first_step_at is not None]
     found = []
-    for stay in member.stays:
+    for stay in member.visits:
         inside = [at for at in firsts if stay.begin <= at <= stay.end]
         first_step_at = min(inside, default=stay.begin)
         found.append(Felt(member.number, stay.begin, first_step_at, stay.end))

@@ -41,6 +41,7 @@ def build_member(
         "cause": run.view.cause_of(view) or None,
         "started_at": min((stay.begin for stay in member.stays), default=None),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
+        "stopped_s": member.stopped_s,
         "starts": max(len(member.starts), record.starts if record is not None else 0),
         "steps": _as_int(figures.steps),
         "skipped": _as_int(count_up(member, "skipped")),
@@ -86,7 +87,12 @@ def _build_rate(figures: Figures) -> dict[str, Any]:
 def _build_solo(solo: SoloRate | None) -> dict[str, Any] | None:
     if solo is None:
         return None
-    return {"steps_per_s": solo.steps_per_s, "source": solo.source, "n": solo.n}
+    return {
+        "steps_per_s": solo.steps_per_s,
+        "source": solo.source,
+        "n": solo.n,
+        "measured_by": solo.measured_by.value,
+    }
 
 
 def _build_gpu_memory(member: MemberRun) -> dict[str, Any] | None:
@@ -99,7 +105,8 @@ def _build_gpu_memory(member: MemberRun) -> dict[str, Any] | None:
 
 def _build_host_use(member: MemberRun) -> dict[str, Any]:
     cpu_s = _add_up(member, "cpu_s")
-    measured_s = sum(start.end - start.begin for start in member.starts)
+    clock = member.own_time
+    measured_s = sum(clock.read(start.end) - clock.read(start.begin) for start in member.starts)
     # The counter of a start stands at what it had used when it was seen first.
     rise_s = sum_known(_compute_rise(start, "cpu_s") for start in member.starts)
     peaks = [start.peak("host_memory_mb") for start in member.starts]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.metrics.presence import Phase, Stay, compute_phases
-from slurm_colloc.metrics.rates import Settled, settle
+from slurm_colloc.metrics.own_time import NEVER_STOPPED, OwnTime
+from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out_stops
+from slurm_colloc.metrics.rates import WINDOW_LEAST_S, Settled, settle
 from slurm_colloc.metrics.series import Window
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.profile import ProfileRecord
@@ -27,6 +28,7 @@ from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profiles import compute_family, list_profiles
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
+from slurm_colloc.store.pack.member_pauses import MemberPause, read_pauses
 from slurm_colloc.store.pack.node_setup import Setup, read_setup
 from slurm_colloc.store.pack.sample_files import monitor_path
 from slurm_colloc.store.pack_reading import StateReader
@@ -39,11 +41,12 @@ class MemberRun:
     Attributes:
         view: What was written about it.
         starts: Its samples, a start each, in order.
-        stays: When it was there.
+        stays: From each of its starts to its end, whether it ran all the time or was stopped.
         signature: Of its job; None where its script cannot be read.
         family: The same without numbers among the arguments.
         profile: Its usage profile on this GPU model; None where there is none.
         relatives: The usage profiles of its family on this GPU model.
+        own_time: Tells when its runner had stopped it.
     """
 
     view: MemberView
@@ -53,6 +56,7 @@ class MemberRun:
     family: str | None
     profile: ProfileRecord | None
     relatives: tuple[ProfileRecord, ...] = ()
+    own_time: OwnTime = NEVER_STOPPED
 
     @property
     def number(self) -> int:
@@ -61,12 +65,27 @@ class MemberRun:
 
     def settle(self) -> tuple[Settled, ...]:
         """Its progress, a start each, without warm-up and pauses; large where it ran long."""
-        return tuple(settle(start.build_progress()) for start in self.starts)
+        return tuple(settle(start.build_progress(self.own_time)) for start in self.starts)
+
+    @cached_property
+    def present(self) -> tuple[Stay, ...]:
+        """When it was there: it ran, and was not stopped."""
+        return tuple(leave_out_stops(self.stays, self.own_time))
 
     @property
     def present_s(self) -> float:
         """How long it was there."""
-        return sum(stay.end - stay.begin for stay in self.stays)
+        return sum(stay.end - stay.begin for stay in self.present)
+
+    @property
+    def stopped_s(self) -> float:
+        """How long its runner had stopped it."""
+        return sum(self.own_time.count_stopped_s(stay.begin, stay.end) for stay in self.stays)
+
+    @property
+    def visits(self) -> tuple[Stay, ...]:
+        """When it was there, as others feel it: a stop of a moment is no going."""
+        return tuple(leave_out_stops(self.stays, self.own_time.keep_longer(WINDOW_LEAST_S)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,8 @@ class PackRun:
         samples: All samples.
         members: Its members by number.
         problems: What could not be read, a sentence each.
-        ramp: What its runner has decided about how many run at once; None where nothing.
+        degree: What its runner has measured and decided of how many run at once; None where
+            nothing.
     """
 
     path: Path
@@ -91,7 +111,7 @@ class PackRun:
     samples: Samples
     members: tuple[MemberRun, ...]
     problems: tuple[str, ...]
-    ramp: DegreeRecord | None = None
+    degree: DegreeRecord | None = None
 
     @property
     def gpu_model(self) -> str | None:
@@ -122,13 +142,16 @@ class PackRun:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """The run, cut wherever a member came or went."""
-        return compute_phases(stay for member in self.members for stay in member.stays)
+        """The run, cut wherever a member came or went, or was stopped or went on."""
+        return compute_phases(stay for member in self.members for stay in member.present)
 
     @property
     def window(self) -> Window | None:
         """From the first start to the last end; None before the first start."""
-        return (self.phases[0].begin, self.phases[-1].end) if self.phases else None
+        stays = [stay for member in self.members for stay in member.stays]
+        if not stays:
+            return None
+        return min(stay.begin for stay in stays), max(stay.end for stay in stays)
 
     @property
     def is_final(self) -> bool:
@@ -180,7 +203,7 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     """
     view = view or look_at_pack(path)
     problems = []
-    setup, monitor, ramp = None, None, None
+    setup, monitor, degree = None, None, None
     try:
         setup = read_setup(path)
     except StateError as problem:
@@ -190,7 +213,7 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     except StateError as problem:
         problems.append(str(problem))
     try:
-        ramp = read_degree(path, view.attempt)
+        degree = read_degree(path, view.attempt)
     except StateError as problem:
         problems.append(str(problem))
     interval_s = monitor.get("interval_s") if monitor is not None else None
@@ -198,40 +221,60 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     last_at = max((s.end for starts in samples.starts.values() for s in starts), default=None)
     model, _ = find_gpu_details(setup, monitor)
     known = [] if model is None else list_profiles(profiles)[0]
-    members = tuple(
-        _build_member(member, samples.starts.get(member.member.number, ()), last_at, model, known)
-        for member in view.members
-    )
+    pauses: dict[int, list[MemberPause]] = {}
+    for pause in read_pauses(path):
+        pauses.setdefault(pause.member, []).append(pause)
+    here = tuple(record for record in known if record.gpu_model == model)
+    reading = _Reading(samples, last_at, here, pauses)
+    members = tuple(_build_member(member, reading) for member in view.members)
     told = (*problems, *samples.problems)
-    return PackRun(path, view, setup, monitor, samples, members, told, ramp)
+    return PackRun(path, view, setup, monitor, samples, members, told, degree)
 
 
-def _build_member(
-    view: MemberView,
-    starts: tuple[StartSamples, ...],
-    last_at: float | None,
-    gpu_model: str | None,
-    known: Sequence[ProfileRecord],
-) -> MemberRun:
+@dataclass(frozen=True)
+class _Reading:
+    """What was read of a whole pack.
+
+    Attributes:
+        samples: All samples.
+        last_at: When the newest was read; None without any.
+        profiles: The usage profiles on its GPU model.
+        pauses: By number, when its runner had paused members.
+    """
+
+    samples: Samples
+    last_at: float | None
+    profiles: tuple[ProfileRecord, ...]
+    pauses: Mapping[int, Sequence[MemberPause]]
+
+
+def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
+    number = view.member.number
+    starts = reading.samples.starts.get(number, ())
     signature = family = profile = None
     relatives: tuple[ProfileRecord, ...] = ()
     with contextlib.suppress(OSError, StateError):
         script = read_bytes(f"{view.files.path}/script")
         signature = compute_signature(script, view.spec.job)
         family = compute_family(script, view.spec.job)
-    here = [record for record in known if record.gpu_model == gpu_model]
+    here = reading.profiles
     if signature is not None:
         profile = next((record for record in here if record.signature == signature), None)
         relatives = tuple(record for record in here if record.family == family)
-    stays = _find_stays(view, starts, last_at)
-    return MemberRun(view, starts, stays, signature, family, profile, relatives)
+    spans = _find_spans(view, starts, reading.last_at)
+    stays = tuple(Stay(begin, end, number) for begin, end in sorted(spans.values()))
+    own_time = OwnTime(_find_stops(reading.pauses.get(number, ()), spans))
+    return MemberRun(view, starts, stays, signature, family, profile, relatives, own_time)
 
 
-def _find_stays(
+def _find_spans(
     view: MemberView, starts: tuple[StartSamples, ...], last_at: float | None
-) -> tuple[Stay, ...]:
-    """When a member was there: its samples, and for its last start what its runner wrote."""
-    number, record = view.member.number, view.record
+) -> dict[tuple[int, int], Window]:
+    """From when to when a start lasted, by attempt and start.
+
+    By its samples, and for the last start by what its runner wrote, too.
+    """
+    record = view.record
     stays = {(s.attempt, s.start): (s.begin, s.end) for s in starts}
     if record is not None and record.started_at is not None:
         key = (record.attempt, record.starts)
@@ -240,4 +283,24 @@ def _find_stays(
             ended_at = last_at
         begin, end = stays.get(key, (record.started_at, record.started_at))
         stays[key] = (min(begin, record.started_at), max(end, ended_at or end))
-    return tuple(Stay(begin, end, number) for begin, end in sorted(stays.values()) if end > begin)
+    return {key: (begin, end) for key, (begin, end) in stays.items() if end > begin}
+
+
+def _find_stops(
+    pauses: Sequence[MemberPause], spans: Mapping[tuple[int, int], Window]
+) -> list[Window]:
+    """When a member was stopped.
+
+    A pause whose end is not written down lasts until the start's: its runner was killed, or it
+    lasts still.
+    """
+    ends = {start: end for (_, start), (_, end) in sorted(spans.items())}
+    first = min((begin for begin, _ in spans.values()), default=0.0)
+    last = max(ends.values(), default=0.0)
+    stops = []
+    for pause in pauses:
+        end = ends.get(pause.start) if pause.end is None else pause.end
+        # What it did not live through is nothing, nor is what is no number.
+        if end is not None and end > pause.begin:
+            stops.append((max(first, pause.begin), min(last, end)))
+    return stops

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.own_time import OwnTime
 from slurm_colloc.metrics.rates import Progress
 from slurm_colloc.metrics.series import Track
 from slurm_colloc.report.summary.sample_tables import (
@@ -100,8 +101,12 @@ class StartSamples:
         value = self.last("first_step_at")
         return None if value is None else float(value)
 
-    def build_progress(self) -> Progress:
-        """Its counters."""
+    def build_progress(self, own_time: OwnTime) -> Progress:
+        """Its counters.
+
+        Args:
+            own_time: Tells when its runner had stopped it.
+        """
         return Progress(
             self.read("at"),
             self.read("steps"),
@@ -109,6 +114,7 @@ class StartSamples:
             self.read("wait_s"),
             self.read("last_step_at"),
             self.first_step_at,
+            own_time,
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
+from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
+from slurm_colloc.report.degree_words import describe_degree
 from slurm_colloc.report.member_survey import PackView
 from slurm_colloc.report.show_view import read_fallbacks
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
@@ -90,7 +92,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             for entry in figures
         ],
         "pack": build_pack(run, figures, energy, together),
-        "ramp": _build_ramp(run),
+        "degree": _build_degree(run),
         "notes": _list_notes(run),
     }
 
@@ -108,26 +110,58 @@ def _build_setup(run: PackRun) -> dict[str, Any] | None:
     }
 
 
-def _build_ramp(run: PackRun) -> dict[str, Any] | None:
-    ramp = run.ramp
-    if ramp is None:
+def _build_degree(run: PackRun) -> dict[str, Any] | None:
+    record = run.degree
+    if record is None:
         return None
+    length_s = run.window[1] - run.window[0] if run.window is not None else 0.0
     return {
-        "state": ramp.state.value,
-        "target": ramp.degree,
-        "places": ramp.places,
-        "reason": ramp.reason or None,
+        "state": record.state.value,
+        "degree": record.degree,
+        "places": record.places,
+        "room": record.room,
+        "parked": list(record.parked),
+        "why": describe_degree(record) or None,
+        "cost_s": record.cost_s,
+        "cost_share": record.cost_s / length_s if length_s > 0 else None,
+        "curve": [_build_point(point) for point in record.curve],
+        "rates_alone": [_build_rate_alone(rate) for rate in record.rates_alone],
         "decisions": [
             {
                 "at": decision.at,
                 "state": decision.state.value,
                 "running": decision.running,
-                "target": decision.degree,
+                "degree": decision.degree,
                 "stp": decision.stp,
                 "reason": decision.reason,
             }
-            for decision in ramp.decisions
+            for decision in record.decisions
         ],
+    }
+
+
+def _build_point(point: CurvePoint) -> dict[str, Any]:
+    return {
+        "degree": point.degree,
+        "stp": point.stp,
+        "error": point.error,
+        "worst_slowdown": point.worst_slowdown,
+        "worst_member": point.worst_member,
+        "worst_bound": point.worst_bound,
+        "window_s": point.window_s,
+        "members": list(point.members),
+    }
+
+
+def _build_rate_alone(rate: RateAlone) -> dict[str, Any]:
+    return {
+        "member": rate.member,
+        "steps_per_s": rate.steps_per_s,
+        "error": rate.error,
+        "window_s": rate.window_s,
+        "at": rate.at,
+        "source": rate.source.value,
+        "thread_percentage": rate.thread_percentage,
     }
 
 

@@ -19,7 +19,8 @@ _WARM_UP_S = 10.0
 def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, float]:
     """Slowdowns over the time that a plan speaks of, by number, of those that it predicted.
 
-    What a member did alone, in the tail or while a ramp added others is not what was predicted.
+    What a member did alone, in the tail or while members were added or parked is not what was
+    predicted.
 
     Args:
         run: The pack.
@@ -38,7 +39,7 @@ def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, floa
             continue
         if entry.solo is None or not partners:
             continue
-        windows = find_settled(run, number, partners, spans)
+        windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
         intervals = [interval for start in entry.member.settle() for interval in start.intervals]
         rate = compute_rate(select_within(intervals, windows)).steps_per_s
         slowdown = compute_slowdown(entry.solo.steps_per_s, rate)

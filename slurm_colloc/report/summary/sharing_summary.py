@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,14 +185,14 @@ def _estimate_solo_energy(
 
 
 def _overlap(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float:
-    """How long a member was there within windows that begin and end with phases."""
-    number = entry.member.number
-    return sum(
-        phase.length_s
-        for phase in run.phases
-        if number in phase.members
-        and any(begin <= phase.begin and phase.end <= end for begin, end in windows)
-    )
+    """How long a member was there within windows that begin and end with phases, in order."""
+    number, begins = entry.member.number, [begin for begin, _ in windows]
+    total_s = 0.0
+    for phase in run.phases:
+        place = bisect_right(begins, phase.begin) - 1
+        if number in phase.members and place >= 0 and phase.end <= windows[place][1]:
+            total_s += phase.length_s
+    return total_s
 
 
 def _list_unknown(

@@ -13,9 +13,15 @@ from slurm_colloc.metrics.rates import Interval, Rate, compute_rate, select_with
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import find_covered
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.profile import ProfileRecord, rates_agree
+from slurm_colloc.model.profile import MeasuredBy, ProfileRecord, rates_agree
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
+from slurm_colloc.report.summary.rates_by_pausing import (
+    compute_brief_mean,
+    find_briefly_alone_start,
+    is_part,
+    name_start,
+)
 
 ALONE_LEAST_S = 20.0
 """A shorter time alone gives no solo rate."""
@@ -25,6 +31,7 @@ PROFILE = "profile"
 THIS_RUN = "this run"
 ALONE = "alone"
 FAMILY = "family"
+PAUSING = MeasuredBy.PAUSING.value
 MEASURED = "measured"
 
 
@@ -35,10 +42,12 @@ class SoloRate:
     Attributes:
         steps_per_s: The rate.
         source: `profile`, `this run` for a part of this run, `alone` where it never shared,
-            `family` for jobs that differ from it in numbers among their arguments alone.
+            `pausing` while its runner had paused all others, `family` for jobs that differ from
+            it in numbers among their arguments alone.
         n: How many runs it is the mean of.
         sm_active: The GPU's SM activity then, 0 to 1; None where unknown.
         power_w: The GPU's power then, in watts; None where unknown.
+        measured_by: How it was measured, by whichever run.
     """
 
     steps_per_s: float
@@ -46,6 +55,7 @@ class SoloRate:
     n: int
     sm_active: float | None
     power_w: float | None
+    measured_by: MeasuredBy = MeasuredBy.ALONE
 
 
 def find_solo_rate(
@@ -54,7 +64,8 @@ def find_solo_rate(
     """A member's solo rate; None where it is unknown.
 
     From its usage profile; else from at least 20 s of this run in which it was alone, with all of
-    the GPU; else from its family. A member that never shared was as fast as it is alone, whatever
+    the GPU; else from the moments in which its runner had paused all others; else from its
+    family. A member that never shared was as fast as it is alone, whatever
     its profile says.
 
     Args:
@@ -67,13 +78,20 @@ def find_solo_rate(
     profile = member.profile
     rate = profile.steps_per_s if profile is not None else None
     if shared and profile is not None and rate is not None:
-        return SoloRate(rate.mean, PROFILE, rate.n, profile.sm_active, profile.energy_w)
+        return SoloRate(
+            rate.mean,
+            PROFILE,
+            rate.n,
+            profile.sm_active,
+            profile.energy_w,
+            profile.measured_by,
+        )
     windows = find_alone(run.phases, member.number)
     intervals = select_within(intervals, windows)
     # A member that never shared needs no more than what a rate needs.
     found = compute_rate(intervals, ALONE_LEAST_S) if shared else compute_rate(intervals)
     if was_limited(member) or (shared and found.steps_per_s is None):
-        return relatives.find(member)
+        return _find_by_pausing(run, member) or relatives.find(member)
     if found.steps_per_s is None:
         return None
     used = _hull(intervals, windows)
@@ -87,6 +105,16 @@ def find_solo_rate(
     )
 
 
+def _find_by_pausing(run: PackRun, member: MemberRun) -> SoloRate | None:
+    found = find_briefly_alone_start(run, member)
+    if found is None:
+        return None
+    activity, power_w = (
+        compute_brief_mean(run, metric, found.windows) for metric in ("sm_active", "power_w")
+    )
+    return SoloRate(found.rate.steps_per_s, PAUSING, 1, activity, power_w, MeasuredBy.PAUSING)
+
+
 def was_limited(member: MemberRun) -> bool:
     """Whether one of its starts had only a part of the GPU's threads, even while it was alone.
 
@@ -97,8 +125,7 @@ def was_limited(member: MemberRun) -> bool:
         return False
     if len(member.starts) > 1 and record.gpu.mode != SharingMode.EXCLUSIVE.value:
         return True
-    percentage = record.gpu.thread_percentage
-    return percentage is not None and percentage < 100
+    return is_part(record.gpu.thread_percentage)
 
 
 class Relatives:
@@ -128,6 +155,7 @@ class Relatives:
             if record.steps_per_s is not None
         ]
         counted = {source for record in profiles for source in record.seen}
+        by_pausing: list[SoloRate] = []
         for member in self._run.members:
             if member.family == family:
                 known += [
@@ -139,6 +167,13 @@ class Relatives:
                     for alone in find_alone_starts(self._run, member)
                     if alone.rate.steps_per_s is not None and alone.source not in counted
                 ]
+                found = _find_by_pausing(self._run, member)
+                by_pausing += [] if found is None else [found]
+        how = MeasuredBy.ALONE
+        if not known:
+            # What was measured for 20 s and more counts where there is any.
+            how = MeasuredBy.PAUSING
+            known = [(found.steps_per_s, found.sm_active, found.power_w) for found in by_pausing]
         if not known:
             return None
         rates = [rate for rate, _, _ in known]
@@ -153,6 +188,7 @@ class Relatives:
             len(known),
             fmean(activities) if activities else None,
             fmean(powers) if powers else None,
+            how,
         )
 
 
@@ -220,7 +256,7 @@ def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
             # Nothing tells when it had settled; a GPU job without progress still has a peak.
             used = stepping = _clip(own, (start.begin + _WARM_UP_S, start.end))
         if measure_windows(used) >= ALONE_LEAST_S:
-            source = f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}"
+            source = name_start(run, member, start)
             found.append(AloneStart(start, source, own, used, stepping, intervals))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slurm_colloc.model.degree.degree_words import MEMORY_FIRST, NO_MEMORY
+from slurm_colloc.model.degree.degree_reasons import MEMORY_FIRST, NO_MEMORY
 from slurm_colloc.model.member import MemberId
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member, PackMembers

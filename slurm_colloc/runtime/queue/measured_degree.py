@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.degree_words import BEING_MEASURED, say_no_more
+from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_no_more
+from slurm_colloc.model.degree.describe_curve import describe_curve
 from slurm_colloc.model.degree.measured_curve import (
     DegreeDecision,
     DegreeState,
@@ -328,10 +329,10 @@ class MeasuredDegree:
         self._pauser.resume([member for member in running if not member.is_parked])
         self._pauser.pause(parked, PARKED)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
-        reason = describe_degree(self._record, measured.degree, len(running))
         # Where all go on, it is not known yet that one more would be too many.
         goes_on = measured.degree >= len(running)
         degree = len(self._members.places) if goes_on else measured.degree
+        reason = describe_curve(measured.curve, degree) or say_no_more(degree)
         self._decide(DegreeState.SETTLED, degree, stp, running, reason)
 
     def _decide(
@@ -403,14 +404,3 @@ class MeasuredDegree:
         if member.deadline is not None:
             needed_s = member.deadline + paused_s - self._clock()
         return needed_s is not None and left_s < needed_s + END_MARGIN_S
-
-
-def describe_degree(record: DegreeRecord, degree: int, running: int) -> str:
-    """Why so many run, from the curve that was measured."""
-    points = {point.degree: point for point in record.curve}
-    best = points.get(degree)
-    found = ", ".join(f"{p.degree}: {p.stp:.2f}" for p in record.curve)
-    text = f"all {running} run at once" if degree >= running else say_no_more(degree)
-    if best is None:
-        return text
-    return f"{text} (progress of one alone, by how many run: {found})"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_colloc.model.degree.degree_words import TOO_LITTLE_TIME, is_time_reason
+from slurm_colloc.model.degree.degree_reasons import TOO_LITTLE_TIME, is_time_reason
 from slurm_colloc.model.end_causes import RESUBMISSIONS
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.runtime.queue.members import Member, PackMembers

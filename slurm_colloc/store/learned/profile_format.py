@@ -12,6 +12,7 @@ from slurm_colloc.model.profile import (
     MEANS,
     PEAKS,
     STATISTICS,
+    MeasuredBy,
     ProfileRecord,
     RunningStatistics,
 )
@@ -78,6 +79,7 @@ def parse_profile(value: object, where: str) -> ProfileRecord:
         raise UsageProblem(f"{where}: gpu_memory_total_mb: must be at least 1 MB, is {shown}")
     for key in STATISTICS:
         fields[key] = _take_statistics(value.get(key), f"{where}: {key}")
+    fields["measured_by"] = _take_measured_by(value.get("measured_by"), f"{where}: measured_by")
     for key in ("sensitivity", "pressure"):
         fields[key] = _take_shrunken(value.get(key), f"{where}: {key}")
     return ProfileRecord(**{key: item for key, item in fields.items() if key in known})
@@ -136,6 +138,16 @@ def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None
     if not item <= _NUMBER_MOST:
         raise UsageProblem(f"{where}: {key}: must be a number or null, is {show_foreign(item)}")
     return float(item)
+
+
+def _take_measured_by(value: object, where: str) -> MeasuredBy:
+    if value is None:
+        # An older csub knew no other way.
+        return MeasuredBy.ALONE
+    if value not in list(MeasuredBy):
+        words = " or ".join(MeasuredBy)
+        raise UsageProblem(f"{where}: must be {words}, is {show_foreign(value)}")
+    return MeasuredBy(value)  # type: ignore[arg-type]
 
 
 def _take_statistics(value: object, where: str) -> RunningStatistics | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.prediction_feedback import Feedback, learn
-from slurm_colloc.model.profile import Completion, Observation, ProfileRecord
+from slurm_colloc.model.profile import Completion, MeasuredBy, Observation, ProfileRecord
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -137,6 +137,8 @@ def _build_text(record: ProfileRecord) -> bytes:
 def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[ProfileRecord]:
     """Take over usage profiles, all or none; those made of no more runs than those here are not.
 
+    One that was measured by pausing never takes the place of one of runs alone.
+
     Returns:
         The profiles that were written.
 
@@ -152,11 +154,15 @@ def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[Profil
             known = chosen.get(path) or read_profile_file(path)
             if known is None:
                 fresh[path.name] = record.family
-            if known is None or known.samples < record.samples:
+            if known is None or _rank(known) < _rank(record):
                 chosen[path] = record
         write_all({path: _build_text(record) for path, record in chosen.items()})
         add_to_index(root, fresh)
     return list(chosen.values())
+
+
+def _rank(record: ProfileRecord) -> tuple[bool, int]:
+    return record.measured_by is MeasuredBy.ALONE, record.samples
 
 
 def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> int:

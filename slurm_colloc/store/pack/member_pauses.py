@@ -106,5 +106,5 @@ def _parse_change(line: bytes) -> tuple[float, list[Start], list[Start], str] | 
         paused = [(int(member), int(start)) for member, start in value["paused"]]
         resumed = [(int(member), int(start)) for member, start in value["resumed"]]
         return float(value["at"]), paused, resumed, str(value["reason"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

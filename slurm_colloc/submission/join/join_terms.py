@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.degree.degree_reasons import say_no_more
+from slurm_colloc.model.degree.describe_curve import describe_measured
 from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import SlurmJobState
@@ -24,7 +26,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.degree_record import read_degree
+from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.node_setup import read_setup
@@ -190,10 +192,7 @@ class Prospect:
 
     def _find_measured_limit(self, present: int) -> str:
         """Why a running pack, by what was measured of it, has no room; empty where it has."""
-        ramp = read_degree(self._path, read_attempt(self._path))
-        if ramp is None or ramp.state is not DegreeState.SETTLED:
-            return ""
-        return ramp.reason if present >= ramp.degree < ramp.places else ""
+        return explain_no_room(read_degree(self._path, read_attempt(self._path)), present)
 
     def _find_shared_file(self, present: Sequence[Present]) -> int | None:
         """The member in whose file the job would write, by whatever patterns they were given."""
@@ -264,6 +263,22 @@ class Prospect:
             if setup is not None and setup.attempt == read_attempt(self._path):
                 return SharingMode(setup.mode)
         return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
+
+
+def explain_no_room(degree: DegreeRecord | None, present: int) -> str:
+    """Why a running pack has no room for one more, by what was measured; empty where it has.
+
+    Args:
+        degree: What its runner has measured and decided; None where nothing.
+        present: Members that have not ended, those that are parked or wait among them.
+    """
+    if degree is None or degree.state is not DegreeState.SETTLED:
+        return ""
+    is_full = present >= degree.degree < degree.places
+    if not is_full and degree.room != 0:
+        return ""
+    told = describe_measured(degree.state, degree.curve, degree.degree, degree.reason)
+    return told or say_no_more(degree.degree)
 
 
 def _parse_time_left_s(text: str) -> int | None:
