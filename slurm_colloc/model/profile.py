@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 
 _SEEN_MOST = 64
@@ -120,6 +120,7 @@ class Observation:
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
         gpu_memory_total_mb: Memory of the GPU.
         numbers: What its family masks among its arguments, in their order.
+        gpu_memory_by: Who says what its peak of GPU memory is.
     """
 
     signature: str
@@ -145,6 +146,7 @@ class Observation:
     pcie_share: float | None = None
     gpu_memory_total_mb: float | None = None
     numbers: tuple[float, ...] = ()
+    gpu_memory_by: PeakSource = PeakSource.NVML
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class ProfileRecord:
         pressure: By how much more than that its partners are.
         compared: The newest packs that these two are made of.
         numbers: See Observation; none in a record of an older csub, whose families were others.
+        gpu_memory_by: Who says what the largest peak of GPU memory is; an older csub asked NVML.
     """
 
     signature: str
@@ -234,6 +237,7 @@ class ProfileRecord:
     pressure: ShrunkenMean | None = None
     compared: tuple[str, ...] = ()
     numbers: tuple[float, ...] = ()
+    gpu_memory_by: PeakSource = PeakSource.NVML
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -241,6 +245,7 @@ class ProfileRecord:
         empty = cls(
             observation.signature, observation.family, observation.name, observation.gpu_model,
             (), 0, observation.at, numbers=observation.numbers,
+            gpu_memory_by=observation.gpu_memory_by,
         )  # fmt: skip
         return empty.add(observation)
 
@@ -261,6 +266,9 @@ class ProfileRecord:
             if value is not None:
                 rate = RunningStatistics.start(value) if rate is None else rate.add(value)
             values[name] = rate
+        values["gpu_memory_by"] = choose_peak_source(
+            (one.gpu_memory_peak_mb, one.gpu_memory_by) for one in (self, observation)
+        )
         uuids = (*self.gpu_uuids, observation.gpu_uuid)
         return replace(
             self,
@@ -315,7 +323,14 @@ class ProfileRecord:
             gpu_model=self.gpu_model,
             sensitivity=0.0 if self.sensitivity is None else self.sensitivity.value,
             pressure=0.0 if self.pressure is None else self.pressure.value,
+            gpu_memory_by=self.gpu_memory_by,
         )
+
+
+def choose_peak_source(peaks: Iterable[tuple[float | None, PeakSource]]) -> PeakSource:
+    """Who says what the largest of several peaks is; of equal ones the allocator does."""
+    known = [(peak, by is PeakSource.ALLOCATOR) for peak, by in peaks if peak is not None]
+    return PeakSource.ALLOCATOR if max(known, default=(0.0, False))[1] else PeakSource.NVML
 
 
 def _merge_mean(mean: float | None, n: int, value: float | None) -> float | None:

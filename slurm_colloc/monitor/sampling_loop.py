@@ -42,12 +42,14 @@ class Periods:
     Attributes:
         tick_s: Between two samples.
         processes_s: Between two looks at the GPUs' process lists.
+        early_processes_s: The same while a member has only just started.
         piece_s: Between two pieces of the files.
         latest_s: Between two versions of latest.json.
     """
 
     tick_s: float = 1.0
     processes_s: float = 5.0
+    early_processes_s: float = 1.0
     piece_s: float = 10.0
     latest_s: float = 2.0
 
@@ -157,7 +159,10 @@ class Loop:
 
     def _tick(self, at: float, now: float) -> None:
         periods = self._periods
-        self._sample(at, now, with_processes=self._is_due("processes", periods.processes_s, now))
+        looks = self._is_due("processes", periods.processes_s, now)
+        if self._members.has_early(now):
+            looks |= self._is_due("early processes", periods.early_processes_s, now)
+        self._sample(at, now, with_processes=looks)
         if self._is_due("latest", periods.latest_s, now):
             self._write(lambda: self._write_latest(at))
         if self._is_due("piece", periods.piece_s, now, first_s=periods.piece_s):

@@ -283,6 +283,7 @@ def forget_loads(question: Question) -> Question:
     memory = {
         index: UsageProfile(
             gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+            gpu_memory_by=profile.gpu_memory_by,
             host_memory_peak_mb=profile.host_memory_peak_mb,
             known_by=profile.known_by,
             gpu_model=profile.gpu_model,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Plan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
@@ -174,7 +174,14 @@ def _explain_member(
         ),
         cpus=planned.cpus,
         wall_limit_s=planned.wall_limit_s,
+        gpu_memory_by=_find_gpu_memory_source(job, profile),
     )
+
+
+def _find_gpu_memory_source(job: Job, profile: UsageProfile) -> str | None:
+    if job.gpu_memory_mb is not None:
+        return KnownBy.STATED.value
+    return profile.gpu_memory_by.value if profile.gpu_memory_peak_mb else None
 
 
 def _sum_ints(values: Sequence[int | None]) -> int | None:

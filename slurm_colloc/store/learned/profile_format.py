@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import (
     MEANS,
     PEAKS,
@@ -76,6 +77,7 @@ def parse_profile(value: object, where: str) -> ProfileRecord:
     if total_mb is not None and total_mb < 1:
         shown = show_foreign(total_mb)
         raise UsageProblem(f"{where}: gpu_memory_total_mb: must be at least 1 MB, is {shown}")
+    fields["gpu_memory_by"] = _take_peak_source(value, f"{where}: gpu_memory_by")
     for key in STATISTICS:
         fields[key] = _take_statistics(value.get(key), f"{where}: {key}")
     for key in ("sensitivity", "pressure"):
@@ -136,6 +138,15 @@ def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None
     if not item <= _NUMBER_MOST:
         raise UsageProblem(f"{where}: {key}: must be a number or null, is {show_foreign(item)}")
     return float(item)
+
+
+def _take_peak_source(value: Mapping[str, Any], where: str) -> PeakSource:
+    # An older csub knew NVML alone.
+    item = value.get("gpu_memory_by", PeakSource.NVML.value)
+    if item not in list(PeakSource):
+        words = " or ".join(PeakSource)
+        raise UsageProblem(f"{where}: must be {words}, is {show_foreign(item)}")
+    return PeakSource(item)
 
 
 def _take_statistics(value: object, where: str) -> RunningStatistics | None:

@@ -64,7 +64,10 @@ class Knowledge:
             reason: Why it may be, in a sentence.
         """
         profiles = {
-            index: UsageProfile(gpu_memory_peak_mb=profile.gpu_memory_peak_mb)
+            index: UsageProfile(
+                gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+                gpu_memory_by=profile.gpu_memory_by,
+            )
             if profile.gpu_model
             else profile
             for index, profile in self.profiles.items()
