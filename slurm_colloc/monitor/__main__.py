@@ -1,6 +1,6 @@
 """Measures a pack while it runs. Who: the user; where: the pack's node, started by its runner.
 
-python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECONDS]
+python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECONDS] [--activity dcgm]
 
 It ends at a SIGTERM of its parent, when its parent is gone, and when a newer attempt has begun.
 SIGTERMs of others make it write what it has. It is nice to its neighbours, and keeps off the CPUs
@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.monitor.capabilities import Capabilities
+from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord
 from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment
@@ -35,7 +36,8 @@ _NICE = 10
 def main(argv: Sequence[str]) -> int:
     """Measure until the pack is over."""
     pack, attempt, progress_root = argv[0], int(argv[1]), argv[2]
-    interval_s = float(argv[4]) if len(argv) > 4 and argv[3] == "--interval" else 1.0
+    options = dict(zip(argv[3::2], argv[4::2], strict=False))
+    interval_s = float(options.get("--interval", 1.0))
     interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
     parent = os.getppid()
     # Before any thread is made, so that all of them inherit it.
@@ -69,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
         member_files=SampleFiles(pack, "members", parquet),
         record=record,
         gaps=gaps,
+        activity=DcgmActivity(capabilities) if options.get("--activity") == "dcgm" else None,
     )
     loop.run()
     loop.end()

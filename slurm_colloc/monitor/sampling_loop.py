@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
@@ -83,6 +84,7 @@ class Loop:
         member_files: Where rows of members go.
         record: What is said of the monitor itself.
         gaps: The record's gaps.
+        activity: Reads the GPUs' activity by DCGM; None where the site does not say so.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Loop:
         member_files: Files,
         record: MonitorRecord,
         gaps: Gaps,
+        activity: DcgmActivity | None = None,
     ) -> None:
         self._pack = pack
         self._attempt = attempt
@@ -108,6 +111,7 @@ class Loop:
         self._member_files = member_files
         self._record = record
         self._gaps = gaps
+        self._activity = activity
         self._latest = LatestFigures()
         self._uuids: tuple[str, ...] = ()
         self._setup_stamp: tuple[int, int] | None = None
@@ -154,6 +158,8 @@ class Loop:
             self._write(files.close)
         self._write(lambda: self._record.write(time.time(), ended=True))
         self._watch.close()
+        if self._activity is not None:
+            self._activity.close()
 
     # -- one tick -------------------------------------------------------------------------------
 
@@ -201,12 +207,24 @@ class Loop:
         self._record.gpus = list(known)
         self._record.gpu_models.update(sample.models)
         self._last_gpus = {}
+        self._follow_activity(list(known))
         for uuid in known:
             problem = sample.problems.get(uuid, "")
             self._gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
-            values = sample.gpus.get(uuid, {})
+            values = {**sample.gpus.get(uuid, {}), **self._read_activity(uuid)}
             self._gpu_files.add({"at": at, "attempt": self._attempt, "uuid": uuid, **values})
             self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
+
+    def _follow_activity(self, uuids: list[str]) -> None:
+        if self._activity is not None:
+            self._activity.follow(uuids)
+            problem = self._activity.take_problem()
+            if problem:
+                sys.stderr.write(f"csub monitor: no activity by DCGM: {problem}\n")
+                sys.stderr.flush()
+
+    def _read_activity(self, uuid: str) -> dict[str, float | None]:
+        return {} if self._activity is None else self._activity.read(uuid)
 
     def _write_latest(self, at: float) -> None:
         value = {

@@ -18,12 +18,33 @@ from slurm_colloc.planning.pack_request import (
 from slurm_colloc.planning.time_limits import compute_makespan_s, compute_wall_limit_s
 
 
-def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
-    """Pack jobs that may share with each other; each pack says why it has no further member."""
+def plan_unknown(
+    question: Question, indices: Sequence[int], *, heeds_rates: bool = False
+) -> list[PackPlan]:
+    """Pack jobs that may share with each other; each pack says why it has no further member.
+
+    Args:
+        question: What planning is asked.
+        indices: Which of the jobs.
+        heeds_rates: Rates alone that were measured go along with the members, so that the node
+            can judge by them.
+    """
     return [
-        build_pack(question.jobs, needs, question.capacity, question.policy, reason)
+        build_pack(
+            question.jobs,
+            needs,
+            question.capacity,
+            question.policy,
+            reason,
+            rates=[_find_rate(question, need.index) for need in needs] if heeds_rates else (),
+        )
         for needs, reason in fill_packs(question, indices)
     ]
+
+
+def _find_rate(question: Question, index: int) -> float | None:
+    profile = question.profiles.get(index)
+    return None if profile is None else profile.steps_per_s
 
 
 def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Need], str]]:

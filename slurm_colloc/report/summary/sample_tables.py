@@ -28,7 +28,8 @@ _NAMING = ("at", "uuid", *KEY)
 """What a row is of: one without it belongs nowhere."""
 PEAKS = ("gpu_memory_mb", "host_memory_mb", "gpu_memory_reserved_peak_mb")
 LAST = ("cpu_s", "read_bytes", "written_bytes", "steps", "skipped", "samples", "wait_s",
-         "progress", "trainers", "first_step_at", "last_step_at", "gpu_memory_reserved_mb")  # fmt: skip
+         "progress", "trainers", "first_step_at", "last_step_at",
+        "gpu_memory_reserved_mb")  # fmt: skip
 
 
 _Thin = Callable[["Sequence[Any]"], "tuple[Callable[[pa.Table], pa.Table], Sequence[str], float]"]
