@@ -37,6 +37,7 @@ class DcgmActivity:
         self._program = program
         self._uuids: tuple[str, ...] = ()
         self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_over = False
         self._newest: dict[str, tuple[float, dict[str, float | None]]] = {}
@@ -48,7 +49,8 @@ class DcgmActivity:
         if self._uuids or not uuids or self._is_over:
             return
         self._uuids = tuple(uuids)
-        threading.Thread(target=self._serve, name="dcgm", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="dcgm", daemon=True)
+        self._thread.start()
 
     def read(self, uuid: str) -> dict[str, float | None]:
         """The newest activity of a GPU by metric; empty where there is none of now."""
@@ -80,10 +82,8 @@ class DcgmActivity:
         if process is not None:
             # Signals are blocked in the monitor, and so in its children: nothing else ends it.
             process.kill()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                return
+        if self._thread is not None:
+            self._thread.join(_END_S)
 
     # -- the thread -----------------------------------------------------------------------------
 
@@ -111,13 +111,14 @@ class DcgmActivity:
         if process is None or process.stdout is None:
             return ""
         table, other = ActivityTable(), ""
-        for line in process.stdout:
-            row = table.read(line)
-            if row is not None and row[0] in by_number:
-                self._newest[by_number[row[0]]] = (time.monotonic(), row[1])
-            elif row is None and line.strip() not in ("", "ID", "Id") and line.strip()[0] != "#":
-                other = _first_line(line)
-        return other or f"it ended with status {process.wait()}"
+        with process:
+            for line in process.stdout:
+                row = table.read(line)
+                if row is not None and row[0] in by_number:
+                    self._newest[by_number[row[0]]] = (time.monotonic(), row[1])
+                elif row is None and not line.lstrip().startswith(("#", "ID", "Id")):
+                    other = _first_line(line) or other
+        return other or f"it ended with status {process.returncode}"
 
     def _start(self, by_number: dict[int, str]) -> subprocess.Popen[str] | None:
         words = [

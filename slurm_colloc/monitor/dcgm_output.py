@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slurm_colloc.monitor.gpu_counters import convert
+from slurm_colloc.monitor.gpu_counters import limit_share
 
 FIELDS: Mapping[int, tuple[str, str]] = {
     1001: ("GRACT", "engine_active"),
@@ -74,8 +74,7 @@ class ActivityTable:
 
 def _parse_share(text: str) -> float | None:
     try:
-        # As GPM gives it, in per cent: what is no share is none there either.
-        return convert(100.0 * float(text), 0.01)
+        return limit_share(float(text))
     except ValueError:
         return None
 

@@ -12,7 +12,6 @@ from slurm_colloc.planning.job_needs import (
     build_subject,
     choose_time_limit_s,
     forget_loads,
-    has_only_rate,
     has_power,
     label_jobs,
 )
@@ -27,7 +26,6 @@ from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown_packs import plan_unknown
 
-_NAMED_MOST = 8
 _UNKNOWN_ALONE = "what it takes of a GPU is not known yet, and no other such job came with it"
 
 
@@ -50,25 +48,8 @@ def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
         job = question.jobs[unknown[0]]
         packs.append(build_lone_pack(unknown[0], job, _UNKNOWN_ALONE))
     elif unknown:
-        packs += [
-            _tell_activity(question, p) for p in plan_unknown(question, unknown, heeds_rates=True)
-        ]
+        packs += plan_unknown(question, unknown)
     return packs
-
-
-def _tell_activity(question: Question, pack: PackPlan) -> PackPlan:
-    """A pack with a sentence on those of its jobs of which all is known but the activity."""
-    indices = sorted(member.job_index for member in pack.members)
-    lacking = [index for index in indices if has_only_rate(question.profiles.get(index))]
-    if not lacking:
-        return pack
-    names = list(dict.fromkeys(question.jobs[index].name for index in lacking))
-    more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
-    reason = (
-        f"{', '.join(names[:_NAMED_MOST])}{more}: GPU memory and rate alone are known, SM activity "
-        "is unknown on this GPU (none before Hopper has GPM): the pack is measured as it runs"
-    )
-    return dataclasses.replace(pack, reasons=(*pack.reasons, reason))
 
 
 def _keep_array_whole(question: Question, packs: list[PackPlan]) -> list[PackPlan]:

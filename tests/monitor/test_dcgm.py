@@ -129,6 +129,15 @@ ROWS = (
 )
 
 
+@pytest.fixture
+def running_a100(bed: Bed, simulation: Simulation) -> tuple[str, dict[str, str]]:
+    """A pack's GPU without GPM, and the environment in which a dcgmi of the test's is found."""
+    _, a100 = simulation.uuids
+    environ = environment_of(simulation)
+    bed.write_setup(a100)
+    return a100, {**environ, "PATH": f"{bed.directory}:{environ['PATH']}"}
+
+
 def rows_of(bed: Bed, uuid: str) -> list[Row]:
     return [row for row in bed.rows("gpu") if row["uuid"] == uuid]
 
@@ -137,24 +146,28 @@ def start_monitor(bed: Bed, environ: dict[str, str]) -> subprocess.Popen[str]:
     return bed.start_monitor(environ, activity="dcgm")
 
 
+def read_pid(directory: Path) -> int:
+    """The stand-in's, 0 before it has written it."""
+    path = directory / "pid"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
 def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
 def test_a_gpu_without_gpm_has_activity_where_the_site_runs_dcgm(
-    bed: Bed, simulation: Simulation, tmp_path: Path
+    bed: Bed, running_a100: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    _, a100 = simulation.uuids
-    write_dcgmi(tmp_path, uuid=a100, dmon=ROWS)
-    environ = environment_of(simulation)
-    bed.write_setup(a100)
-    monitor = start_monitor(bed, {**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
+    a100, environ = running_a100
+    write_dcgmi(bed.directory, uuid=a100, dmon=ROWS)
+    monitor = start_monitor(bed, environ)
 
     def is_active(now: dict[str, Any]) -> bool:
         return bool(now["gpus"].get(a100, {}).get("sm_active") == pytest.approx(0.62))
 
     bed.wait_for(is_active, "DCGM has told its activity")
-    pid = int((tmp_path / "pid").read_text())
+    pid = read_pid(tmp_path)
     told = bed.end_monitor(monitor)
     wait_until(lambda: not is_running(pid), "dcgmi has ended with the monitor")
     last = rows_of(bed, a100)[-1]
@@ -167,25 +180,26 @@ def test_a_gpu_without_gpm_has_activity_where_the_site_runs_dcgm(
 
 
 @pytest.mark.parametrize(
-    ("dmon", "uuid", "reason"),
+    ("dmon", "is_known", "reason"),
     [
-        (None, UUID, "No such file or directory"),
-        ("echo 'Error setting watches. Result: -33: not supported'; exit 1", None, "Error setting"),
-        ("exit 3", None, "it ended with status 3"),
-        ("exit 0", UUID, "it does not know the pack's GPU"),
+        (None, True, "No such file or directory"),
+        ("echo 'Error setting watches. Result: -33: not supported'; exit 1", True, "Error setting"),
+        ("exit 3", True, "it ended with status 3"),
+        ("exit 0", False, "it does not know the pack's GPU"),
     ],
     ids=["missing", "refuses", "ends", "stranger"],
 )
 def test_where_dcgm_fails_it_is_said_once_and_the_rest_is_measured(
-    bed: Bed, simulation: Simulation, tmp_path: Path, dmon: str | None, uuid: str | None,
+    bed: Bed,
+    running_a100: tuple[str, dict[str, str]],
+    dmon: str | None,
+    is_known: bool,
     reason: str,
-) -> None:  # fmt: skip
-    _, a100 = simulation.uuids
+) -> None:
+    a100, environ = running_a100
     if dmon is not None:
-        write_dcgmi(tmp_path, uuid=uuid or a100, dmon=dmon)
-    environ = environment_of(simulation)
-    bed.write_setup(a100)
-    monitor = start_monitor(bed, {**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
+        write_dcgmi(bed.directory, uuid=a100 if is_known else UUID, dmon=dmon)
+    monitor = start_monitor(bed, environ)
     assert monitor.stderr is not None
     # It blocks until the line is there.
     line = monitor.stderr.readline()
@@ -214,19 +228,16 @@ def test_old_lines_are_not_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("slurm_colloc.monitor.dcgm_activity.STALE_S", -1.0)
     assert activity.read(UUID) == {}
     activity.close()
-    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())), "it has ended")
+    wait_until(lambda: not is_running(read_pid(tmp_path)), "it has ended")
     assert activity.take_problem() == "", "it was ended, it did not fail"
 
 
 def test_a_dcgmi_that_outlives_its_monitor_ends_at_its_next_line(
-    bed: Bed, simulation: Simulation, tmp_path: Path
+    bed: Bed, running_a100: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    _, a100 = simulation.uuids
-    write_dcgmi(tmp_path, uuid=a100, dmon=ROWS)
-    environ = environment_of(simulation)
-    bed.write_setup(a100)
-    monitor = start_monitor(bed, {**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
-    wait_until(lambda: (tmp_path / "pid").exists(), "dcgmi runs")
+    a100, environ = running_a100
+    write_dcgmi(bed.directory, uuid=a100, dmon=ROWS)
+    monitor = start_monitor(bed, environ)
+    pid = wait_until(lambda: read_pid(tmp_path), "dcgmi runs")
     os.kill(monitor.pid, signal.SIGKILL)
-    pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_running(pid), "it has no one to print to")

@@ -19,6 +19,7 @@ from slurm_colloc.planning.job_needs import (
     are_timed,
     build_load,
     build_subject,
+    has_only_rate,
     has_power,
     has_run_s,
 )
@@ -153,6 +154,7 @@ def _explain_member(
     profile = question.profiles.get(planned.job_index, UsageProfile())
     slowdown, rate = planned.predicted_slowdown, planned.solo_steps_per_s
     load = build_load(profile, question.calibration)
+    tells_length = pack.known or has_only_rate(profile)
     # A rule of others knows no bound: what stands in its plan only stretches wall limits.
     has_bound = question.policy.rule is Rule.CSUB
     return MemberExplanation(
@@ -164,7 +166,7 @@ def _explain_member(
         max_slowdown=planned.max_slowdown if has_bound else None,
         solo_steps_per_s=rate,
         predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
-        run_s=subject.run_s if pack.known and has_run_s(profile) else None,
+        run_s=subject.run_s if tells_length and has_run_s(profile) else None,
         thread_percentage=planned.thread_percentage,
         gpu_memory_mb=planned.gpu_memory_limit_mb or subject.gpu_memory_mb,
         sm_activity=load.sm / slowdown if load and slowdown else None,
