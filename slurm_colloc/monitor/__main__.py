@@ -15,9 +15,9 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord
 from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment
@@ -27,6 +27,9 @@ from slurm_colloc.monitor.sampling_loop import SIGNALS, Loop, Periods
 from slurm_colloc.store.atomic_files import make_directory
 from slurm_colloc.store.pack.progress_counters import read_member_progress
 from slurm_colloc.store.pack.sample_files import report_directory
+
+if TYPE_CHECKING:
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 
 SHORTEST_S = 0.2
 LONGEST_S = 60.0
@@ -71,11 +74,20 @@ def main(argv: Sequence[str]) -> int:
         member_files=SampleFiles(pack, "members", parquet),
         record=record,
         gaps=gaps,
-        activity=DcgmActivity(capabilities) if options.get("--activity") == "dcgm" else None,
+        activity=_open_activity(options.get("--activity", ""), capabilities),
     )
     loop.run()
     loop.end()
     return 0
+
+
+def _open_activity(source: str, capabilities: Capabilities) -> DcgmActivity | None:
+    if source != "dcgm":
+        return None
+    # It loads what starts programs, which no other monitor does.
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
+
+    return DcgmActivity(capabilities)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """What `dcgmi discovery -l` and `dcgmi dmon` print; pure.
 
-dcgmi of DCGM 3 and 4 (dcgmi/DeviceMonitor.cpp) prints of fields a head, then a line for each GPU
-and period, and the head again after 15 periods:
+Of fields dcgmi prints a head, then a line for each GPU and period, and the head again after some
+periods (dcgmi/DeviceMonitor.cpp of DCGM):
 
     #Entity   GRACT        SMACT        TENSO        DRAMA
     ID
     GPU 0     0.931        0.512        0.204        N/A
 
-DCGM 2 puts a blank behind the `#`. Its numbers of GPUs are its own; which is which UUID's stands in
-what discovery prints:
+Older ones put a blank behind the `#`. Its numbers of GPUs are its own; which is which UUID's
+stands in what discovery prints:
 
     | 0      | Name: NVIDIA A100-SXM4-40GB                                          |
     |        | PCI Bus ID: 00000000:07:00.0                                         |

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
@@ -22,6 +21,9 @@ from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, latest_path
+
+if TYPE_CHECKING:
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 
 SIGNALS = (
     signal.SIGTERM,

@@ -18,14 +18,14 @@ from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until
 from .bed import Bed, Row, environment_of
 
-# As dcgmi of DCGM 3.3 prints it: columns of their width, the unit's line below the head.
+# As dcgmi prints it: columns of their width, the unit's line below the head.
 DMON = """\
 #Entity   GRACT        SMACT        TENSO        DRAMA
 ID
 GPU 0     0.931        0.512        0.204        N/A
 GPU 3     1.001        0.000        0.000        0.101
 """
-# As that of DCGM 2 prints it.
+# As an older one prints it.
 OLDER = """\
 # Entity  SMACT  DRAMA
       Id
