@@ -70,6 +70,8 @@ class Settings:
         instrument: Members count their training steps, by a hook in their Python.
         pause: Members are paused for moments, so that others can be measured without them.
         monitor_interval_s: How often the monitor looks, in seconds.
+        activity_source: Who tells the activity of SMs, tensor cores and DRAM: `gpm` (NVML, from
+            Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
         goal: What counts when jobs that are known are packed: `throughput` (GPU time),
             `latency` (when jobs end) or `energy`.
         planner: Who makes the packs: `csub`, or for comparison a rule of others (`exclusive`,
@@ -98,6 +100,7 @@ class Settings:
     instrument: bool = True
     pause: bool = True
     monitor_interval_s: float = 1.0
+    activity_source: str = "gpm"
     goal: str = "throughput"
     planner: str = "csub"
     calibration_dir: str = "/etc/slurm_colloc/calibrations"

@@ -21,9 +21,14 @@ is used again is another file. It is 32 words of 8 bytes, little endian, each wr
       13  rank i64, -1 where there is none
       14  world i64, 0 where it is not known
       15  source u32, optimizers u32
-      16  zero to the end
+      16  gpu_reserved_peak u64: the most bytes that PyTorch's allocator had reserved at once on
+          each of its GPUs, added up over them
+      17  gpu_reserved u64: the same at the newest look
+      18  gpu_read_ns i64: when it was looked at last
+      19  zero to the end
 
 Times are CLOCK_MONOTONIC in nanoseconds and mean something on the same node only; 0 is "never".
+Writers that do not know the words from 16 on leave them 0: the allocator was never asked.
 """
 
 from __future__ import annotations
@@ -62,8 +67,11 @@ UPDATED_NS = 12
 RANK = 13
 WORLD = 14
 ORIGIN = 15
+GPU_RESERVED_PEAK = 16
+GPU_RESERVED = 17
+GPU_READ_NS = 18
 
-RECORD = struct.Struct("<8sHHIqQQQQQQQqqqqqII")
+RECORD = struct.Struct("<8sHHIqQQQQQQQqqqqqIIQQq")
 
 
 def build_name(pid: int, start_ticks: int) -> str:

@@ -15,6 +15,7 @@ from time import monotonic_ns
 
 from . import layout
 from .counter_file import open_counters
+from .gpu_memory import AllocatorReader
 from .rounds import Rounds
 
 _HEAD = layout.VERSION | layout.SIZE << 16
@@ -28,6 +29,9 @@ _BATCHES = layout.BATCHES
 _WAIT_NS = layout.WAIT_NS
 _LAST_STEP_NS = layout.LAST_STEP_NS
 _UPDATED_NS = layout.UPDATED_NS
+
+LOOK_NS = 2_000_000_000
+"""How often the allocator is asked once a program is under way; before at steps 1, 2, 4, 8, ..."""
 
 
 class Tally:
@@ -70,6 +74,9 @@ class Tally:
         self._told_optimizers = -1
         self._told_by_hand = False
         self._told_flags = 0
+        self._allocator = AllocatorReader()
+        self._look_at_ns = 0
+        self._look_at_step = 1
 
     def count_step(self, optimizer: int, stepped: bool = True) -> None:
         """Count one step of an optimizer, or one that the AMP scaler skipped.
@@ -165,6 +172,28 @@ class Tally:
         words[_LAST_STEP_NS] = now
         words[_UPDATED_NS] = now
         words[_SEQUENCE] = sequence
+        if now >= self._look_at_ns or steps >= self._look_at_step:
+            self._look_at_ns = now + LOOK_NS
+            self._look_at_step = 2 * max(1, steps)
+            self.note_gpu_memory(words, now)
+
+    def note_gpu_memory(self, words: memoryview, now: int) -> None:
+        """Write what the allocator has reserved, if there is one; a peak never falls.
+
+        Args:
+            words: The counter file.
+            now: CLOCK_MONOTONIC in nanoseconds.
+        """
+        found = self._allocator.read()
+        if found is None:
+            return
+        self._sequence = sequence = self._sequence + 2
+        words[_SEQUENCE] = sequence - 1
+        # The program may have reset the allocator's own, or be another that this one replaced.
+        words[layout.GPU_RESERVED_PEAK] = max(words[layout.GPU_RESERVED_PEAK], found[0])
+        words[layout.GPU_RESERVED] = found[1]
+        words[layout.GPU_READ_NS] = now
+        words[_SEQUENCE] = sequence
 
     def _tell(self, words: memoryview, source: int, optimizers: int) -> None:
         """Write what seldom changes."""
@@ -210,13 +239,15 @@ class Tally:
             words[layout.RANK], words[layout.WORLD] = find_rank()
             self._sequence = words[_SEQUENCE] + 1 & ~1
             self._words = words
-            atexit.register(_finish, words, os.getpid())
+            atexit.register(_finish, self, words, os.getpid())
             return words
 
 
-def _finish(words: memoryview, pid: int) -> None:
+def _finish(counted: Tally, words: memoryview, pid: int) -> None:
     # A forked child has inherited this, and may end in an orderly way long before its parent.
     if os.getpid() == pid:
+        # The last look holds the peak of all the time.
+        counted.note_gpu_memory(words, monotonic_ns())
         words[layout.HEAD] |= layout.FLAG_FINISHED << 32
         words[layout.UPDATED_NS] = monotonic_ns()
 

@@ -14,7 +14,9 @@ from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import PCIE_MIB_S, Completion, MeasuredBy, Observation
+from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
 from slurm_colloc.report.summary.pack_summary import write_summary
@@ -100,6 +102,8 @@ def _observe(
     samples, used, rate = alone.samples, alone.used, alone.rate
     at = samples.read("at")
     memory = _select_rows(at, alone.windows)
+    # Of the whole start: it takes no less in company, and most of all at its beginning.
+    gpu_memory = find_gpu_memory_peak(samples)
     return Observation(
         signature=member.signature or "",
         family=member.family or "",
@@ -109,7 +113,8 @@ def _observe(
         source=alone.source,
         at=used[-1][1],
         window_s=measure_windows(used),
-        gpu_memory_peak_mb=_peak(samples.read("gpu_memory_mb"), memory),
+        gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
+        gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
         sm_active=run.compute_mean("sm_active", alone.stepping),
         dram_active=run.compute_mean("dram_active", used),
         tensor_active=run.compute_mean("tensor_active", used),

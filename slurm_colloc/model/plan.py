@@ -56,6 +56,15 @@ class Rule(enum.StrEnum):
     ADDITIVE = "additive"
 
 
+class PeakSource(enum.StrEnum):
+    """Who says how much GPU memory a job takes at most."""
+
+    ALLOCATOR = "allocator"
+    """PyTorch's allocator, with what NVML tells of the rest: the true peak of the runs."""
+    NVML = "nvml"
+    """NVML, at its looks: what was held in between is not in it."""
+
+
 @dataclass(frozen=True)
 class UsageProfile:
     """Solo use of a job on a GPU model; every figure is None where unknown.
@@ -78,6 +87,7 @@ class UsageProfile:
         gpu_model: The GPU model that it was measured on; empty where unknown.
         sensitivity: What its slowdown was above the model's in earlier packs.
         pressure: What its partners' slowdowns were above the model's in earlier packs.
+        gpu_memory_by: Who says what its peak of GPU memory is.
     """
 
     gpu_memory_peak_mb: int | None = None
@@ -96,6 +106,7 @@ class UsageProfile:
     gpu_model: str = ""
     sensitivity: float = 0.0
     pressure: float = 0.0
+    gpu_memory_by: PeakSource = PeakSource.NVML
 
 
 @dataclass(frozen=True)

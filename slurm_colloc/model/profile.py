@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 
 _SEEN_MOST = 64
@@ -132,6 +132,7 @@ class Observation:
         gpu_memory_total_mb: Memory of the GPU.
         numbers: What its family masks among its arguments, in their order.
         measured_by: How it was measured.
+        gpu_memory_by: Who says what its peak of GPU memory is.
     """
 
     signature: str
@@ -158,6 +159,7 @@ class Observation:
     gpu_memory_total_mb: float | None = None
     numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
+    gpu_memory_by: PeakSource = PeakSource.NVML
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ class ProfileRecord:
         compared: The newest packs that these two are made of.
         numbers: See Observation; none in a record of an older csub, whose families were others.
         measured_by: How its runs were measured: one alone takes the place of all by pausing.
+        gpu_memory_by: Who says what the largest peak of GPU memory is; an older csub asked NVML.
     """
 
     signature: str
@@ -249,6 +252,7 @@ class ProfileRecord:
     compared: tuple[str, ...] = ()
     numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
+    gpu_memory_by: PeakSource = PeakSource.NVML
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -257,6 +261,7 @@ class ProfileRecord:
             observation.signature, observation.family, observation.name, observation.gpu_model,
             (), 0, observation.at, numbers=observation.numbers,
             measured_by=observation.measured_by,
+            gpu_memory_by=observation.gpu_memory_by,
         )  # fmt: skip
         return empty.add(observation)
 
@@ -272,6 +277,9 @@ class ProfileRecord:
         for name in PEAKS:
             known = [v for v in (getattr(self, name), getattr(observation, name)) if v is not None]
             values[name] = max(known, default=None)
+        values["gpu_memory_by"] = choose_peak_source(
+            (one.gpu_memory_peak_mb, one.gpu_memory_by) for one in (self, observation)
+        )
         uuids = (*self.gpu_uuids, observation.gpu_uuid)
         merged = replace(
             self,
@@ -355,7 +363,14 @@ class ProfileRecord:
             gpu_model=self.gpu_model,
             sensitivity=0.0 if self.sensitivity is None else self.sensitivity.value,
             pressure=0.0 if self.pressure is None else self.pressure.value,
+            gpu_memory_by=self.gpu_memory_by,
         )
+
+
+def choose_peak_source(peaks: Iterable[tuple[float | None, PeakSource]]) -> PeakSource:
+    """Who says what the largest of several peaks is; of equal ones the allocator does."""
+    known = [(peak, by is PeakSource.ALLOCATOR) for peak, by in peaks if peak is not None]
+    return PeakSource.ALLOCATOR if max(known, default=(0.0, False))[1] else PeakSource.NVML
 
 
 def _merge_mean(mean: float | None, n: int, value: float | None) -> float | None:

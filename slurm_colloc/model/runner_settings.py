@@ -16,6 +16,7 @@ class RunnerSettings:
         instrument: See there.
         pause: See there.
         monitor_interval_s: See there.
+        activity_source: See there.
     """
 
     launcher: str = "auto"
@@ -24,3 +25,4 @@ class RunnerSettings:
     instrument: bool = True
     pause: bool = True
     monitor_interval_s: float = 1.0
+    activity_source: str = "gpm"

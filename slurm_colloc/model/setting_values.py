@@ -12,6 +12,7 @@ from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time
 JOIN_CHOICES = ("auto", "pending", "never")
 HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
+ACTIVITY_CHOICES = ("gpm", "dcgm")
 GOAL_CHOICES = tuple(goal.value for goal in Goal)
 RULE_CHOICES = tuple(rule.value for rule in Rule)
 
@@ -35,6 +36,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,
     "planner": RULE_CHOICES,
+    "activity_source": ACTIVITY_CHOICES,
     "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
 }
 

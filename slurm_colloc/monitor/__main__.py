@@ -1,6 +1,6 @@
 """Measures a pack while it runs. Who: the user; where: the pack's node, started by its runner.
 
-python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECONDS]
+python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECONDS] [--activity dcgm]
 
 It ends at a SIGTERM of its parent, when its parent is gone, and when a newer attempt has begun.
 SIGTERMs of others make it write what it has. It is nice to its neighbours, and keeps off the CPUs
@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurm_colloc.monitor.capabilities import Capabilities
 from slurm_colloc.monitor.member_starts import Members
@@ -27,6 +28,9 @@ from slurm_colloc.store.atomic_files import make_directory
 from slurm_colloc.store.pack.progress_counters import read_member_progress
 from slurm_colloc.store.pack.sample_files import report_directory
 
+if TYPE_CHECKING:
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
+
 SHORTEST_S = 0.2
 LONGEST_S = 60.0
 _NICE = 10
@@ -35,7 +39,8 @@ _NICE = 10
 def main(argv: Sequence[str]) -> int:
     """Measure until the pack is over."""
     pack, attempt, progress_root = argv[0], int(argv[1]), argv[2]
-    interval_s = float(argv[4]) if len(argv) > 4 and argv[3] == "--interval" else 1.0
+    options = dict(zip(argv[3::2], argv[4::2], strict=False))
+    interval_s = float(options.get("--interval", 1.0))
     interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
     parent = os.getppid()
     # Before any thread is made, so that all of them inherit it.
@@ -69,10 +74,20 @@ def main(argv: Sequence[str]) -> int:
         member_files=SampleFiles(pack, "members", parquet),
         record=record,
         gaps=gaps,
+        activity=_open_activity(options.get("--activity", ""), capabilities),
     )
     loop.run()
     loop.end()
     return 0
+
+
+def _open_activity(source: str, capabilities: Capabilities) -> DcgmActivity | None:
+    if source != "dcgm":
+        return None
+    # It loads what starts programs, which no other monitor does.
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
+
+    return DcgmActivity(capabilities)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ class Capabilities:
         if known is None or (known.state != OK and (known.state, known.detail) != (state, detail)):
             self._known[metric] = Capability(source, state, detail)
 
+    def prefer(self, metric: str, source: str) -> None:
+        """Say that a metric is read by this source from now on, whatever else gives it."""
+        self._known[metric] = Capability(source, OK)
+
     def as_dict(self) -> dict[str, dict[str, str]]:
         """The whole, for a JSON file."""
         return {

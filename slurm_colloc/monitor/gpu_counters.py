@@ -34,12 +34,16 @@ _SHARE_MAX = 1.05
 
 def convert(value: float, factor: float) -> float | None:
     """One metric in our unit; None where the driver gave no number, or an impossible one; pure."""
-    if math.isnan(value) or math.isinf(value) or value < 0:
+    if not math.isfinite(value) or value < 0:
         return None
-    converted = value * factor
-    if factor != 1.0:
-        return None if converted > _SHARE_MAX else min(1.0, converted)
-    return converted
+    return limit_share(value * factor) if factor != 1.0 else value
+
+
+def limit_share(value: float) -> float | None:
+    """A share of 0 to 1; None for a number that is none; pure."""
+    if not 0.0 <= value <= _SHARE_MAX:
+        return None
+    return min(1.0, value)
 
 
 class GpmReader:

@@ -243,6 +243,7 @@ def _build(member: _MemberFigures) -> dict[str, Any]:
         "cpu_cores": _per_second(_difference(older.cpu_s, newest.cpu_s), elapsed_s),
         "host_memory_mb": row["host_memory_mb"],
         "gpu_memory_mb": member.gpu_memory_mb,
+        "gpu_memory_reserved_peak_mb": row.get("gpu_memory_reserved_peak_mb"),
         "wait_share": _per_second(wait_s, elapsed_s * (row.get("trainers") or 1)),
         "progress_source": row.get("progress"),
         "last_step_age_s": None if last_step_at is None else max(0.0, row["at"] - last_step_at),

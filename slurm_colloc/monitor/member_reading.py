@@ -17,6 +17,11 @@ from slurm_colloc.store.pack.progress_counters import MemberProgress
 Row = dict[str, float | int | str | None]
 
 _PATIENCE = 3
+_MIB = 1 << 20
+
+EARLY_S = 60.0
+"""So long after its start a member's GPU memory is looked at each second: what a program takes
+first, such as an autotuner's workspace, it may give back soon."""
 
 
 ReadProgress = Callable[[str], MemberProgress | None]
@@ -95,18 +100,32 @@ class MemberReader:
         self._counted: Row = {}
         self._moments: dict[str, tuple[float, float]] = {}
         self._last_at = 0.0
+        self._found_at = float("-inf")
 
     @property
     def is_known(self) -> bool:
         """Its wrapper has said that it is up."""
         return self._wrapper_pid is not None
 
-    def find(self) -> bool:
-        """Look for the wrapper's first record; True where it is there."""
+    def is_early(self, now: float) -> bool:
+        """Whether it has only just started.
+
+        Args:
+            now: The monotonic clock.
+        """
+        return now < self._found_at + EARLY_S
+
+    def find(self, now: float) -> bool:
+        """Look for the wrapper's first record; True where it is there.
+
+        Args:
+            now: The monotonic clock.
+        """
         record = _read_record(f"{self._prefix}.started")
         if record is None:
             return False
         self._wrapper_pid = int(record["wrapper_pid"])
+        self._found_at = now
         self.cpus = frozenset(record.get("cpus") or ())
         self._table.add(self.key, self._wrapper_pid)
         self._group = find_step_group(self._wrapper_pid)
@@ -174,6 +193,8 @@ class MemberReader:
                 "progress": found.source,
                 "first_step_at": self._to_epoch("first_step_at", found.first_step_s),
                 "last_step_at": self._to_epoch("last_step_at", found.last_step_s),
+                "gpu_memory_reserved_mb": _as_mib(found.gpu_reserved),
+                "gpu_memory_reserved_peak_mb": _as_mib(found.gpu_reserved_peak),
             }
         return self._counted
 
@@ -233,6 +254,10 @@ class MemberReader:
 
 def _as_int(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _as_mib(value: int | None) -> float | None:
+    return None if value is None else value / _MIB
 
 
 def _read_record(path: str) -> dict[str, Any] | None:

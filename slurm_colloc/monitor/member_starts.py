@@ -48,6 +48,14 @@ class Members:
         """The CPUs that running members are bound to."""
         return frozenset[int]().union(*(one.cpus for one in self._running.values()))
 
+    def has_early(self, now: float) -> bool:
+        """Whether a member has only just started; then its GPU memory is looked at more often.
+
+        Args:
+            now: The monotonic clock.
+        """
+        return any(reader.is_early(now) for reader in self._running.values())
+
     def read(self, at: float, now: float, gpu_pids: Mapping[int, float | None] | None) -> list[Row]:
         """One row of every member that runs, and a last one of those that have ended.
 
@@ -98,7 +106,7 @@ class Members:
                     self._read_progress,
                 )
         for key, reader in list(self._coming.items()):
-            if reader.find():
+            if reader.find(now):
                 del self._coming[key]
                 self._running[key] = reader
                 self._must_look = True

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.monitor.latest_figures import LatestFigures
@@ -21,6 +21,9 @@ from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, latest_path
+
+if TYPE_CHECKING:
+    from slurm_colloc.monitor.dcgm_activity import DcgmActivity
 
 SIGNALS = (
     signal.SIGTERM,
@@ -42,12 +45,14 @@ class Periods:
     Attributes:
         tick_s: Between two samples.
         processes_s: Between two looks at the GPUs' process lists.
+        early_processes_s: The same while a member has only just started.
         piece_s: Between two pieces of the files.
         latest_s: Between two versions of latest.json.
     """
 
     tick_s: float = 1.0
     processes_s: float = 5.0
+    early_processes_s: float = 1.0
     piece_s: float = 10.0
     latest_s: float = 2.0
 
@@ -81,6 +86,7 @@ class Loop:
         member_files: Where rows of members go.
         record: What is said of the monitor itself.
         gaps: The record's gaps.
+        activity: Reads the GPUs' activity by DCGM; None where the site does not say so.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Loop:
         member_files: Files,
         record: MonitorRecord,
         gaps: Gaps,
+        activity: DcgmActivity | None = None,
     ) -> None:
         self._pack = pack
         self._attempt = attempt
@@ -106,6 +113,7 @@ class Loop:
         self._member_files = member_files
         self._record = record
         self._gaps = gaps
+        self._activity = activity
         self._latest = LatestFigures()
         self._uuids: tuple[str, ...] = ()
         self._setup_stamp: tuple[int, int] | None = None
@@ -152,12 +160,17 @@ class Loop:
             self._write(files.close)
         self._write(lambda: self._record.write(time.time(), ended=True))
         self._watch.close()
+        if self._activity is not None:
+            self._activity.close()
 
     # -- one tick -------------------------------------------------------------------------------
 
     def _tick(self, at: float, now: float) -> None:
         periods = self._periods
-        self._sample(at, now, with_processes=self._is_due("processes", periods.processes_s, now))
+        looks = self._is_due("processes", periods.processes_s, now)
+        if self._members.has_early(now):
+            looks |= self._is_due("early processes", periods.early_processes_s, now)
+        self._sample(at, now, with_processes=looks)
         if self._is_due("latest", periods.latest_s, now):
             self._write(lambda: self._write_latest(at))
         if self._is_due("piece", periods.piece_s, now, first_s=periods.piece_s):
@@ -196,12 +209,24 @@ class Loop:
         self._record.gpus = list(known)
         self._record.gpu_models.update(sample.models)
         self._last_gpus = {}
+        self._follow_activity(list(known))
         for uuid in known:
             problem = sample.problems.get(uuid, "")
             self._gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
-            values = sample.gpus.get(uuid, {})
+            values = {**sample.gpus.get(uuid, {}), **self._read_activity(uuid)}
             self._gpu_files.add({"at": at, "attempt": self._attempt, "uuid": uuid, **values})
             self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
+
+    def _follow_activity(self, uuids: list[str]) -> None:
+        if self._activity is not None:
+            self._activity.follow(uuids)
+            problem = self._activity.take_problem()
+            if problem:
+                sys.stderr.write(f"csub monitor: no activity by DCGM: {problem}\n")
+                sys.stderr.flush()
+
+    def _read_activity(self, uuid: str) -> dict[str, float | None]:
+        return {} if self._activity is None else self._activity.read(uuid)
 
     def _write_latest(self, at: float) -> None:
         value = {

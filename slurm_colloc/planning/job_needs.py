@@ -142,6 +142,17 @@ def build_load(profile: UsageProfile | None, calibration: Calibration | None = N
     )
 
 
+def has_only_rate(profile: UsageProfile | None) -> bool:
+    """Whether GPU memory and rate of a job were measured, but not its activity.
+
+    So it is on GPUs without GPM (Ampere and before): nothing can be predicted of such a job, but
+    it may share, and the node measures how fast its pack is.
+    """
+    if profile is None or not profile.gpu_memory_peak_mb or not profile.steps_per_s:
+        return False
+    return profile.sm_activity is None or profile.dram_activity is None
+
+
 def _share(value: float | None) -> float | None:
     if value is None or not _is_amount(value):
         return None
@@ -283,6 +294,7 @@ def forget_loads(question: Question) -> Question:
     memory = {
         index: UsageProfile(
             gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+            gpu_memory_by=profile.gpu_memory_by,
             host_memory_peak_mb=profile.host_memory_peak_mb,
             known_by=profile.known_by,
             gpu_model=profile.gpu_model,

@@ -128,6 +128,7 @@ def build_pack(
     closing_reason: str,
     *,
     prediction: Prediction | None = None,
+    rates: Sequence[float | None] = (),
 ) -> PackPlan:
     """The pack of these jobs, which keep every limit together.
 
@@ -138,12 +139,16 @@ def build_pack(
         policy: How far sharing may go.
         closing_reason: Why it has no further member; empty where none came.
         prediction: What is known of it; None where loads are unknown.
+        rates: The members' rates alone, where no more than that is known, each None where it is
+            not; none where they do not count.
     """
+    if prediction:
+        rates = prediction.solo_steps_per_s
     degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
-    is_measured = prediction is not None and not prediction.may_probe
+    may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
-    if is_measured or degree == 1 or not is_watched:
+    if not may_probe or degree == 1 or not is_watched:
         # A job is not probed that is known, for which none waits, or of which nothing is measured.
         policy = dataclasses.replace(policy, probe_s=0)
     slowdowns = prediction.slowdowns if prediction else None
@@ -151,7 +156,7 @@ def build_pack(
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
         for place, need in enumerate(needs)
     ]
-    has_rates = policy.probe_s > 0 or (prediction is not None and any(prediction.solo_steps_per_s))
+    has_rates = policy.probe_s > 0 or any(rates)
     # The runner holds back no member for what is never measured.
     is_ramped = has_rates and is_watched
     start_degree = choose_start_degree(prediction, degree, policy) if is_ramped else None
@@ -174,6 +179,7 @@ def build_pack(
             need.gpu_memory_mb,
             compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,
+            solo_steps_per_s=rates[place] if rates else None,
         )
         if prediction:
             alone = prediction.model_slowdowns
@@ -181,7 +187,6 @@ def build_pack(
                 member,
                 thread_percentage=_choose_percentage(mode, prediction.percentages[place]),
                 predicted_slowdown=slowdowns[place] if slowdowns else None,
-                solo_steps_per_s=prediction.solo_steps_per_s[place],
                 max_slowdown=choose_bound(need, policy),
                 model_slowdown=alone[place] if alone else None,
             )

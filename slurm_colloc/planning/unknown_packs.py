@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy
-from slurm_colloc.planning.job_needs import Need, Question, compute_needs
+from slurm_colloc.planning.job_needs import Need, Question, compute_needs, has_only_rate
 from slurm_colloc.planning.pack_request import (
     build_pack,
     choose_degree,
@@ -17,13 +17,47 @@ from slurm_colloc.planning.pack_request import (
 )
 from slurm_colloc.planning.time_limits import compute_makespan_s, compute_wall_limit_s
 
+_NAMED_MOST = 8
+"""Jobs that are named in a sentence; the others are counted."""
+
 
 def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     """Pack jobs that may share with each other; each pack says why it has no further member."""
     return [
-        build_pack(question.jobs, needs, question.capacity, question.policy, reason)
+        build_unknown_pack(question, needs, reason)
         for needs, reason in fill_packs(question, indices)
     ]
+
+
+def build_unknown_pack(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
+    """The pack of these jobs; rates alone that were measured go along for the node to judge by.
+
+    Args:
+        question: What planning is asked; without a calibration what was measured is of no use.
+        needs: What the members need, in start order.
+        closing_reason: Why it has no further member; empty where none came.
+    """
+    profiles = [question.profiles.get(need.index) for need in needs]
+    is_heeded = question.calibration is not None
+    rates = [profile.steps_per_s if profile else None for profile in profiles]
+    pack = build_pack(
+        question.jobs,
+        needs,
+        question.capacity,
+        question.policy,
+        closing_reason,
+        rates=rates if is_heeded else (),
+    )
+    lacking = [need.index for need in needs if has_only_rate(question.profiles.get(need.index))]
+    if not lacking or not is_heeded:
+        return pack
+    names = list(dict.fromkeys(question.jobs[index].name for index in lacking))
+    more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
+    reason = (
+        f"{', '.join(names[:_NAMED_MOST])}{more}: GPU memory and rate alone are known, SM activity "
+        "is unknown on this GPU (none before Hopper has GPM): the pack is measured as it runs"
+    )
+    return dataclasses.replace(pack, reasons=(*pack.reasons, reason))
 
 
 def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Need], str]]:

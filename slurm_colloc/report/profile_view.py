@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import MeasuredBy, ProfileRecord, RunningStatistics
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.terminal_tables import (
@@ -29,6 +30,12 @@ _MEASURED = {
     "members of its pack were paused, memory and CPUs over its whole run; a run alone of 20 s or "
     "more takes its place",
 }
+
+PEAK_SOURCE_WORDS = {
+    PeakSource.ALLOCATOR: "PyTorch's allocator",
+    PeakSource.NVML: "NVML's readings",
+}
+"""Who says what a peak of GPU memory is, after `by`."""
 
 
 def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = False) -> str:
@@ -76,7 +83,7 @@ def render_profile(record: ProfileRecord, width: int) -> str:
         ("Steps", _render_rate(record.steps_per_s)),
         ("Samples", _render_rate(record.samples_per_s)),
         ("Whole run", _render_run(record)),
-        ("GPU memory", f"{format_mb_figure(record.gpu_memory_peak_mb)} at most"),
+        ("GPU memory", _render_gpu_memory(record)),
         ("SM", format_share(record.sm_active)),
         ("Tensor", format_share(record.tensor_active)),
         ("DRAM", format_share(record.dram_active)),
@@ -98,6 +105,13 @@ def _render_learnt(mean: ShrunkenMean | None, whose: str) -> str:
         return UNKNOWN
     packs = "1 pack" if mean.n == 1 else f"{mean.n} packs"
     return f"{mean.value:+.3f} on {whose}, over {packs}"
+
+
+def _render_gpu_memory(record: ProfileRecord) -> str:
+    if record.gpu_memory_peak_mb is None:
+        return UNKNOWN
+    who = PEAK_SOURCE_WORDS[record.gpu_memory_by]
+    return f"{format_mb_figure(record.gpu_memory_peak_mb)} at most, by {who}"
 
 
 def _render_run(record: ProfileRecord) -> str:

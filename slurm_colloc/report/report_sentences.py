@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.report.degree_words import describe_cost
+from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -35,6 +36,7 @@ def build_sentences(
         return [("Figures", _tell_nothing(summary, chosen or summary["members"]))]
     lines = []
     if chosen is not None:
+        lines += _tell_gpu_memory(chosen)
         lines += _tell_stalls(chosen)
         lines += _tell_interference(summary, chosen)
         job = str(chosen[0]["id"]).partition("/")[0] if chosen else summary["job"]
@@ -47,6 +49,7 @@ def build_sentences(
         lines.append(("Saved", _tell_saving(pack)))
     lines += [("Degree", text) for text in _tell_degree(summary)]
     lines.append(("GPU", _tell_gpu(summary)))
+    lines += _tell_gpu_memory(summary["members"])
     lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
     lines += _tell_stalls(summary["members"])
     lines += _tell_interference(summary, summary["members"])
@@ -147,6 +150,22 @@ def _tell_gpu(summary: Summary) -> str:
     return f"{', '.join(parts)}{f'; {word}' if word else ''}" if parts else UNKNOWN
 
 
+def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Who says what the members' peaks of GPU memory are."""
+    parts = []
+    for source, who in PEAK_SOURCE_WORDS.items():
+        # A summary of an older csub does not say.
+        told = [m["member"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
+        if told:
+            parts.append(f"by {who}: {_name_members(told)}")
+    return [("GPU memory", f"peaks {'; '.join(parts)}")] if parts else []
+
+
+def _name_members(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"member{'s' if len(numbers) > 1 else ''} {shown}"
+
+
 def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
     found = []
     sm, energy = unexplained["sm_active"], unexplained["energy_j"]
@@ -181,8 +200,7 @@ def _name_missing(part: dict[str, Any]) -> str:
     numbers = part["members_unknown"]
     if not numbers:
         return ""
-    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-    return f"; nothing is known of member{'s' if len(numbers) > 1 else ''} {shown}"
+    return f"; nothing is known of {_name_members(numbers)}"
 
 
 def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -221,9 +221,10 @@ def test_the_shipped_file_lists_every_setting_with_its_built_in_value() -> None:
         (f"degree = {10**18}", f"degree = {10**18} must be from 1 to 10000"),
         (f"start_margin_s = {10**18}", f"start_margin_s = {10**18} must be from 0 to 86400"),
         (f"kill_wait_s = {10**18}", f"kill_wait_s = {10**18} must be from 0 to 65533"),
+        ("activity_source = 'nvml'", "activity_source = 'nvml' must be gpm or dcgm"),
     ],
 )
-def test_a_number_that_is_none_or_too_large_is_refused_where_it_is_read(
+def test_a_value_that_cannot_be_is_refused_where_it_is_read(
     person: Person, line: str, sentence: str
 ) -> None:
     person.own.parent.mkdir(parents=True)

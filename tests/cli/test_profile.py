@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import (
     MeasuredBy,
     Observation,
@@ -27,6 +28,7 @@ from slurm_colloc.model.profile import (
     RunningStatistics,
 )
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
 from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
@@ -131,7 +133,7 @@ def test_what_is_written_is_read_however_long_the_name_of_the_job() -> None:
 def test_what_an_older_csub_wrote_has_learnt_nothing_and_what_a_newer_adds_is_passed_over() -> None:
     record = ProfileRecord.start(OBSERVATION)
     mapping = build_profile_mapping(record)
-    for key in ("sensitivity", "pressure", "compared"):
+    for key in ("sensitivity", "pressure", "compared", "gpu_memory_by"):
         del mapping[key]
     assert parse_profile({**mapping, "of_tomorrow": [1]}, "x") == record
     assert (record.for_planning().sensitivity, record.for_planning().pressure) == (0.0, 0.0)
@@ -157,6 +159,22 @@ def test_what_was_measured_by_pausing_never_takes_the_place_of_a_run_alone(tmp_p
     assert list_profiles(tmp_path)[0] == [alone]
 
 
+def test_who_says_the_largest_peak_is_kept_and_shown() -> None:
+    seen = ProfileRecord.start(observe(1, gpu_memory_peak_mb=1170.0))
+    assert seen.gpu_memory_by is PeakSource.NVML
+    assert "1170 MB at most, by NVML's readings" in render_profile(seen, 100)
+    by = PeakSource.ALLOCATOR
+    both = seen.add(observe(2, gpu_memory_peak_mb=6804.0, gpu_memory_by=by))
+    assert (both.gpu_memory_peak_mb, both.gpu_memory_by) == (6804, PeakSource.ALLOCATOR)
+    assert "6804 MB at most, by PyTorch's allocator" in render_profile(both, 100)
+    again = parse_profile(json.loads(json.dumps(build_profile_mapping(both))), "x")
+    assert again == both
+    # A run in which NVML alone saw more: a larger peak is no less true for that.
+    more = both.add(observe(3, gpu_memory_peak_mb=9000.0))
+    assert (more.gpu_memory_peak_mb, more.gpu_memory_by) == (9000, PeakSource.NVML)
+    assert both.add(observe(3, gpu_memory_peak_mb=None)).gpu_memory_by is PeakSource.ALLOCATOR
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("schema", 2), ("signature", "../../etc"), ("samples", "3"), ("samples", 0), ("name", None),
@@ -170,7 +188,8 @@ def test_what_was_measured_by_pausing_never_takes_the_place_of_a_run_alone(tmp_p
      ("updated_at", True), ("steps_per_s", {"mean": True, "sd": 0, "n": 1, "last": 1}),
      ("steps_per_s", {"mean": 1, "sd": 0, "n": True, "last": 1}),
      ("pressure", {"total": True, "n": 1}), ("pressure", {"total": 1, "n": True}),
-     ("gpu_memory_total_mb", 0), ("gpu_memory_total_mb", 0.5),
+     ("gpu_memory_total_mb", 0), ("gpu_memory_total_mb", 0.5), ("gpu_memory_by", "guess"),
+     ("gpu_memory_by", None), ("gpu_memory_by", ["nvml"]),
      ("gpu_model", "x" * 101), ("name", "x" * 1001), ("seen", ["x" * 1001]),
      ("gpu_uuids", ["x"] * 10_001), ("sm_active", 10**400), ("energy_w", float("inf")),
      ("name", [[]] * 900), ("measured_by", "guessing"), ("measured_by", ["alone"]),

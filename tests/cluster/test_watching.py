@@ -250,3 +250,19 @@ def test_what_a_program_prints_is_its_progress_where_that_is_asked_for(mps_user:
     told = user.csub("pack", *OPTIONS, "--progress-regex=(", "solve.sh", "solve.sh", check=False)
     assert told.returncode == 2
     assert "--progress-regex=(: it is no regular expression of Python's" in told.stderr
+
+
+def test_a_site_with_dcgm_has_it_asked_on_the_node(mps_user: CsubUser) -> None:
+    user = mps_user
+    write_settings(user, activity_source="dcgm")
+    write_training(user)
+    job_id = user.submit(*OPTIONS, "train.sh", "60")
+    log = pack_directory(user, job_id) / "monitor.log"
+    with explained(user, job_id):
+        wait_until(lambda: log.exists() and log.read_text(), "the monitor has something to say")
+    # There is none here, and the pack goes on.
+    assert log.read_text() == (
+        "csub monitor: no activity by DCGM: dcgmi: [Errno 2] No such file or directory: 'dcgmi'\n"
+    )
+    wait_for_steps(user, job_id, 1)
+    user.csub("cancel", "--yes", job_id)

@@ -60,7 +60,38 @@ def test_every_word_is_where_the_table_says() -> None:
         finished=True,
         several_loaders=True,
         skips_unknown=True,
+        gpu_reserved_peak=116,
+        gpu_reserved=117,
     )
+
+
+def test_a_file_of_an_older_writer_says_nothing_of_the_allocator() -> None:
+    content = build_content(GPU_RESERVED_PEAK=0, GPU_RESERVED=0, GPU_READ_NS=0)
+    process = parse_counters(content, 5)
+    assert process is not None
+    assert (process.steps, process.gpu_reserved_peak, process.gpu_reserved) == (104, None, None)
+
+
+def test_peaks_of_processes_that_were_there_at_the_same_time_are_added_up() -> None:
+    def run(first_s: float, updated_s: float, peak: int, *, finished: bool) -> ProcessProgress:
+        return build_process(
+            first_step_s=first_s, updated_s=updated_s, gpu_reserved_peak=peak,
+            gpu_reserved=peak // 2, finished=finished,
+        )  # fmt: skip
+
+    one_by_one = (run(0, 10, 600, finished=True), run(11, 20, 400, finished=True))
+    assert add_up(one_by_one).gpu_reserved_peak == 600
+    assert add_up(one_by_one).gpu_reserved is None, "none of them counts any more"
+    both = (*one_by_one, run(5, 15, 100, finished=False))
+    assert (add_up(both).gpu_reserved_peak, add_up(both).gpu_reserved) == (700, 50)
+    without = build_process(gpu_reserved_peak=None, gpu_reserved=None)
+    assert add_up((without,)).gpu_reserved_peak is None
+
+
+def test_a_process_that_was_killed_holds_nothing_any_more() -> None:
+    killed = build_process(updated_s=10.0, gpu_reserved_peak=8, gpu_reserved=8, finished=False)
+    alive = build_process(updated_s=100.0, gpu_reserved_peak=3, gpu_reserved=2, finished=False)
+    assert add_up((killed, alive)).gpu_reserved == 2
 
 
 @pytest.mark.parametrize(

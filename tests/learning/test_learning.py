@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import build_summary, read_summary, write_summary
@@ -45,3 +46,39 @@ def test_only_time_alone_teaches(tmp_path: Path) -> None:
     assert record.name == "train1"
     assert record.steps_per_s is not None
     assert record.steps_per_s.mean == pytest.approx(10, rel=0.01)
+
+
+def test_the_peak_of_the_first_seconds_is_the_allocator_s_word(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5, allocator_mb=(6042.0, 238.0))])
+    learn_from_pack(pack)
+    (record,) = list_profiles(tmp_path)[0]
+    # NVML's 1000 less what was reserved then is outside the allocator.
+    assert record.gpu_memory_peak_mb == 6042 + 762
+    assert record.gpu_memory_by is PeakSource.ALLOCATOR
+    assert record.for_planning().gpu_memory_by is PeakSource.ALLOCATOR
+    summary = read_summary(pack)
+    assert summary is not None
+    assert summary["members"][0]["gpu_memory_mb"] == {
+        "peak": 6804,
+        "attribution": "per_process",
+        "by": "allocator",
+        "allocator_peak": 6042,
+        "outside_allocator": 762,
+    }
+
+
+def test_without_the_allocator_the_peak_is_nvml_s(tmp_path: Path) -> None:
+    learn_from_pack(make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 5)]))
+    (record,) = list_profiles(tmp_path)[0]
+    assert (record.gpu_memory_peak_mb, record.gpu_memory_by) == (1000, PeakSource.NVML)
+
+
+def test_what_lies_outside_the_allocator_is_said_to_be_assumed(tmp_path: Path) -> None:
+    truth = Truth(1, 0, 60, lambda _at: 5, gpu_memory_mb=None, allocator_mb=(6042.0, 238.0))
+    pack = make_pack(tmp_path, [truth])
+    learn_from_pack(pack)
+    summary = read_summary(pack)
+    assert summary is not None
+    (member,) = summary["members"]
+    assert member["gpu_memory_mb"]["outside_allocator"] is None
+    assert any("768 MB are assumed" in note for note in member["notes"])

@@ -100,11 +100,15 @@ class Bed:
         attempt: int = 1,
         interval_s: float = 0.2,
         progress: Path | None = None,
+        activity: str = "gpm",
     ) -> subprocess.Popen[str]:
         """Start the monitor, and wait for its first sample."""
         Path(latest_path(self.pack)).unlink(missing_ok=True)
         process = subprocess.Popen(
-            self._argv(attempt, progress or self.progress, interval_s),
+            [
+                *self._argv(attempt, progress or self.progress, interval_s),
+                *("--activity", activity),
+            ],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environ or {})},
             stderr=subprocess.PIPE,
             text=True,

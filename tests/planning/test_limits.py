@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from slurm_colloc.model.calibration import Load
-from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
 from slurm_colloc.planning.job_needs import build_load, compute_run_s
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
@@ -33,6 +33,11 @@ def build_subject(index: int = 0, **changes: object) -> Subject:
         ({"known_by": KnownBy.FAMILY}, math.ceil(6500 * 1.2) + 1024),
         ({"known_by": KnownBy.LIKE}, math.ceil(6500 * 1.2) + 1024),
         ({"gpu_model": H100}, math.ceil(6500 * 1.2) + 1024),
+        ({"gpu_memory_by": PeakSource.ALLOCATOR}, math.ceil(6500 * 1.05) + 512),
+        (
+            {"gpu_memory_by": PeakSource.ALLOCATOR, "known_by": KnownBy.FAMILY},
+            math.ceil(6500 * 1.2) + 512,
+        ),
         ({"gpu_memory_peak_mb": None}, None),
         ({"gpu_memory_peak_mb": 0}, None),
     ],

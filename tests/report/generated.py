@@ -47,6 +47,7 @@ class Truth:
     pauses: Sequence[tuple[float, float]] = ()
     wait_share: float = 0.1
     gpu_memory_mb: float | None = 1000.0
+    allocator_mb: tuple[float, float] | None = None
     reports: bool = True
     samples_per_step: int = 128
     gaps: Sequence[tuple[float, float]] = ()
@@ -112,6 +113,8 @@ class Truth:
             "member": self.member,
             "start": self.start,
             "gpu_memory_mb": self.gpu_memory_mb if int(at) % 5 == 0 else None,
+            "gpu_memory_reserved_peak_mb": self.allocator_mb and known and self.allocator_mb[0],
+            "gpu_memory_reserved_mb": self.allocator_mb and known and self.allocator_mb[1],
             "processes": 1,
             "threads": 8,
             "cpu_s": 1.5 * ran_s,

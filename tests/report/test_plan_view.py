@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from slurm_colloc.model.plan import Policy, Rule, SharingMode, UsageProfile
+from slurm_colloc.model.plan import PeakSource, Policy, Rule, SharingMode, UsageProfile
 from slurm_colloc.planning.explain.explanation import PlanExplanation
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.plan_packs import plan
@@ -297,3 +297,28 @@ def test_a_number_and_its_unit_stay_on_one_line() -> None:
         assert not {"s", "%"} & {word for line in lines for word in line.split()[:1]}
         assert "7200 s" in text
         assert "5 %" in text
+
+
+def test_a_plan_says_who_told_the_gpu_memory_that_it_rests_on() -> None:
+    true = dataclasses.replace(SMALL, gpu_memory_by=PeakSource.ALLOCATOR)
+    silent = dataclasses.replace(SMALL, gpu_memory_peak_mb=None)
+    jobs, known = build_call(("a", true), ("b", SMALL), ("c", SMALL), ("d", silent))
+    jobs[2] = dataclasses.replace(jobs[2], gpu_memory_mb=7000)
+    made = plan(jobs, known, ROOMY, POLICY, CALIBRATION)
+    found = build_explanation(made, jobs, known, ROOMY, POLICY, CALIBRATION)
+    members = [member for pack in found.packs for member in pack.members]
+    by = {member.name: (member.gpu_memory_by, member.gpu_memory_mb) for member in members}
+    assert by == {
+        "a": ("allocator", 7337),
+        "b": ("nvml", 7849),
+        "c": ("stated", 7000),
+        "d": (None, None),
+    }
+    text = " ".join(render_plan(found, 200, explain=True).split())
+    assert "the peak of earlier runs by PyTorch's allocator (a)" in text
+    assert "the peak of earlier runs by NVML's readings (b)" in text
+    assert "--gpu-mem (c)" in text
+    assert "GPU memory: " not in render_plan(found, 200)
+    value = json.loads(json.dumps(build_plan_json(found)))
+    shown = {m["name"]: m["gpu_memory_by"] for pack in value["packs"] for m in pack["members"]}
+    assert shown == {name: word for name, (word, _) in by.items()}

@@ -207,7 +207,13 @@ def test_a_member_alone_has_exact_figures_and_no_slowdown(tmp_path: Path) -> Non
     assert one["sm_share"]["attribution"] == "exact"
     assert one["energy_j"]["attribution"] == "exact"
     assert one["energy_j"]["value"] == pytest.approx(60 * 300, rel=0.02)
-    assert one["gpu_memory_mb"] == {"peak": 1000, "attribution": "per_process"}
+    assert one["gpu_memory_mb"] == {
+        "peak": 1000,
+        "attribution": "per_process",
+        "by": "nvml",
+        "allocator_peak": None,
+        "outside_allocator": None,
+    }
     assert one["cpu_cores"] == pytest.approx(1.5, rel=0.01)
     assert summary["gpu_use"]["sm_active"]["attribution"] == "exact"
     assert summary["pack"]["stp"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,35 @@ def test_spans_are_said_as_people_say_them() -> None:
     assert [format_span(s) for s in (None, 8.44, 200, 7500, -65)] == [
         "unknown", "8.4 s", "3 min 20 s", "2 h 05 min", "-1 min 05 s",
     ]  # fmt: skip
+
+
+def test_who_told_the_peaks_of_gpu_memory_is_said(tmp_path: Path) -> None:
+    truths = [
+        Truth(1, 0, 100, lambda _: 20, allocator_mb=(6042.0, 238.0)),
+        Truth(2, 0, 100, lambda _: 9),
+        Truth(3, 0, 100, lambda _: 9),
+    ]
+    found = build_summary(make_pack(tmp_path, truths), tmp_path)
+    text = " ".join(render_report(found, 200).split())
+    assert "peaks by PyTorch's allocator: member 1; by NVML's readings: members 2, 3" in text
+    assert "6804 MB" in text
+    alone = " ".join(render_report(found, 200, {2}).split())
+    assert "peaks by NVML's readings: member 2" in alone
+    assert "allocator" not in alone
+    rows = list(csv.DictReader(io.StringIO(render_csv([(found, None)]))))
+    assert [row["gpu_memory_by"] for row in rows] == ["allocator", "nvml", "nvml"]
+    # A summary of an older csub does not say it.
+    for member in found["members"]:
+        del member["gpu_memory_mb"]["by"]
+    assert "peaks" not in render_report(found, 200)
+
+
+def test_a_gpu_without_activity_counters_is_said_to_be_one(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)])
+    path = pack / "report" / "monitor.json"
+    monitor = json.loads(path.read_text())
+    told = {"source": "nvmlGpmQueryDeviceSupport", "state": "unsupported"}
+    monitor["capabilities"]["sm_active"] = {**told, "detail": "the GPU has no GPM"}
+    path.write_text(json.dumps(monitor))
+    text = " ".join(render_report(build_summary(pack, tmp_path), 200).split())
+    assert "SM activity is unknown (the GPU has no GPM): so are the members' shares of it" in text

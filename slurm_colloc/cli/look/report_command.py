@@ -159,6 +159,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("device_share", ("stall", "device")),
     ("predicted_slowdown", ("predicted_slowdown",)),
     ("together_slowdown", ("together_slowdown",)),
+    ("gpu_memory_by", ("gpu_memory_mb", "by")),
 )
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")

@@ -25,6 +25,8 @@ class MemberExplanation:
         run_s: Seconds that it is expected to run alone; None where earlier runs do not tell.
         thread_percentage: Its MPS thread limit.
         gpu_memory_mb: GPU memory that it may use.
+        gpu_memory_by: What that rests on: `stated`, or `allocator` or `nvml` for the peak of
+            earlier runs (model.plan.PeakSource); None where it is not known.
         sm_activity: SM activity that it brings while all run: alone, over its slowdown.
         dram_activity: The same of DRAM.
         pcie_share: The same of what PCIe can carry in its busier direction; None where unknown.
@@ -48,6 +50,7 @@ class MemberExplanation:
     pcie_share: float | None
     cpus: int
     wall_limit_s: int | None
+    gpu_memory_by: str | None = None
 
 
 @dataclass(frozen=True)

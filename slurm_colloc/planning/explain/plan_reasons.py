@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Plan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
@@ -19,6 +19,7 @@ from slurm_colloc.planning.job_needs import (
     are_timed,
     build_load,
     build_subject,
+    has_only_rate,
     has_power,
     has_run_s,
 )
@@ -153,6 +154,7 @@ def _explain_member(
     profile = question.profiles.get(planned.job_index, UsageProfile())
     slowdown, rate = planned.predicted_slowdown, planned.solo_steps_per_s
     load = build_load(profile, question.calibration)
+    tells_length = pack.known or has_only_rate(profile)
     # A rule of others knows no bound: what stands in its plan only stretches wall limits.
     has_bound = question.policy.rule is Rule.CSUB
     return MemberExplanation(
@@ -164,7 +166,7 @@ def _explain_member(
         max_slowdown=planned.max_slowdown if has_bound else None,
         solo_steps_per_s=rate,
         predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
-        run_s=subject.run_s if pack.known and has_run_s(profile) else None,
+        run_s=subject.run_s if tells_length and has_run_s(profile) else None,
         thread_percentage=planned.thread_percentage,
         gpu_memory_mb=planned.gpu_memory_limit_mb or subject.gpu_memory_mb,
         sm_activity=load.sm / slowdown if load and slowdown else None,
@@ -174,7 +176,14 @@ def _explain_member(
         ),
         cpus=planned.cpus,
         wall_limit_s=planned.wall_limit_s,
+        gpu_memory_by=_find_gpu_memory_source(job, profile),
     )
+
+
+def _find_gpu_memory_source(job: Job, profile: UsageProfile) -> str | None:
+    if job.gpu_memory_mb is not None:
+        return KnownBy.STATED.value
+    return profile.gpu_memory_by.value if profile.gpu_memory_peak_mb else None
 
 
 def _sum_ints(values: Sequence[int | None]) -> int | None:

@@ -131,13 +131,13 @@ def plan_running_join(
         need.gpu_memory_mb,
         percentage,
         max_slowdown=new.max_slowdown,
+        solo_steps_per_s=question.profiles.get(len(present), UsageProfile()).steps_per_s,
     )
     if slowdowns is None:
         return member
     return dataclasses.replace(
         member,
         predicted_slowdown=slowdowns[-1],
-        solo_steps_per_s=question.profiles[len(present)].steps_per_s,
         max_slowdown=choose_bound(new, policy),
         model_slowdown=None if plain is None else plain[-1],
     )

@@ -13,10 +13,9 @@ from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.job_needs import Question, build_subject, compute_need
-from slurm_colloc.planning.pack_request import build_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.planning.priced_packs import Subject
-from slurm_colloc.planning.unknown_packs import compute_refusal
+from slurm_colloc.planning.unknown_packs import build_unknown_pack, compute_refusal
 
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
@@ -110,7 +109,7 @@ def plan_pending_join(
         for index, job in enumerate(jobs)
     ]
     refusal = compute_refusal(needs, capacity, policy)
-    return refusal or build_pack(jobs, needs, capacity, policy, "")
+    return refusal or build_unknown_pack(question, needs, "")
 
 
 def find_known(question: Question) -> list[Subject]:

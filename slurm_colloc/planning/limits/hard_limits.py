@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
 from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject, compute_instance_mb
 
 GPU_MEMORY_SHARE = 0.95
@@ -17,6 +17,8 @@ _GPU_MEMORY_ROOM = 1.05
 _RELATIVE_GPU_MEMORY_ROOM = 1.2
 """What a job may need over the peak of its earlier runs, and over that of a relative."""
 _GPU_MEMORY_MARGIN_MB = 1024
+_TRUE_GPU_MEMORY_MARGIN_MB = 512
+"""On top of that, and where the peak is the allocator's, which no look has missed."""
 _HOST_MEMORY_ROOM = 1.25
 _RELATIVE_HOST_MEMORY_ROOM = 1.5
 _HOST_MEMORY_MARGIN_MB = 256
@@ -62,7 +64,7 @@ def compute_gpu_memory_limit_mb(
 ) -> int | None:
     """GPU memory that a job may need at most, from the peak of earlier runs.
 
-    The peak is NVML's, so that the job's CUDA context is in it.
+    The job's CUDA context is in the peak, whoever says what that is.
 
     Args:
         profile: What is known of the job.
@@ -76,7 +78,9 @@ def compute_gpu_memory_limit_mb(
         return None
     own = profile.known_by is KnownBy.EXACT and not is_borrowed(profile, calibration)
     room = _GPU_MEMORY_ROOM if own else _RELATIVE_GPU_MEMORY_ROOM
-    return math.ceil(peak * room) + _GPU_MEMORY_MARGIN_MB
+    is_true = profile.gpu_memory_by is PeakSource.ALLOCATOR
+    margin_mb = _TRUE_GPU_MEMORY_MARGIN_MB if is_true else _GPU_MEMORY_MARGIN_MB
+    return math.ceil(peak * room) + margin_mb
 
 
 def compute_host_memory_limit_mb(profile: UsageProfile) -> int | None:

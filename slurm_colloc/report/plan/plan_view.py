@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.plan import KnownBy, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.queue_waits import WaitEstimate
 from slurm_colloc.model.sbatch.arrays import format_task_ids, parse_array
@@ -18,6 +18,7 @@ from slurm_colloc.planning.explain.explanation import (
     PlanExplanation,
 )
 from slurm_colloc.report.plan.plan_figures import compute_plan_figures, render_budget, tell_pairs
+from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,
@@ -147,7 +148,22 @@ def _render_packs(
         parts += _tell_who(numbers, packs, width)
     if explain:
         parts += [_fold(text, width, "  because ") for text in pack.reasons]
+        parts += [_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)]
     return parts
+
+
+def _tell_gpu_memory(packs: Sequence[PackExplanation]) -> list[str]:
+    """What is known of the members' GPU memory, and who says so."""
+    words = {KnownBy.STATED.value: "--gpu-mem"} | {
+        source.value: f"the peak of earlier runs by {who}"
+        for source, who in PEAK_SOURCE_WORDS.items()
+    }
+    named: dict[str, dict[str, None]] = {}
+    for member in (member for pack in packs for member in pack.members):
+        if member.gpu_memory_by is not None:
+            named.setdefault(words[member.gpu_memory_by], {})[member.name] = None
+    told = [f"{word} ({', '.join(names)})" for word, names in named.items()]
+    return [f"GPU memory: {'; '.join(told)}"] if told else []
 
 
 def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: int) -> list[str]:

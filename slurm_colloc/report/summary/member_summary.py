@@ -16,6 +16,11 @@ from slurm_colloc.metrics.rates import (
 from slurm_colloc.metrics.series import measure_windows
 from slurm_colloc.metrics.stalls import Stall
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.summary.gpu_memory_peaks import (
+    CONTEXT_ASSUMED_MB,
+    GpuMemoryPeak,
+    choose_highest,
+)
 from slurm_colloc.report.summary.member_figures import Figures, count_up
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
@@ -32,7 +37,9 @@ def build_member(
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
     record = view.record
+    gpu_memory = choose_highest(member.starts)
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
+    notes.append(_tell_assumed(gpu_memory))
     return {
         "member": member.number,
         "id": str(view.member),
@@ -53,7 +60,7 @@ def build_member(
         "predicted_slowdown": figures.predicted_slowdown,
         "together_slowdown": together_slowdown,
         "solo_time_s": figures.solo_time_s,
-        "gpu_memory_mb": _build_gpu_memory(member),
+        "gpu_memory_mb": _build_gpu_memory(gpu_memory),
         **_build_host_use(member),
         "sm_share": build_part(figures.sm),
         "energy_j": build_part(energy),
@@ -95,12 +102,25 @@ def _build_solo(solo: SoloRate | None) -> dict[str, Any] | None:
     }
 
 
-def _build_gpu_memory(member: MemberRun) -> dict[str, Any] | None:
-    peaks = [start.gpu_memory_peak_mb for start in member.starts]
-    known = [peak for peak in peaks if peak is not None]
-    if not known:
+def _build_gpu_memory(peak: GpuMemoryPeak | None) -> dict[str, Any] | None:
+    if peak is None:
         return None
-    return {"peak": max(known), "attribution": Attribution.PER_PROCESS.value}
+    return {
+        "peak": peak.peak_mb,
+        "attribution": Attribution.PER_PROCESS.value,
+        "by": peak.by.value,
+        "allocator_peak": peak.allocator_mb,
+        "outside_allocator": peak.outside_mb,
+    }
+
+
+def _tell_assumed(peak: GpuMemoryPeak | None) -> str:
+    if peak is None or not peak.is_assumed:
+        return ""
+    return (
+        "NVML did not tell what it holds outside PyTorch's allocator: "
+        f"{CONTEXT_ASSUMED_MB:.0f} MB are assumed in its peak of GPU memory"
+    )
 
 
 def _build_host_use(member: MemberRun) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 _GPU_MEMORY_UNREAD_S = 15.0
-"""The monitor reads NVML's lists of processes every 5 s."""
+"""The monitor reads NVML's lists of processes every 5 s, of one that is young each second."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class StartSamples:
     table: pa.Table
 
     def read(self, name: str) -> list[Any]:
-        """A column's values."""
+        """A column's values, each None where the table has no such column."""
+        if name not in self.table.column_names:
+            return [None] * len(self.table)
         return _to_list(self.table[name])
 
     @cached_property
@@ -74,12 +76,14 @@ class StartSamples:
         """The largest known value of a column; None where none is."""
         import pyarrow.compute as pc
 
+        if name not in self.table.column_names:
+            return None
         value = pc.max(self.table[name]).as_py()
         return None if value is None else float(value)
 
     @cached_property
     def gpu_memory_peak_mb(self) -> float | None:
-        """The largest known gpu_memory in MiB; None where it is not known.
+        """The largest gpu_memory that NVML told at a look, in MiB; None where it is not known.
 
         A member that has moved into a pid namespace of its own may be read no longer: that it used
         none before says nothing.

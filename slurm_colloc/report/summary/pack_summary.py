@@ -226,6 +226,7 @@ def _list_notes(run: PackRun) -> list[str]:
         notes.append("there are no samples: the monitor did not run, or wrote nothing yet")
     elif not run.gpu:
         notes.append("nothing could be read of the GPU")
+    notes += _tell_activity(run)
     others = [uuid for uuid in run.samples.gpus if uuid != run.gpu_uuid]
     if others:
         notes.append(f"figures are of {run.gpu_uuid}; {', '.join(others)} was measured, too")
@@ -234,6 +235,15 @@ def _list_notes(run: PackRun) -> list[str]:
     if run.gpu_model is None and run.members:
         notes.append("the GPU's model is not known, so there are no usage profiles")
     return notes
+
+
+def _tell_activity(run: PackRun) -> list[str]:
+    """Why the GPU's SM activity is unknown, where the rest of it was read."""
+    state = ((run.monitor or {}).get("capabilities") or {}).get("sm_active")
+    if not run.gpu or not isinstance(state, dict) or state.get("state") in (None, "ok"):
+        return []
+    reason = state.get("detail") or state["state"]
+    return [f"SM activity is unknown ({reason}): so are the members' shares of it"]
 
 
 def write_summary(run: PackRun, figures: Sequence[Figures]) -> None:

@@ -26,9 +26,10 @@ _BATCH_ROWS = 1 << 16
 KEY = ("attempt", "member", "start")
 _NAMING = ("at", "uuid", *KEY)
 """What a row is of: one without it belongs nowhere."""
-PEAKS = ("gpu_memory_mb", "host_memory_mb")
+PEAKS = ("gpu_memory_mb", "host_memory_mb", "gpu_memory_reserved_peak_mb")
 LAST = ("cpu_s", "read_bytes", "written_bytes", "steps", "skipped", "samples", "wait_s",
-         "progress", "trainers", "first_step_at", "last_step_at")  # fmt: skip
+         "progress", "trainers", "first_step_at", "last_step_at",
+        "gpu_memory_reserved_mb")  # fmt: skip
 
 
 _Thin = Callable[["Sequence[Any]"], "tuple[Callable[[pa.Table], pa.Table], Sequence[str], float]"]

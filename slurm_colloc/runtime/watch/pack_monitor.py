@@ -216,6 +216,7 @@ class PackMonitor:
         self._begin_at = time.monotonic() + 10.0 * self._starts
         words = [str(self._pack), str(self._attempt), self._root]
         words += ["--interval", f"{self._settings.monitor_interval_s:g}"]
+        words += ["--activity", self._settings.activity_source]
         self._process = self._start("monitor.log", "slurm_colloc.monitor", *words)
         if self._process is not None:
             self._journal.write("monitor", pid=self._process.pid)

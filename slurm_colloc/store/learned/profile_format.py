@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import (
     MEANS,
     PEAKS,
@@ -77,6 +78,7 @@ def parse_profile(value: object, where: str) -> ProfileRecord:
     if total_mb is not None and total_mb < 1:
         shown = show_foreign(total_mb)
         raise UsageProblem(f"{where}: gpu_memory_total_mb: must be at least 1 MB, is {shown}")
+    fields["gpu_memory_by"] = _take_peak_source(value, f"{where}: gpu_memory_by")
     for key in STATISTICS:
         fields[key] = _take_statistics(value.get(key), f"{where}: {key}")
     fields["measured_by"] = _take_measured_by(value.get("measured_by"), f"{where}: measured_by")
@@ -148,6 +150,15 @@ def _take_measured_by(value: object, where: str) -> MeasuredBy:
         words = " or ".join(MeasuredBy)
         raise UsageProblem(f"{where}: must be {words}, is {show_foreign(value)}")
     return MeasuredBy(value)  # type: ignore[arg-type]
+
+
+def _take_peak_source(value: Mapping[str, Any], where: str) -> PeakSource:
+    # An older csub knew NVML alone.
+    item = value.get("gpu_memory_by", PeakSource.NVML.value)
+    if item not in list(PeakSource):
+        words = " or ".join(PeakSource)
+        raise UsageProblem(f"{where}: must be {words}, is {show_foreign(item)}")
+    return PeakSource(item)
 
 
 def _take_statistics(value: object, where: str) -> RunningStatistics | None:

@@ -56,6 +56,9 @@ class ProcessProgress:
         finished: Python has ended normally.
         several_loaders: Some loader's batches were followed by no step, such as a validation's.
         skips_unknown: Skipped steps may be among `steps` (a fused optimizer on a GPU).
+        gpu_reserved_peak: Bytes that PyTorch's allocator had reserved at most; None where it was
+            never asked.
+        gpu_reserved: The same at the newest look.
     """
 
     pid: int
@@ -75,6 +78,8 @@ class ProcessProgress:
     finished: bool
     several_loaders: bool
     skips_unknown: bool
+    gpu_reserved_peak: int | None = None
+    gpu_reserved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ class MemberProgress:
         several_loaders: See ProcessProgress.
         skips_unknown: See ProcessProgress.
         processes: One by one, by file name.
+        gpu_reserved_peak: Bytes that the allocators of all processes had reserved at most, those
+            added up that were there at the same time; None where none was ever asked.
+        gpu_reserved: The same now, of the processes that still count; None where none does.
     """
 
     steps: int
@@ -112,6 +120,8 @@ class MemberProgress:
     several_loaders: bool
     skips_unknown: bool
     processes: tuple[ProcessProgress, ...]
+    gpu_reserved_peak: int | None = None
+    gpu_reserved: int | None = None
 
 
 def read_member_progress(directory: str) -> MemberProgress | None:
@@ -171,6 +181,7 @@ def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:
     (
         magic, version, _, flags, pid, _, steps, skipped, samples, batches, wait_ns, _,
         first_ns, last_ns, updated_ns, rank, world, source, optimizers,
+        gpu_peak, gpu_now, gpu_read_ns,
     ) = layout.RECORD.unpack_from(content)  # fmt: skip
     if magic != layout.MAGIC or version != layout.VERSION:
         return None
@@ -192,6 +203,8 @@ def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:
         finished=bool(flags & layout.FLAG_FINISHED),
         several_loaders=bool(flags & layout.FLAG_SEVERAL_LOADERS),
         skips_unknown=bool(flags & layout.FLAG_SKIPS_UNKNOWN),
+        gpu_reserved_peak=gpu_peak if gpu_read_ns > 0 else None,
+        gpu_reserved=gpu_now if gpu_read_ns > 0 else None,
     )
 
 
@@ -219,7 +232,35 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         several_loaders=any(process.several_loaders for process in processes),
         skips_unknown=any(process.skips_unknown for process in processes),
         processes=processes,
+        gpu_reserved_peak=_find_reserved_peak(processes),
+        gpu_reserved=_add_up_reserved(processes),
     )
+
+
+_SILENT_S = 60.0
+"""A process that has counted nothing for so long, while another did, may have been killed."""
+
+
+def _find_reserved_peak(processes: Iterable[ProcessProgress]) -> int | None:
+    """The most that was reserved at once, if each had its peak as long as it was there."""
+    known = [
+        (process.first_step_s or process.updated_s or 0.0, process.updated_s or 0.0, peak)
+        for process in processes
+        if (peak := process.gpu_reserved_peak) is not None
+    ]
+    # The most are there at some moment at which one has just come.
+    sums = (
+        sum(peak for first_s, last_s, peak in known if first_s <= moment_s <= last_s)
+        for moment_s, _, _ in known
+    )
+    return max(sums, default=None)
+
+
+def _add_up_reserved(processes: Iterable[ProcessProgress]) -> int | None:
+    held = [p for p in processes if p.gpu_reserved is not None and not p.finished]
+    newest_s = max((p.updated_s or 0.0 for p in held), default=0.0)
+    sizes = [p.gpu_reserved for p in held if (p.updated_s or 0.0) >= newest_s - _SILENT_S]
+    return sum(size for size in sizes if size is not None) if sizes else None
 
 
 def _choose(

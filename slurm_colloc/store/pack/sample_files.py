@@ -63,10 +63,14 @@ MEMBER_COLUMNS: Columns = (
     ("progress", "string"),
     ("first_step_at", "float64"),
     ("last_step_at", "float64"),
+    ("gpu_memory_reserved_mb", "float32"),
+    ("gpu_memory_reserved_peak_mb", "float32"),
 )
 """One row per running member and tick, and one when it has ended. `cpu_s`, `read_bytes`,
 `written_bytes` and all from `steps` to `wait_s` are counters of that start. `wait_s` is a sum over
-processes; as a share of time it is divided by `trainers`, those that make steps."""
+processes; as a share of time it is divided by `trainers`, those that make steps. The last
+two are what PyTorch's allocator says of itself, without contexts; files of an older csub have not
+got them."""
 
 TABLES = {"gpu": GPU_COLUMNS, "members": MEMBER_COLUMNS}
 

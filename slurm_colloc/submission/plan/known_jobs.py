@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.planning.job_needs import build_load
+from slurm_colloc.planning.job_needs import build_load, has_only_rate
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.learned.faults import compute_signature, find_culprit, has_culprits
@@ -35,11 +35,16 @@ class Knowledge:
     problems: tuple[str, ...] = ()
 
     def is_measured(self, indices: Iterable[int]) -> bool:
-        """What each of these jobs takes of a GPU was measured, of itself or a relative."""
+        """What each of these jobs takes of a GPU was measured, of itself or a relative.
+
+        Its GPU memory always; its activity, or where the GPU tells none, its rate alone.
+        """
+        found = [self.profiles.get(index) for index in indices]
         return all(
-            build_load(self.profiles.get(index)) is not None
-            and bool(self.profiles[index].gpu_memory_peak_mb)
-            for index in indices
+            profile is not None
+            and bool(profile.gpu_memory_peak_mb)
+            and (build_load(profile) is not None or has_only_rate(profile))
+            for profile in found
         )
 
     @property
@@ -64,7 +69,10 @@ class Knowledge:
             reason: Why it may be, in a sentence.
         """
         profiles = {
-            index: UsageProfile(gpu_memory_peak_mb=profile.gpu_memory_peak_mb)
+            index: UsageProfile(
+                gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+                gpu_memory_by=profile.gpu_memory_by,
+            )
             if profile.gpu_model
             else profile
             for index, profile in self.profiles.items()

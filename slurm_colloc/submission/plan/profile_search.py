@@ -9,7 +9,13 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.profile import NEAR, ProfileRecord, is_near, rates_agree
+from slurm_colloc.model.profile import (
+    NEAR,
+    ProfileRecord,
+    choose_peak_source,
+    is_near,
+    rates_agree,
+)
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
@@ -231,6 +237,7 @@ def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
     return UsageProfile(
         gpu_model=records[0].gpu_model,
         gpu_memory_peak_mb=round(max(peaks)),
+        gpu_memory_by=choose_peak_source((r.gpu_memory_peak_mb, r.gpu_memory_by) for r in records),
         known_by=KnownBy.UNKNOWN,
     )
 
@@ -265,4 +272,6 @@ def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> Usag
     runs = [profile.run_s for profile in profiles if profile.run_s is not None]
     if runs and rates_agree(runs):
         values["run_s"] = sum(runs) / len(runs)
-    return dataclasses.replace(profiles[0], **{"run_s": None, **values})  # type: ignore[arg-type]
+    by = choose_peak_source((p.gpu_memory_peak_mb, p.gpu_memory_by) for p in profiles)
+    merged = {"run_s": None, "gpu_memory_by": by, **values}
+    return dataclasses.replace(profiles[0], **merged)  # type: ignore[arg-type]
