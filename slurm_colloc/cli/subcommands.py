@@ -71,7 +71,7 @@ def requeue(targets: Targets = None, state: States = "", name: Name = "") -> Non
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
-    """Wait until members have ended; the exit status is the worst one's, named on standard error."""
+    """Wait until members have ended; the exit status is the worst one's, which is named."""
     from slurm_colloc.cli.change.wait_for_members import wait_for
 
     choice = choose(targets, state, name)

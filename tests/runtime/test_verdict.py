@@ -192,7 +192,8 @@ def test_what_becomes_of_the_pack(
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("TIMEOUT", "its time limit was reached"), ("CANCELLED", "it was cancelled")]
+    ("state", "reason"),
+    [("TIMEOUT", "its time limit was reached"), ("CANCELLED", "it was cancelled")],
 )
 def test_a_job_alone_is_no_pack_to_its_user(state: str, reason: str) -> None:
     verdict = judge_pack({"JobState": state}, 0, "", is_lone=True)

@@ -18,9 +18,7 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
 
 
-def wait_for(
-    session: Session, chosen: Choice | Sequence[Selection], *, tells: bool = False
-) -> int:
+def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: bool = False) -> int:
     """Wait until all chosen members have ended; the worst one's exit status.
 
     What the words mean is settled at the first look: `all` are those that had not ended then.
