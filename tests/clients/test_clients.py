@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ..cluster.conftest import CsubUser
+from .conftest import put_csub_in_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
@@ -54,16 +55,6 @@ def require_gnu_parallel() -> None:
     )
     if not shown or "GNU parallel" not in shown.stdout:
         pytest.skip("GNU parallel is not installed")
-
-
-def put_csub_in_place(user: CsubUser) -> Path:
-    """A directory in which sbatch is a link to csub."""
-    csub = shutil.which("csub", path=user.environment["PATH"])
-    assert csub is not None
-    links = user.home / "links"
-    user.run(["mkdir", str(links)])
-    user.run(["ln", "-s", csub, str(links / "sbatch")])
-    return links
 
 
 @pytest.mark.parametrize("client", CLIENTS)
