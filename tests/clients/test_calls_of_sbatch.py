@@ -59,7 +59,9 @@ class Called:
         return _ID.findall(self.answer)
 
 
-def call(user: CsubUser, name: str, how: str, path: str) -> Called:
+def call(
+    user: CsubUser, name: str, how: str, path: str, *, shell: str = "bash", begin: str = ""
+) -> Called:
     folder = user.home / how / re.sub(r"\W", "_", name)
     folder.mkdir(parents=True)
     for file, text in CALLS[name].files.items():
@@ -67,10 +69,16 @@ def call(user: CsubUser, name: str, how: str, path: str) -> Called:
         place = folder / file
         place.write_text(text.removeprefix("raw:") if has_head else HEAD + text, newline="")
         place.chmod(0o755)
+    # A file, of which shells read one line after the other: an alias holds from the next one on.
+    lines = folder.with_suffix(".lines")
+    lines.write_text(begin + CALLS[name].lines + "\n")
     for place in (folder.parent, folder, *folder.iterdir()):
         os.chown(place, user.uid, user.gid)
     done = user.run(
-        ["bash", "-c", CALLS[name].lines], directory=folder, environment={"PATH": path}, check=False
+        [*shell.split(), str(lines)],
+        directory=folder,
+        environment={"PATH": path},
+        check=False,
     )
     given = frozenset(CALLS[name].files)
     return Called(folder, given, done.returncode, done.stdout, done.stderr)
@@ -152,3 +160,53 @@ def test_a_call_has_the_same_outcome_by_csub_under_the_name_sbatch(
         states = read_states(clients_user, by_sbatch, by_csub=False)
         assert states == wanted.states[: len(states)]
         assert read_states(clients_user, by_csub, by_csub=True) == states
+
+
+WAYS = {
+    "alias": ("bash", "shopt -s expand_aliases\nalias sbatch=csub\n"),
+    "alias, interactive": ("bash --norc -i", "alias sbatch=csub\n"),
+    "function": ("bash", 'sbatch() { csub "$@"; }\n'),
+    "alias in zsh": ("zsh -f", "alias sbatch=csub\n"),
+    "function in zsh": ("zsh -f", 'sbatch() { csub "$@" }\n'),
+}
+BY_OTHER_WAYS = (
+    "plain", "here-document", "standard input", "wrap", "array with a limit", "export values",
+    "quiet", "wait", "afterok", "aftercorr", "singleton", "arguments", "no such script",
+    "a wrong option", "Windows line ends",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def by_other_ways(
+    home: dict[str, tuple[Called, Called]], clients_user: CsubUser
+) -> dict[str, dict[str, Called]]:
+    """Some calls by each other way in which csub comes under the name; nothing of `home` runs."""
+    assert home
+    path = clients_user.environment["PATH"]
+    made = {
+        way: {
+            name: call(clients_user, name, re.sub(r"\W", "_", way), path, shell=shell, begin=begin)
+            for name in BY_OTHER_WAYS
+        }
+        for way, (shell, begin) in WAYS.items()
+        if shutil.which(shell.split()[0])
+    }
+    wait_for_all(clients_user)
+    return made
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_alias_and_a_function_do_what_the_link_does(
+    home: dict[str, tuple[Called, Called]],
+    by_other_ways: dict[str, dict[str, Called]],
+    clients_user: CsubUser,
+    way: str,
+) -> None:
+    if way not in by_other_ways:
+        pytest.skip("zsh is not installed")
+    for name, done in by_other_ways[way].items():
+        link = home[name][1]
+        found, expected = read_outcome(done), read_outcome(link)
+        assert found == expected, (name, done, link)
+        states = read_states(clients_user, done, by_csub=True)
+        assert states == read_states(clients_user, link, by_csub=True), name
