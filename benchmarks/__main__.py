@@ -29,6 +29,7 @@ from benchmarks.measuring import (
 from benchmarks.own_jobs import measure_own_jobs
 from benchmarks.planning import measure_planning
 from benchmarks.planning_calls import measure_planning_calls
+from benchmarks.questions import measure_questions
 from benchmarks.queue import measure_queue
 from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
@@ -40,6 +41,7 @@ GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
     "joining": measure_joining,
     "queue": lambda bed: [measure_queue(bed)],
+    "questions": lambda bed: [measure_questions(bed)],
     "runner": lambda bed: [measure_runner(bed)],
     "rpcs": lambda bed: [measure_rpcs(bed)],
 }

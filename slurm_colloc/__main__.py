@@ -10,15 +10,20 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 
-from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
-from slurm_colloc.cli.submit.in_place_of_sbatch import (
-    choose_sbatch_call,
-    hand_over,
-    is_called_sbatch,
-    is_led_back,
-)
-from slurm_colloc.errors import CollocError
-from slurm_colloc.model.printable import escape_controls
+# A user may press Ctrl-C while modules are loaded, too.
+try:
+    from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
+    from slurm_colloc.cli.submit.in_place_of_sbatch import (
+        choose_sbatch_call,
+        hand_over,
+        is_called_sbatch,
+        is_led_back,
+    )
+    from slurm_colloc.errors import CollocError
+    from slurm_colloc.model.printable import escape_controls
+except KeyboardInterrupt:
+    sys.stderr.write("csub: interrupted\n")
+    sys.exit(130)
 
 SUBCOMMANDS = frozenset(
     {
@@ -92,12 +97,15 @@ def _run_typer(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Run csub; every problem is one sentence on standard error, and an exit status."""
-    # A tenth of a submission would go into looking for garbage in what the imports made, and as
-    # much again at the end; commands that run long still collect theirs.
-    gc.set_threshold(100_000, 50, 100)
-    guard_streams()
-    status = run(sys.argv[1:])
-    gc.freeze()
+    try:
+        # A tenth of a submission would go into looking for garbage in what the imports made, and
+        # as much again at the end; commands that run long still collect theirs.
+        gc.set_threshold(100_000, 50, 100)
+        guard_streams()
+        status = run(sys.argv[1:])
+        gc.freeze()
+    except KeyboardInterrupt:
+        status = _tell_interrupted()
     sys.exit(status)
 
 
@@ -125,8 +133,7 @@ def _run_command(argv: Sequence[str]) -> int:
         _tell(str(problem))
         return problem.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("csub: interrupted\n")
-        return 130
+        return _tell_interrupted()
     except SystemExit as end:
         # argparse ends so, after what it has to say.
         if end.code is not None and not isinstance(end.code, int):
@@ -146,6 +153,11 @@ def _run_command(argv: Sequence[str]) -> int:
         # click puts its choices on lines of their own; the names in it are the caller's.
         _tell(shown(), keep=_LINE_BREAK)
         return int(click_exit)
+
+
+def _tell_interrupted() -> int:
+    sys.stderr.write("csub: interrupted\n")
+    return 130
 
 
 def _tell(text: str, keep: str = "") -> None:

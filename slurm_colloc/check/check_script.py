@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
 from slurm_colloc.check.python_collisions import find_python_collisions
 from slurm_colloc.check.reaching_commands import CommandReach
+from slurm_colloc.check.shared_outputs import (
+    SHARED_OUTPUT,
+    changes_directory,
+    find_shell_outputs,
+    settle_outputs,
+)
 from slurm_colloc.check.shell_collisions import find_shell_collisions
 from slurm_colloc.check.shell_programs import base_name, program_at
 from slurm_colloc.check.shell_reading import parse_shell
@@ -53,9 +59,11 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
     text = content.decode("utf-8", "replace")
     interpreter = choose_interpreter(text)
     file = job.script_name
+    is_array = job.array_task is not None
     if interpreter == "python":
         program = Program(file, 1, text, job.arguments)
-        return merge_findings(_check_program(program, job.directory)), [file]
+        findings = _check_program(program, job.directory)
+        return merge_findings(settle_outputs(findings, is_array=is_array)), [file]
     if interpreter != "shell":
         unread = ScriptFinding(
             "not-read",
@@ -74,7 +82,11 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
         findings += _check_program(program, job.directory)
         if program.shown not in read:
             read.append(program.shown)
-    return merge_findings(findings), read
+    if changes_directory(script):
+        findings = [finding for finding in findings if finding.kind != SHARED_OUTPUT]
+    elif is_array:
+        findings += find_shell_outputs(script, file)
+    return merge_findings(settle_outputs(findings, is_array=is_array)), read
 
 
 def choose_interpreter(text: str) -> str:

@@ -7,10 +7,10 @@ import enum
 import re
 from collections.abc import Iterable
 
-OWN_NAME = "${SLURM_COLLOC_MEMBER:-$SLURM_JOB_ID}"
-"""What to write where a script has its job id; `4711/3` in a pack, `4711` under sbatch."""
+OWN_NAME = "${SLURM_COLLOC_NAME:-$SLURM_JOB_ID}"
+"""What to write where a script has its job id; `4711_3` in a pack, `4711` under sbatch."""
 
-OWN_NAME_IN_PYTHON = 'os.environ.get("SLURM_COLLOC_MEMBER")'
+OWN_NAME_IN_PYTHON = 'os.environ.get("SLURM_COLLOC_NAME")'
 """The same in Python; None under sbatch."""
 
 
@@ -106,7 +106,7 @@ def job_id_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> Scri
         line,
         shorten(what),
         "all members of a pack have the same job id, and would share this name",
-        f"name it after {own}, which is 4711/3 in a pack",
+        f"name it after {own}, which is 4711_3 in a pack",
     )
 
 

@@ -17,6 +17,7 @@ from slurm_colloc.check.collisions import (
     requeue_finding,
     temporary_finding,
 )
+from slurm_colloc.check.memory_fraction import check_memory_calls, check_memory_variable
 from slurm_colloc.check.python_strings import (
     PythonReader,
     environment_name,
@@ -24,6 +25,7 @@ from slurm_colloc.check.python_strings import (
     render_part,
     show_parts,
 )
+from slurm_colloc.check.shared_outputs import find_python_outputs
 from slurm_colloc.check.shell_words import (
     TCP_ADDRESS,
     Kind,
@@ -73,7 +75,8 @@ def find_python_collisions(
     checker = _Checker(file, first_line - 1, arguments)
     for node in ast.walk(tree):
         checker.learn(node)
-    return [finding for node in ast.walk(tree) for finding in checker.check(node)]
+    found = [finding for node in ast.walk(tree) for finding in checker.check(node)]
+    return [*found, *find_python_outputs(tree, checker)]
 
 
 class _Checker(PythonReader):
@@ -89,6 +92,7 @@ class _Checker(PythonReader):
             yield from self.check_names(node)
             yield from self.check_commands(node)
             yield from check_lightning(self, node)
+            yield from check_memory_calls(self, node)
         elif isinstance(node, ast.FunctionDef):
             yield from check_hydra(self, node)
 
@@ -124,6 +128,8 @@ class _Checker(PythonReader):
                 yield device_finding(self.file, line, what)
         elif name in ("MASTER_PORT", "PET_MASTER_PORT"):
             yield from self.port(parts, what, line)
+        else:
+            yield from check_memory_variable(self.file, line, what, name, parts)
 
     def port(self, parts: tuple[WordPart, ...], what: str, line: int) -> Iterator[ScriptFinding]:
         if tells_members_apart(parts):
@@ -290,7 +296,7 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
     if None in keywords:
         return
-    advice = "give it version=os.environ.get('SLURM_COLLOC_MEMBER')"
+    advice = f"give it version={OWN_NAME_IN_PYTHON}"
     if name == "Trainer":
         logger = keywords.get("logger")
         has_own = logger is not None and not (
@@ -331,5 +337,5 @@ def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptF
             reader.file,
             reader.line(decorator),
             f"@hydra.main writes {folder}/DATE/TIME",
-            f"call it with 'hydra.{key}.dir={folder}/${{oc.env:SLURM_COLLOC_MEMBER}}'",
+            f"call it with 'hydra.{key}.dir={folder}/${{oc.env:SLURM_COLLOC_NAME}}'",
         )

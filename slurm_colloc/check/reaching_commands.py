@@ -155,6 +155,7 @@ def _is_own_id(word: ShellWord) -> bool:
     return shown in (
         *(f"${name}" for name in JOB_IDS),
         "$SLURM_COLLOC_MEMBER",
+        "$SLURM_COLLOC_NAME",
         "$SLURM_ARRAY_JOB_ID_$SLURM_ARRAY_TASK_ID",
     )
 

@@ -13,6 +13,7 @@ from slurm_colloc.check.collisions import (
     port_finding,
     temporary_finding,
 )
+from slurm_colloc.check.memory_fraction import check_memory_assignment
 from slurm_colloc.check.reaching_commands import (
     CommandReach,
     check_gpu,
@@ -177,6 +178,7 @@ def find_shell_collisions(
     for step in script.steps:
         if isinstance(step, Assignment):
             found += _check_assignment(step, file)
+            found += check_memory_assignment(step, file)
             reach = reach.after(step)
         else:
             found += check_slurm(step, file, reach)

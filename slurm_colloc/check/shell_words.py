@@ -25,6 +25,7 @@ OWN_OF_A_MEMBER = frozenset(
         "RANDOM",
         "SLURM_ARRAY_TASK_ID",
         "SLURM_COLLOC_MEMBER",
+        "SLURM_COLLOC_NAME",
         "SLURM_TASK_PID",
         "SRANDOM",
         "TMPDIR",

@@ -71,11 +71,11 @@ def requeue(targets: Targets = None, state: States = "", name: Name = "") -> Non
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
-    """Wait until members have ended; the exit status is the worst one's."""
+    """Wait until members have ended; the exit status is the worst one's, which is named."""
     from slurm_colloc.cli.change.wait_for_members import wait_for
 
     choice = choose(targets, state, name)
-    raise typer.Exit(wait_for(Session.open(asks_often=True), choice))
+    raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
 
 
 def config(

@@ -151,7 +151,7 @@ def build_parts(
     steps = GuardedSteps(journal)
     states = StateWriter(pack, attempt, mails.note, steps=steps)
     fence = AttemptFence(pack, attempt, members)
-    slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log)
+    slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
 
     # The GPU, and what is measured.
     gpu_mode = GpuMode(

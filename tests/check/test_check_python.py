@@ -8,7 +8,7 @@ import pytest
 
 from slurm_colloc.check.check_script import check_script_text
 from slurm_colloc.check.python_collisions import find_python_collisions
-from slurm_colloc.model.job import Job
+from slurm_colloc.model.job import ArrayTask, Job
 
 
 def find(text: str, *arguments: str) -> list[tuple[str, int]]:
@@ -18,6 +18,7 @@ def find(text: str, *arguments: str) -> list[tuple[str, int]]:
 PORT, JOB_ID, CLOCK = "fixed-port", "job-id-path", "timestamp-path"
 DEVICES, TEMPORARY = "cuda-visible-devices", "fixed-temporary-file"
 FOLDER, KILL, OWN = "default-directory", "kill-by-name", "own-job-command"
+FRACTION, OUTPUT = "gpu-memory-fraction", "shared-output"
 
 POSITIVES = {
     'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"': [(DEVICES, 2)],
@@ -62,6 +63,20 @@ POSITIVES = {
     'os.system("pkill -f train.py")': [(KILL, 1)],
     'subprocess.run(["pkill", "python"])': [(KILL, 1)],
     'subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])': [(OWN, 1)],
+    "import torch\ntorch.cuda.set_per_process_memory_fraction(0.9)": [(FRACTION, 2)],
+    "from torch.cuda import memory\nmemory.set_per_process_memory_fraction(args.share, 0)": [
+        (FRACTION, 2)
+    ],
+    'os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".9"': [(FRACTION, 1)],
+    'llm = LLM("m", gpu_memory_utilization=0.95)': [(FRACTION, 1)],
+    'with open("results.json", "w") as f: json.dump(x, f)': [(OUTPUT, 1)],
+    'open("results.json", mode="xb")': [(OUTPUT, 1)],
+    'PATH = "ckpt/model.pt"\ntorch.save(model.state_dict(), PATH)': [(OUTPUT, 1)],
+    'torch.save(obj=x, f="model.pt")': [(OUTPUT, 1)],
+    'np.save("out.npy", x)': [(OUTPUT, 1)],
+    'table.to_csv(path_or_buf="metrics.csv")': [(OUTPUT, 1)],
+    'Path("runs", "best.txt").write_text("x")': [(OUTPUT, 1)],
+    'model.save_pretrained("final")': [(OUTPUT, 1)],
     "import lightning as L\nL.Trainer(max_epochs=3)": [(FOLDER, 2)],
     "from pytorch_lightning import Trainer\nTrainer(logger=True)": [(FOLDER, 2)],
     'import lightning.pytorch as pl\npl.Trainer(default_root_dir="out")': [(FOLDER, 2)],
@@ -130,6 +145,18 @@ NEGATIVES = [
     'from lightning.pytorch.loggers import CSVLogger\nCSVLogger("logs", name=args.name)',
     "import hydra\nhydra.utils.instantiate(cfg)",
     "import click\n@click.command()\ndef main(): ...",
+    'open("results.txt", "a")',
+    'open("config.json")',
+    'open(args.out, "w")',
+    "open(f\"{os.environ['SLURM_COLLOC_NAME']}.json\", 'w')",
+    'torch.save(model, os.path.join(args.out, "model.pt"))',
+    'torch.save(model, "{}.pt".format(args.name))',
+    "torch.save(model, buffer)",
+    'os.chdir(args.out)\ntorch.save(model, "model.pt")',
+    'import hydra\ntorch.save(model, "model.pt")',
+    'open("/dev/null", "w")',
+    'open("/dev/shm/" + name, "w")',
+    "torch.cuda.memory_reserved(0.9)",
 ]
 
 
@@ -210,3 +237,53 @@ def test_a_program_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         ("not-read", "note", "old.py"),
         ("not-read", "note", "gone.py"),
     ]
+
+
+SAVES = 'torch.save(model, "model.pt")\n'
+ARRAY = ArrayTask(task_id=3, count=4, minimum=1, maximum=4, step=1)
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "expected"),
+    [
+        (ARRAY, "python train.py > train.log", [("train.log", "problem"), ("model.pt", "problem")]),
+        (ARRAY, "python train.py >> train.log", [("model.pt", "problem")]),
+        (ARRAY, "python train.py > $SLURM_COLLOC_NAME.log 2> /dev/null", [("model.pt", "problem")]),
+        (ARRAY, 'cd "runs/$SLURM_ARRAY_TASK_ID"\npython train.py > train.log', []),
+        (ARRAY, "cd runs\npython train.py", [("model.pt", "problem")]),
+        (None, "python train.py > train.log", [("model.pt", "note")]),
+        (None, 'pushd "$1"\npython train.py', []),
+    ],
+)
+def test_a_file_that_all_tasks_of_an_array_write_is_found(
+    tmp_path: Path, task: ArrayTask | None, lines: str, expected: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    job = Job(1, "train", "train.sh", (), str(tmp_path), array_task=task)
+    findings, _ = check_script_text(job, f"#!/bin/bash\n{lines}\n".encode())
+    assert {(f.kind, f.what.removeprefix("> "), f.level.value) for f in findings} == {
+        (OUTPUT, what, level) for what, level in expected
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "share", "level"),
+    [("0.9", "90 %", "problem"), ("1.0", "100 %", "problem"), (".25", "25 %", "note"),
+     ("share", "a fraction", "problem")],
+)  # fmt: skip
+def test_a_fraction_of_the_gpu_is_told_by_how_much_it_takes(
+    value: str, share: str, level: str
+) -> None:
+    text = f"torch.cuda.set_per_process_memory_fraction({value})"
+    (finding,) = find_python_collisions(text, "t.py")
+    assert finding.why == (
+        f"in a pack it takes {share} of the whole GPU's memory, whatever the neighbours need"
+    )
+    assert "--gpu-mem" in finding.advice
+    assert finding.level.value == level
+
+
+def test_jax_memory_fraction_in_a_shell_script_is_found() -> None:
+    body = b"#!/bin/bash\nexport XLA_PYTHON_CLIENT_MEM_FRACTION=.80\npython -V\n"
+    findings, _ = check_script_text(Job(1, "t", "t.sh", (), "/"), body)
+    assert [(f.kind, f.line) for f in findings] == [(FRACTION, 2)]

@@ -39,7 +39,9 @@ def clients_python() -> Path:
 
 @pytest.fixture(scope="session")
 def clients_cluster() -> Iterator[Sandbox]:
-    with running_sandbox(gpus_per_node=2, cpus_per_node=16) as sandbox:
+    # Ids that are no number in a script.
+    extra = ("FirstJobId=4711",)
+    with running_sandbox(gpus_per_node=2, cpus_per_node=16, extra_conf=extra) as sandbox:
         yield sandbox
 
 
@@ -47,3 +49,20 @@ def clients_cluster() -> Iterator[Sandbox]:
 def user(clients_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     with user_of(clients_cluster, accounts[0]) as somebody:
         yield somebody
+
+
+@pytest.fixture(scope="module")
+def clients_user(clients_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """One for all tests of a module."""
+    with user_of(clients_cluster, accounts[1]) as somebody:
+        yield somebody
+
+
+def put_csub_in_place(user: CsubUser) -> Path:
+    """A directory in which sbatch is a link to csub."""
+    csub = shutil.which("csub", path=user.environment["PATH"])
+    assert csub is not None
+    links = user.home / "links"
+    user.run(["mkdir", str(links)])
+    user.run(["ln", "-s", csub, str(links / "sbatch")])
+    return links

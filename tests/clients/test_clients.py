@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ..cluster.conftest import CsubUser
+from .conftest import put_csub_in_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
@@ -22,10 +24,12 @@ CLIENTS = {
     "simple-slurm": ("with_simple_slurm.py",),
     "slurmpy": ("with_slurmpy.py",),
     "seml": ("with_seml.py",),
+    "snakemake": ("with_snakemake.py",),
     "dask-jobqueue": ("with_dask.py",),
     "parsl": ("with_parsl.py",),
     "optuna": ("with_optuna.py",),
     "many at once": ("with_parallel.py",),
+    "GNU parallel": ("with_gnu_parallel.py", "sbatch"),
 }
 
 
@@ -44,14 +48,13 @@ def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *
     return json.loads((folder / "answer.json").read_text())
 
 
-def put_csub_in_place(user: CsubUser) -> Path:
-    """A directory in which sbatch is a link to csub."""
-    csub = shutil.which("csub", path=user.environment["PATH"])
-    assert csub is not None
-    links = user.home / "links"
-    user.run(["mkdir", str(links)])
-    user.run(["ln", "-s", csub, str(links / "sbatch")])
-    return links
+def require_gnu_parallel() -> None:
+    """Skip where there is none; moreutils has another program of that name."""
+    shown = shutil.which("parallel") and subprocess.run(
+        ["parallel", "--version"], capture_output=True, text=True, check=False
+    )
+    if not shown or "GNU parallel" not in shown.stdout:
+        pytest.skip("GNU parallel is not installed")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -59,6 +62,8 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     user: CsubUser, clients_python: Path, client: str
 ) -> None:
     words = CLIENTS[client]
+    if client == "GNU parallel":
+        require_gnu_parallel()
     path = f"{clients_python.parent}:{user.environment['PATH']}"
     expected = run_client(user, clients_python, words, "with-sbatch", path=path)
     # csub has not been there yet.
@@ -67,6 +72,15 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
     assert found == expected
     assert json.loads(user.csub("queue", "--all", "--json").stdout)
+
+
+def test_gnu_parallel_with_csub_by_its_own_name(user: CsubUser, clients_python: Path) -> None:
+    require_gnu_parallel()
+    path = user.environment["PATH"]
+    program = "with_gnu_parallel.py"
+    expected = run_client(user, clients_python, (program, "sbatch"), "with-sbatch", path=path)
+    found = run_client(user, clients_python, (program, "csub"), "with-csub", path=path)
+    assert found == expected
 
 
 def test_one_task_of_submitit_is_cancelled(user: CsubUser, clients_python: Path) -> None:

@@ -105,6 +105,13 @@ def test_a_pack_runs_without_slurm_and_says_how_each_member_ended(workstation: C
     assert user.output("slurm-L1_1.out") == "one\n"
     assert user.csub("logs", "L1/2").stdout == "two\n"
     assert [user.csub("wait", f"L1/{n}", check=False).returncode for n in (1, 2, 3)] == [0, 3, 137]
+    told = [user.csub("wait", words, check=False).stderr for words in ("L1/1", "L1/2", "L1")]
+    assert told == [
+        "",
+        "csub: exit status 3 is that of L1/2, FAILED\n",
+        "csub: exit status 137 is that of L1/3, FAILED; 1 more did not complete\n",
+    ]
+    assert user.csub("wait", "L7", check=False).stderr.startswith("csub: error: ")
     assert "L1/1" not in user.csub("queue").stdout
     assert "L1/1" in user.csub("queue", "--all").stdout
     assert "FAILED" in user.csub("show", "L1/2").stdout

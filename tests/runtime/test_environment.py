@@ -145,7 +145,10 @@ def test_a_lone_job_sees_what_slurm_set_for_it() -> None:
     added = {name: value for name, value in ADDED.items() if "ARRAY" not in name}
     lone = dataclasses.replace(PLACE, shared=False, shims="", tmpdir="", port=None, cpus=())
     found = compose(place=lone, added=added)
-    expected = {**CAPTURED, **added, "SLURM_JOB_NAME": "train", "SLURM_COLLOC_MEMBER": "4711/3"}
+    expected = {
+        **CAPTURED, **added, "SLURM_JOB_NAME": "train",
+        "SLURM_COLLOC_MEMBER": "4711/3", "SLURM_COLLOC_NAME": "4711_3",
+    }  # fmt: skip
     assert found == expected
 
 

@@ -191,6 +191,16 @@ def test_what_becomes_of_the_pack(
     assert judge_pack(fields, 0, reason) == expected
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("TIMEOUT", "its time limit was reached"), ("CANCELLED", "it was cancelled")],
+)
+def test_a_job_alone_is_no_pack_to_its_user(state: str, reason: str) -> None:
+    verdict = judge_pack({"JobState": state}, 0, "", is_lone=True)
+    assert verdict is not None
+    assert verdict.reason == reason
+
+
 def test_a_restart_before_this_attempt_says_nothing() -> None:
     assert judge_pack({"JobState": "COMPLETING", "Restarts": "2"}, 2, "cancelled") == CANCELLED
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 
 from slurm_colloc.cli.await_summaries import await_summaries
 from slurm_colloc.cli.session import Session, freeze
 from slurm_colloc.model.member import MemberState, Selection
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.store.all_packs import State
@@ -16,10 +18,16 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
 
 
-def wait_for(session: Session, chosen: Choice | Sequence[Selection]) -> int:
+def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: bool = False) -> int:
     """Wait until all chosen members have ended; the worst one's exit status.
 
     What the words mean is settled at the first look: `all` are those that had not ended then.
+
+    Args:
+        session: The call's.
+        chosen: The members.
+        tells: Say on standard error whose the exit status is, where it is not 0. It may be one
+            that csub itself ends with.
 
     Raises:
         NotFound: There is no such pack or member.
@@ -32,7 +40,12 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection]) -> int:
         members = [member for _, selected in found for member in selected]
         if all(member.is_final for member in members):
             _await_summaries(session, [view for view, _ in found])
-            return max((compute_status(member) for member in members), default=0)
+            worst = max(members, key=compute_status, default=None)
+            status = compute_status(worst) if worst is not None else 0
+            if tells and worst is not None and status:
+                others = sum(compute_status(member) > 0 for member in members) - 1
+                sys.stderr.write(escape_controls(_describe_worst(worst, status, others)) + "\n")
+            return status
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.2)
 
@@ -44,6 +57,13 @@ def _await_summaries(session: Session, views: Sequence[PackView]) -> None:
     ]
     if isinstance(session.state, State):
         await_summaries(session.state, session.settings, ended, session.refresh)
+
+
+def _describe_worst(worst: MemberView, status: int, others: int) -> str:
+    text = f"csub: exit status {status} is that of {worst.member}, {worst.state.value}"
+    if others:
+        text += f"; {others} more did not complete"
+    return text
 
 
 def compute_status(member: MemberView) -> int:

@@ -140,6 +140,8 @@ def compose_environment(
     if "SLURM_JOB_ID" in added or place.job_id.startswith("L"):
         environment["SLURM_JOB_NAME"] = job.name
     environment["SLURM_COLLOC_MEMBER"] = place.member
+    # The same for names of files, in which a slash would be a directory.
+    environment["SLURM_COLLOC_NAME"] = place.member.replace("/", "_")
     environment.update(_compute_array_variables(job, place))
     if place.starts and place.shared:
         environment["SLURM_RESTART_COUNT"] = str(place.starts)

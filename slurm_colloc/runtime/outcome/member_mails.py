@@ -251,6 +251,7 @@ class MemberMails:
             "SLURM_JOB_CPUS_PER_NODE": str(member.spec.plan.cpus),
             "SLURM_JOB_RESTART_COUNT": str(max(0, record.starts - 1)),
             "SLURM_COLLOC_MEMBER": f"{self._allocation.shown_job_id}/{member.number}",
+            "SLURM_COLLOC_NAME": f"{self._allocation.shown_job_id}_{member.number}",
         }
         if member.spec.job.array_task is not None:
             environment["SLURM_ARRAY_JOB_ID"] = self._allocation.shown_job_id

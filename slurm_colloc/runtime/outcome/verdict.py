@@ -188,7 +188,7 @@ class PackVerdict:
 
 
 def judge_pack(
-    fields: Mapping[str, str] | None, restarts: int, kill_reason: str
+    fields: Mapping[str, str] | None, restarts: int, kill_reason: str, *, is_lone: bool = False
 ) -> PackVerdict | None:
     """Judge the pack from `scontrol show job`.
 
@@ -196,6 +196,7 @@ def judge_pack(
         fields: The job's fields; None if Slurm did not answer.
         restarts: Slurm's restart count when this attempt began.
         kill_reason: From `read_kill_reason`, over all members.
+        is_lone: Its only member is the whole job, and no pack to its user.
 
     Returns:
         The verdict, or None if it cannot be told yet.
@@ -210,9 +211,11 @@ def judge_pack(
     if preempted or requeued or "preempt" in kill_reason or "requeue" in kill_reason:
         return PackVerdict(False, None, "the pack is preempted or requeued")
     if "time limit" in kill_reason or state is SlurmJobState.TIMEOUT:
-        return PackVerdict(False, MemberState.TIMEOUT, "the pack's time limit was reached")
+        whose = "its" if is_lone else "the pack's"
+        return PackVerdict(False, MemberState.TIMEOUT, f"{whose} time limit was reached")
     if "node failure" in kill_reason or state is SlurmJobState.NODE_FAIL:
         return PackVerdict(False, None, "the node failed")
     if kill_reason == "cancelled" or state is SlurmJobState.CANCELLED:
-        return PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
+        what = "it" if is_lone else "the pack"
+        return PackVerdict(False, MemberState.CANCELLED, f"{what} was cancelled")
     return PackVerdict(False, None, "the pack is ending")

@@ -35,6 +35,7 @@ class SlurmDecision:
         slurm: Slurm; None where the pack runs without it, and then a TERM is a cancel.
         journal: The pack's log.
         slurm_log: Descriptor of the file to which slurmstepd writes.
+        is_lone: The pack is one job alone.
     """
 
     def __init__(
@@ -43,7 +44,10 @@ class SlurmDecision:
         slurm: SlurmAccess | None,
         journal: Journal,
         slurm_log: int = 2,
+        *,
+        is_lone: bool = False,
     ) -> None:
+        self._is_lone = is_lone
         self._slurm_log = slurm_log
         self._allocation = allocation
         self._slurm = slurm
@@ -121,7 +125,9 @@ class SlurmDecision:
         fields = None
         with contextlib.suppress(SlurmError):
             fields = slurm.read_job(self._allocation.job_id)
-        return judge_pack(fields, self._allocation.restarts, self._kill_reason)
+        return judge_pack(
+            fields, self._allocation.restarts, self._kill_reason, is_lone=self._is_lone
+        )
 
     def _read_own_log(self) -> str:
         """What was written to the batch script's standard error since this attempt began."""

@@ -14,4 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
     from slurm_colloc.runtime.programs.member_commands import main
 
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    status = main(sys.argv[1], sys.argv[2:])
+    # The interpreter would take a while over its end, at which nothing is left to be done: what is
+    # not written at once goes to standard error, line by line.
+    os._exit(status)

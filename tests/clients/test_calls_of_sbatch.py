@@ -1,0 +1,212 @@
+"""Scripts as people submit them, once by sbatch and once by csub under that name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+from .calls_of_sbatch import CALLS, HEAD, SbatchCall
+from .conftest import put_csub_in_place
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+PATIENCE_S = 400
+_ID = re.compile(r"(?:Submitted batch job |^)(\d+)$", re.MULTILINE)
+_NODE = re.compile(r"\bn[0-9a-f]+-\d\b")
+_REQUEUED = re.compile(r"slurmstepd.*CANCELLED AT.*DUE TO JOB REQUEUE \*\*\*\n")
+"""docs/differences.md: a member's output does not have it."""
+
+
+@dataclass
+class Outcome:
+    """What a call has answered and left behind.
+
+    Attributes:
+        is_refused: It ended with a status above 0 and submitted nothing.
+        status: Its exit status; None where it was refused.
+        answer: Its standard output, without ids.
+        complains: It wrote to standard error.
+        files: Contents by name, without ids and names of nodes.
+    """
+
+    is_refused: bool
+    status: int | None
+    answer: str
+    complains: bool
+    files: dict[str, str]
+
+
+@dataclass
+class Called:
+    """A call that was made."""
+
+    folder: Path
+    given: frozenset[str]
+    status: int
+    answer: str
+    complaint: str
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids that it has printed."""
+        return _ID.findall(self.answer)
+
+
+def call(
+    user: CsubUser, name: str, how: str, path: str, *, shell: str = "bash", begin: str = ""
+) -> Called:
+    folder = user.home / how / re.sub(r"\W", "_", name)
+    folder.mkdir(parents=True)
+    for file, text in CALLS[name].files.items():
+        has_head = text.startswith(("#!", "#%", "raw:"))
+        place = folder / file
+        place.write_text(text.removeprefix("raw:") if has_head else HEAD + text, newline="")
+        place.chmod(0o755)
+    # A file, of which shells read one line after the other: an alias holds from the next one on.
+    lines = folder.with_suffix(".lines")
+    lines.write_text(begin + CALLS[name].lines + "\n")
+    for place in (folder.parent, folder, *folder.iterdir()):
+        os.chown(place, user.uid, user.gid)
+    done = user.run(
+        [*shell.split(), str(lines)],
+        directory=folder,
+        environment={"PATH": path},
+        check=False,
+    )
+    given = frozenset(CALLS[name].files)
+    return Called(folder, given, done.returncode, done.stdout, done.stderr)
+
+
+def wait_for_all(user: CsubUser) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while queue := user.run(["squeue", "-h", "-u", user.name, "-o", "%i %j %T %r"]).stdout:
+        assert time.monotonic() < deadline, queue
+        time.sleep(1)
+
+
+def read_outcome(done: Called) -> Outcome:
+    ids = sorted(every_id(done), key=int)
+
+    def mask(text: str) -> str:
+        for index, number in enumerate(ids):
+            text = re.sub(rf"(?<!\d)0*{number}(?!\d)", f"JOB{index}", text)
+        return _REQUEUED.sub("", _NODE.sub("NODE", text))
+
+    files = {
+        mask(str(place.relative_to(done.folder))): mask(place.read_text())
+        for place in done.folder.rglob("*")
+        if place.is_file() and place.name not in done.given
+    }
+    is_refused = done.status > 0 and not done.ids
+    return Outcome(
+        is_refused,
+        None if is_refused else done.status,
+        mask(done.answer),
+        bool(done.complaint) and is_refused,
+        files,
+    )
+
+
+def every_id(done: Called) -> set[str]:
+    """Ids that it has printed, and those in the names of output files."""
+    names = " ".join(place.name for place in done.folder.rglob("*"))
+    return {*done.ids, *re.findall(r"slurm-(\d+)", names)}
+
+
+@pytest.fixture(scope="module")
+def home(clients_user: CsubUser) -> dict[str, tuple[Called, Called]]:
+    """All calls, first by sbatch, then by csub under its name."""
+    path = clients_user.environment["PATH"]
+    links = put_csub_in_place(clients_user)
+    assert shutil.which("sbatch", path=path) != shutil.which("sbatch", path=f"{links}:{path}")
+    by_sbatch = {name: call(clients_user, name, "by-sbatch", path) for name in CALLS}
+    by_csub = {name: call(clients_user, name, "by-csub", f"{links}:{path}") for name in CALLS}
+    wait_for_all(clients_user)
+    return {name: (by_sbatch[name], by_csub[name]) for name in CALLS}
+
+
+def read_states(user: CsubUser, done: Called, *, by_csub: bool) -> tuple[str, ...]:
+    """States of all tasks that a call has submitted."""
+    states: list[str] = []
+    for job_id in done.ids:
+        if by_csub:
+            states += [str(row["state"]) for row in user.members(job_id).values()]
+        else:
+            words = ["squeue", "-h", "-r", "--states=all", "-j", job_id, "-o", "%T"]
+            states += user.run(words).stdout.split()
+    return tuple(sorted(states))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_has_the_same_outcome_by_csub_under_the_name_sbatch(
+    home: dict[str, tuple[Called, Called]], clients_user: CsubUser, name: str
+) -> None:
+    wanted: SbatchCall = CALLS[name]
+    by_sbatch, by_csub = home[name]
+    expected, found = read_outcome(by_sbatch), read_outcome(by_csub)
+    assert expected.is_refused == (not wanted.states), by_sbatch
+    lines = "\n".join(expected.files.values()).splitlines()
+    assert not wanted.says or wanted.says in lines, expected
+    assert found == expected, (by_sbatch, by_csub)
+    if by_sbatch.ids:
+        # A job's own submissions, and quiet ones, have printed no id here.
+        states = read_states(clients_user, by_sbatch, by_csub=False)
+        assert states == wanted.states[: len(states)]
+        assert read_states(clients_user, by_csub, by_csub=True) == states
+
+
+WAYS = {
+    "alias": ("bash", "shopt -s expand_aliases\nalias sbatch=csub\n"),
+    "alias, interactive": ("bash --norc -i", "alias sbatch=csub\n"),
+    "function": ("bash", 'sbatch() { csub "$@"; }\n'),
+    "alias in zsh": ("zsh -f", "alias sbatch=csub\n"),
+    "function in zsh": ("zsh -f", 'sbatch() { csub "$@" }\n'),
+}
+BY_OTHER_WAYS = (
+    "plain", "here-document", "standard input", "wrap", "array with a limit", "export values",
+    "quiet", "wait", "afterok", "aftercorr", "singleton", "arguments", "no such script",
+    "a wrong option", "Windows line ends",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def by_other_ways(
+    home: dict[str, tuple[Called, Called]], clients_user: CsubUser
+) -> dict[str, dict[str, Called]]:
+    """Some calls by each other way in which csub comes under the name; nothing of `home` runs."""
+    assert home
+    path = clients_user.environment["PATH"]
+    made = {
+        way: {
+            name: call(clients_user, name, re.sub(r"\W", "_", way), path, shell=shell, begin=begin)
+            for name in BY_OTHER_WAYS
+        }
+        for way, (shell, begin) in WAYS.items()
+        if shutil.which(shell.split()[0])
+    }
+    wait_for_all(clients_user)
+    return made
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_alias_and_a_function_do_what_the_link_does(
+    home: dict[str, tuple[Called, Called]],
+    by_other_ways: dict[str, dict[str, Called]],
+    clients_user: CsubUser,
+    way: str,
+) -> None:
+    if way not in by_other_ways:
+        pytest.skip("zsh is not installed")
+    for name, done in by_other_ways[way].items():
+        link = home[name][1]
+        found, expected = read_outcome(done), read_outcome(link)
+        assert found == expected, (name, done, link)
+        states = read_states(clients_user, done, by_csub=True)
+        assert states == read_states(clients_user, link, by_csub=True), name
