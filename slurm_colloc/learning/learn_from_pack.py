@@ -146,6 +146,7 @@ def _observe_briefly(
         for metric in (*_BRIEF_METRICS, *_PCIE_METRICS)
     }
     steps, counted = samples.peak("steps"), samples.peak("samples")
+    gpu_memory = find_gpu_memory_peak(samples)
     run_s = member.own_time.read(samples.end) - member.own_time.read(samples.begin)
     first_cpu_s, last_cpu_s = samples.first("cpu_s"), samples.last("cpu_s")
     has_cores = first_cpu_s is not None and run_s > 0
@@ -158,7 +159,8 @@ def _observe_briefly(
         source=brief.source,
         at=rate.at or samples.end,
         window_s=rate.window_s,
-        gpu_memory_peak_mb=samples.gpu_memory_peak_mb,
+        gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
+        gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
         sm_active=means["sm_active"],
         dram_active=means["dram_active"],
         tensor_active=means["tensor_active"],

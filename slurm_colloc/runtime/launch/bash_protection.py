@@ -56,15 +56,21 @@ def render_bash_env(
         for path in sorted(paths)
         if (name := path.rpartition("/")[2]) in _AS_FUNCTIONS and shlex.quote(path) == path
     ]
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    behind = "|".join(f"*:{shlex.quote(folder)}:*" for folder in folders)
     lines = [
         f"# Written by csub for member {environment['SLURM_COLLOC_MEMBER']}: each bash inside it",
         "# reads this. A job that it submits inherits the variable and takes everything back.",
         f"csub_shims={shlex.quote(shims)}",
-        'PATH=${PATH//"$csub_shims:"/}',
         f'if [ "${{SLURM_JOB_ID-{job_id}}}" = {job_id} ] && [ -d "$csub_shims" ]; then',
-        "    PATH=$csub_shims:$PATH",
+        # Where no real command comes before them the order is left to the script, which may count
+        # on what it has put first.
+        f'    case ":$PATH:" in *":$csub_shims:"*) case ":${{PATH%%"$csub_shims"*}}" in {behind})',
+        '        PATH=$csub_shims:${PATH//"$csub_shims:"/};; esac;;',
+        "    *) PATH=$csub_shims:$PATH;; esac",
         *by_path,
         "else",
+        '    PATH=${PATH//"$csub_shims:"/}',
         *_render_taking_back(environment),
         "fi",
         "unset csub_shims",
