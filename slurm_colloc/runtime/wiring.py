@@ -233,9 +233,11 @@ def build_parts(
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
     )
+    rates = WindowRates(monitor.find_progress)
     progress = ProgressReader(
         pack,
         members,
+        rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
     )
@@ -253,7 +255,7 @@ def build_parts(
         time_left=time_left,
         journal=journal,
         progress=progress,
-        rates=WindowRates(monitor.find_progress),
+        rates=rates,
         pauser=pauser,
         memory=memory,
         find_obstacle=lambda: find_measuring_obstacle(record, settings, monitor.obstacle),

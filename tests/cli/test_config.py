@@ -244,13 +244,13 @@ def test_csub_config_writes_no_number_that_is_none(person: Person, word: str) ->
 def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: Person) -> None:
     person.own.parent.mkdir(parents=True)
     person.site.write_text('kill_wait_s = 9\nlauncher = "of_tomorrow"\n[caps]\njoin = "never"\n')
-    person.own.write_text('degre = 3\ndegree = 2\nprobe = "no"\nslowdown_bound = nan\n')
+    person.own.write_text('degre = 3\ndegree = 2\npause = "no"\nslowdown_bound = nan\n')
     carried = RunnerSettings(kill_wait_s=5, pause=False)
     settings, problems = load_node_settings(person.environment, None)
     assert (settings.degree, settings.kill_wait_s, settings.join) == (2, 9, "never")
-    assert (settings.launcher, settings.probe, settings.slowdown_bound) == ("auto", True, 1.5)
+    assert (settings.launcher, settings.pause, settings.slowdown_bound) == ("auto", True, 1.5)
     assert [problem.partition(": ")[2].split()[-1 if "degre'" in problem else 0] for problem in
-            problems] == ["launcher", "'degree'?", "probe", "slowdown_bound"]  # fmt: skip
+            problems] == ["launcher", "'degree'?", "pause", "slowdown_bound"]  # fmt: skip
     settings, again = load_node_settings(person.environment, carried)
     assert (settings.for_runner, again) == (carried, problems)
 

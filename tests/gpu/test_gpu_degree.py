@@ -4,10 +4,10 @@ Through a real Slurm on a real GPU. Figures are written to degree.json and degre
 judged: the wall time from the moment when Slurm starts the first to the end of the last, over that
 of one alone in the same call.
 
-CSUB_GPU_DEGREE names the runs: `alone` comes first in any case; `unknown`, `known`, `background`
-(& and wait), `mps` (the same under a daemon of one line). CSUB_GPU_TRAINING: small, medium, large or
-hog. CSUB_GPU_MEMBERS: how many. CSUB_GPU_WORK_S: seconds of work of each. CSUB_GPU_OPTIONS: more
-options for csub.
+CSUB_GPU_DEGREE names the runs after one alone: `unknown`, `known`, `background` (& and wait), `mps`
+(the same under a daemon of one line). CSUB_GPU_TRAINING is small, medium, large or hog,
+CSUB_GPU_MEMBERS how many there are, CSUB_GPU_WORK_S how many seconds of work each has alone, and
+CSUB_GPU_OPTIONS more options for csub.
 """
 
 from __future__ import annotations
@@ -130,8 +130,10 @@ def run_in_background(
     wrapper = bed.user.home / f"{name}.wrapper"
     wrapper.write_text("\n".join(lines) + "\n")
     mark = bed.user.home / name
-    words = ["sbatch", "--wait", "--gres=gpu:1", f"-c{members}", f"--mem={4 * members}G"]
+    words = ["sbatch", "--gres=gpu:1", f"-c{members}", f"--mem={4 * members}G"]
     bed.user.run([*words, "--time=20", "--output=/dev/null", str(wrapper), str(mark)])
+    bed.wait(Path(f"{mark}.end").exists, f"{name} has ended", patience_s=400)
+    bed.wait(lambda: Path(f"{mark}.end").read_text(), f"{name} has ended")
     begin, end = (float(Path(f"{mark}.{part}").read_text()) for part in ("begin", "end"))
     return {"members": members, "wall_s": end - begin}
 

@@ -47,8 +47,7 @@ def test_a_script_and_its_children_stop_and_its_neighbour_does_not(
     stopped = start("/bin/bash", "-c", COUNT % "a" + " & " + COUNT % "b")
     other = start("/bin/bash", "-c", COUNT % "a")
     files = [stopped.folder / "a", stopped.folder / "b", other.folder / "a"]
-    for path in files:
-        wait_until(lambda path=path: count(path) > 3, "it counts")
+    wait_until(lambda: all(count(path) > 3 for path in files), "they count")
     processes = StepProcesses(str(tmp_path))
     found = processes.stop({1: stopped.wrapper_pid})[1]
     assert found.is_whole

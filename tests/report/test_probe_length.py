@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
 from slurm_colloc.metrics.rates import Progress, compute_rate, select_within, settle
 from slurm_colloc.model.degree.probe_window import (
-    BESIDE_WAITING,
     BY_ITSELF,
     ProbeProgress,
     judge_window,
@@ -55,7 +54,7 @@ def test_a_window_is_over_in_good_time_on_a_host_that_is_fast_and_slow_by_turns(
         row = {"member": 1, "start": 1, "cpu_s": 0.0, "host_memory_mb": None, "gpu_memory_mb": None}
         latest.update([{**row, **numbers, "steps": steps}])
         progress = build_progress(at, latest.build()["1"])
-        reason = judge_window(progress, BESIDE_WAITING)
+        reason = judge_window(progress, BY_ITSELF)
         if reason:
             break
     assert reason.startswith("the mean of its rate is known to")

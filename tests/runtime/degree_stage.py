@@ -141,7 +141,8 @@ class Stage:
             self.pack, planned, self.members, site_requeues=True, clock=lambda: self.now
         )
         waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
-        progress = ProgressReader(self.pack, self.members, instruments=True, bound=1.5)
+        rates = Counters(self)
+        progress = ProgressReader(self.pack, self.members, rates, instruments=True, bound=1.5)
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         memory = GpuMemoryRoom(
             shown_id="1", members=self.members, progress=progress,
@@ -149,7 +150,7 @@ class Stage:
         )  # fmt: skip
         self.measured_degree = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, members=self.members,
-            time_left=self.time_left, journal=journal, progress=progress, rates=Counters(self),
+            time_left=self.time_left, journal=journal, progress=progress, rates=rates,
             pauser=self.pauser, memory=memory, find_obstacle=lambda: self.obstacle,
             clock=lambda: self.now,
         )  # fmt: skip

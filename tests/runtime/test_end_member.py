@@ -15,6 +15,7 @@ from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.find_blame import BlameFinder
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.all_packs import State
@@ -62,7 +63,11 @@ class Bed:
             gpu_mode=gpu_mode, journal=journal, site_requeues=True,
         )  # fmt: skip
         self.ends = MemberEnds(
-            members=self.members, blame_finder=finder, states=states, journal=journal
+            members=self.members,
+            blame_finder=finder,
+            states=states,
+            pauser=MemberPauser(self.pack, journal),
+            journal=journal,
         )
         self.first = self.members.by_number[1]
 

@@ -14,6 +14,7 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import guarded_steps
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.store.pack.inbox import list_waiting
@@ -125,11 +126,11 @@ def test_who_was_held_at_the_last_moment_keeps_its_turn(
     started = follow_starts(bed, monkeypatch)
     start = bed.parts.starter.start
 
-    def hold(member: Member, place: PackPlace, likely_degree: int | None = None) -> bool:
+    def hold(member: Member, place: PackPlace, share: GpuShare = AS_PLANNED) -> bool:
         if member.number == 1 and not (bed.folder(1) / "held").exists():
             write_held(bed.pack, 1)
             return False
-        return start(member, place, likely_degree)
+        return start(member, place, share)
 
     monkeypatch.setattr(bed.parts.starter, "start", hold)
     bed.parts.place_filler.work()

@@ -49,7 +49,7 @@ def build_queue(
         pack=bed.pack, members=bed.members,
         waiting=WaitingFacts(bed.pack, "7", bed.members, time_left), time_left=time_left,
         judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
-        probe_window=parts.probe_window, measured_degree=parts.measured_degree,
+        measured_degree=parts.measured_degree,
         states=parts.states, journal=bed.journal,
     )  # fmt: skip
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
-from slurm_colloc.model.degree.ramp_decision import Decision, RampState
-from slurm_colloc.store.pack.ramp_record import RampRecord
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
@@ -90,7 +88,6 @@ SPEC = dataclasses.replace(
         max_slowdown=1.5,
     ),
 )
-DECISION = Decision(1.5, RampState.RAMPING, 1, 2, 1.25, "it pays")
 
 CASES = [
     build_case(
@@ -110,9 +107,6 @@ CASES = [
     ),
     build_case(
         Setup(1, "auto", "mps", "", "n1", gpus=("GPU-1",)), "attempt asked mode reason node"
-    ),
-    build_case(
-        RampRecord(1, RampState.SETTLED, 2, 4, (DECISION,)), "attempt state target places"
     ),
     build_case(
         DegreeRecord(

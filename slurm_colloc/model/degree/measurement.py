@@ -32,6 +32,9 @@ GAIN_LEAST = 0.02
 GOOD_PART = 0.35
 """Of the progress that each has: as long as one more brings so much, it pays."""
 
+FLAT = 1.1
+"""Twice as many that bring no more than this say that the GPU was full before."""
+
 KINDS_MOST = 4
 """Of more kinds each has one window alone, and not one in each round."""
 
@@ -337,9 +340,12 @@ class _DegreeSearch:
         below = max((d for d in measured if d < best), default=None)
         step = max(1, best // 6)
         if below is not None and best - below > step:
+            is_flat = above is not None and measured[above] < FLAT * measured[best]
+            as_many = below * measured[best] / measured[below]
             gain = (measured[best] - measured[below]) / (best - below)
-            # Where the last ones still brought a good part of what each has, fewer bring less.
-            if gain < GOOD_PART * measured[best] / best:
+            # With the progress of each that fewer have, so many would do; it never grows with more.
+            # Where the last ones still bring a good part of what each has, fewer are not tried.
+            if as_many < best - step and (is_flat or gain < GOOD_PART * measured[best] / best):
                 return -(-(best + below) // 2)
         return (best + above) // 2 if above is not None and above - best > step else None
 

@@ -160,7 +160,6 @@ class MeasuredDegree:
 
     def work(self) -> None:
         """Do what is due: a window, a place that is free, a new measurement."""
-        self._progress.work()
         running = self._members.running()
         if self._begun_at is None and running:
             self._begun_at = self._clock()
@@ -172,9 +171,11 @@ class MeasuredDegree:
             return
         self._resume_parked(running)
         now = self._clock()
-        if now >= self._looked_at + LOOK_S and not self._is_off:
+        if now >= self._looked_at + LOOK_S:
             self._looked_at = now
-            self._look(running)
+            self._progress.work()
+            if not self._is_off:
+                self._look(running)
 
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""

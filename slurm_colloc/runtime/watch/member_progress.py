@@ -12,17 +12,12 @@ from typing import Any
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.plan import Policy, Rule
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.latest_json import read_latest
+from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.sample_files import latest_path
-
-_GPU_MEMORY_ROOM = 1.2
-_GPU_MEMORY_MARGIN_MB = 1024
-"""What one like another may need over what that takes now."""
-_FIRST_SECONDS_S = 5.0
-"""After its first step, in which a program may take several times what it takes later: cuDNN tries
-its algorithms."""
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:
@@ -40,41 +35,44 @@ class ProgressReader:
     Args:
         pack: The pack's directory.
         members: Its members.
+        rates: Reads their counters.
         instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
     """
 
     def __init__(
-        self, pack: Path, members: PackMembers, *, instruments: bool, bound: float | None = None
+        self,
+        pack: Path,
+        members: PackMembers,
+        rates: WindowRates,
+        *,
+        instruments: bool,
+        bound: float | None = None,
     ) -> None:
         self._pack = pack
         self._members = members
+        self._rates = rates
         self._instruments = instruments
         self._bound = bound
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, str] = {}
-        self._gpu_peaks_mb: dict[int, float] = {}
-        self._gpu_now_mb: dict[int, float] = {}
-        self._stepping_since: dict[int, float] = {}
+        self._gpu_memory = GpuMemoryUse()
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
         """Of when the newest figures are, in seconds since the epoch; 0 for none."""
 
     def work(self) -> None:
-        """Take the monitor's newest figures, if there are newer ones."""
+        """See what the members that run take now."""
         latest = self._read()
-        for number, member in self._members.by_number.items() if latest is not None else ():
-            assert latest is not None
-            found = latest["members"].get(str(number)) or {}
-            taken = [found.get(name) for name in ("gpu_memory_peak_mb", "gpu_memory_mb")]
-            most = max((float(mb) for mb in taken if mb), default=0.0)
-            if found.get("start") == member.record.starts and most and found.get("steps"):
-                self._gpu_peaks_mb[number] = max(most, self._gpu_peaks_mb.get(number, 0.0))
-                since = self._stepping_since.setdefault(number, latest["at"])
-                if found.get("gpu_memory_mb") and latest["at"] - since >= _FIRST_SECONDS_S:
-                    self._gpu_now_mb[number] = float(found["gpu_memory_mb"])
+        for member in self._members.running():
+            number, start = member.number, member.record.starts
+            found = {} if latest is None else latest["members"].get(str(number)) or {}
+            if found.get("start") == start:
+                self._gpu_memory.note_nvml(number, start, found.get("gpu_memory_mb"))
+            if (count := self._rates.read(member)) is not None:
+                self._gpu_memory.note_count(number, start, count)
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self._pack))
@@ -96,18 +94,17 @@ class ProgressReader:
 
         None where neither has been seen yet.
         """
-        peaks = self._gpu_peaks_mb
-        peak = peaks.get(member.number)
+        own = self._gpu_memory.find_peak_mb(member.number)
         family = self.find_family(member)
-        if peak is None and family:
-            alike = (n for n in peaks if self.find_family(self._members.by_number[n]) == family)
-            peak = max((peaks[n] for n in alike), default=None)
-        return None if peak is None else round(_GPU_MEMORY_ROOM * peak + _GPU_MEMORY_MARGIN_MB)
+        if own is not None or not family:
+            return own
+        known = self._members.by_number
+        alike = [n for n in self._gpu_memory.list_seen() if self.find_family(known[n]) == family]
+        return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
 
     def find_gpu_use_mb(self, member: Member) -> int | None:
         """What a member takes now that is past its first seconds, with a margin; None before."""
-        now_mb = self._gpu_now_mb.get(member.number)
-        return None if now_mb is None else round(_GPU_MEMORY_ROOM * now_mb + _GPU_MEMORY_MARGIN_MB)
+        return self._gpu_memory.find_now_mb(member.number, member.record.starts)
 
     def counts_steps(self, member: Member) -> bool:
         """Whether something counts its steps."""

@@ -26,6 +26,8 @@ class StepCount:
         last_step_s: When the newest one ended, likewise.
         trainers: Processes that have made steps.
         ranks: The largest number of ranks that one of them names; None where none does.
+        gpu_reserved_peak: Bytes that PyTorch's allocator had at most; None where it does not say.
+        gpu_reserved: Bytes that it has now; likewise.
     """
 
     at: float
@@ -34,6 +36,8 @@ class StepCount:
     last_step_s: float | None
     trainers: int
     ranks: int | None
+    gpu_reserved_peak: int | None = None
+    gpu_reserved: int | None = None
 
     @property
     def has_settled(self) -> bool:
@@ -107,4 +111,6 @@ def _count(at: float, found: MemberProgress) -> StepCount:
         found.last_step_s,
         found.trainers,
         max(ranks, default=None),
+        found.gpu_reserved_peak,
+        found.gpu_reserved,
     )
