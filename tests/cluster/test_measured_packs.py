@@ -184,23 +184,3 @@ def test_what_was_measured_holds_for_others_that_would_join(mps_user: CsubUser) 
     assert "run at once" in told or "1 runs at once" in told
     stop.touch()
     user.finish(job_id)
-
-
-def test_a_signal_reaches_a_parked_member_which_goes_on(mps_user: CsubUser) -> None:
-    user = mps_user
-    stop = write_training(user, 100)
-    user.script(
-        "told.sh",
-        f"trap 'touch told.$SLURM_COLLOC_NAME' USR1; python3 $HOME/train.py 100 {stop} & "
-        "while ! wait $!; do :; done",
-    )
-    options = ("--gpu-mem=2G", "--max-slowdown=9")
-    job_id = user.submit("pack", *OPTIONS, *options, "train.sh", "told.sh")
-    record = wait_for_decision(user, job_id)
-    assert record["parked"] == [2]
-    assert find_state(user, job_id, 2) == "T"
-    user.csub("cancel", "--signal=USR1", f"{job_id}/2", check=False)
-    wait_until(lambda: (user.home / f"told.{job_id}_2").exists(), "it was told")
-    assert find_state(user, job_id, 2) != "T"
-    stop.touch()
-    user.finish(job_id)
