@@ -234,6 +234,10 @@ def build_parts(
         end=lambda member: control.end(member, StopReason.PROBED),
     )
     rates = WindowRates(monitor.find_progress)
+
+    def find_obstacle() -> str:
+        return find_measuring_obstacle(record, settings, monitor.obstacle)
+
     progress = ProgressReader(
         pack,
         members,
@@ -246,6 +250,7 @@ def build_parts(
         members=members,
         progress=progress,
         find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        find_obstacle=find_obstacle,
         journal=journal,
     )
     measured_degree = MeasuredDegree(
@@ -258,7 +263,7 @@ def build_parts(
         rates=rates,
         pauser=pauser,
         memory=memory,
-        find_obstacle=lambda: find_measuring_obstacle(record, settings, monitor.obstacle),
+        find_obstacle=find_obstacle,
     )
     state = State(pack.parent.parent, record.cluster)
     start_queue = StartQueue(

@@ -146,7 +146,8 @@ class Stage:
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         memory = GpuMemoryRoom(
             shown_id="1", members=self.members, progress=progress,
-            find_usable_mb=lambda: usable_mb, journal=journal, clock=lambda: self.now,
+            find_usable_mb=lambda: usable_mb, find_obstacle=lambda: self.obstacle,
+            journal=journal, clock=lambda: self.now,
         )  # fmt: skip
         self.measured_degree = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, members=self.members,

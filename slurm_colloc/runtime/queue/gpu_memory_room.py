@@ -11,9 +11,11 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 
-PATIENCE_S = 90.0
-"""How long the first of a kind is waited for, until it is known what it takes; then the others
-start as they were planned."""
+PATIENCE_S = 20.0
+"""How long the first of a kind is waited for that takes nothing of the GPU's memory yet; then the
+others start as they were planned."""
+LOADING_S = 60.0
+"""The same for one that takes some, and has made no step: it may still take more."""
 
 LEAST_MB = 2048
 """A member of a kind that was never measured is not tried with less."""
@@ -27,6 +29,7 @@ class GpuMemoryRoom:
         members: The pack's members.
         progress: Sees what they take.
         find_usable_mb: GPU memory that members may take together; None where that is unknown.
+        find_obstacle: Why nothing is measured in this pack; empty where it is.
         journal: The pack's log.
         clock: Seconds that only grow.
     """
@@ -38,6 +41,7 @@ class GpuMemoryRoom:
         members: PackMembers,
         progress: ProgressReader,
         find_usable_mb: Callable[[], int | None],
+        find_obstacle: Callable[[], str],
         journal: Journal,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,9 +49,11 @@ class GpuMemoryRoom:
         self._members = members
         self._progress = progress
         self._find_usable_mb = find_usable_mb
+        self._find_obstacle = find_obstacle
         self._journal = journal
         self._clock = clock
         self._waits_since: dict[tuple[int, int], float] = {}
+        self._given_up: set[tuple[int, int]] = set()
 
     def find_need_mb(self, member: Member) -> int | None:
         """What a member may take at most: as planned, or measured of it or of its family."""
@@ -58,7 +64,7 @@ class GpuMemoryRoom:
         """Why a waiting member does not fit, or is not known to; empty where it may start."""
         usable_mb = self._find_usable_mb()
         running = self._members.running()
-        if usable_mb is None or not running:
+        if usable_mb is None or not running or self._find_obstacle():
             return ""
         taken_mb = 0
         for other in running:
@@ -111,11 +117,11 @@ class GpuMemoryRoom:
     def _is_waited_for(self, member: Member) -> bool:
         """Whether it will still be known what a member takes."""
         key = member.number, member.record.starts
-        now = self._clock()
-        since = self._waits_since.setdefault(key, now)
-        if now - since < PATIENCE_S:
+        waited_s = self._clock() - self._waits_since.setdefault(key, self._clock())
+        uses_gpu = self._progress.uses_gpu_memory(member)
+        if waited_s < (LOADING_S if uses_gpu else PATIENCE_S):
             return True
-        if now - since < 2 * PATIENCE_S:
-            self._journal.write("memory_unknown", member=member.number, seconds=PATIENCE_S)
-            self._waits_since[key] = since - PATIENCE_S
+        if key not in self._given_up:
+            self._given_up.add(key)
+            self._journal.write("memory_unknown", member=member.number, seconds=round(waited_s))
         return False

@@ -15,6 +15,8 @@ STEPS_LEAST = 2
 FIRST_SECONDS_S = 5.0
 """After its first step, in which a program may take several times what it takes later: cuDNN tries
 its algorithms."""
+HELD_S = 8.0
+"""What a program without counted steps has not exceeded for so long is taken for its most."""
 OUTSIDE_ASSUMED_MB = 768.0
 """What a process takes outside its allocator (CUDA context, library workspaces), where NVML does
 not tell: 762 MB were measured for a ResNet on an H100."""
@@ -34,10 +36,12 @@ class _Seen:
         start: Which.
         nvml_mb: The most that NVML has told.
         nvml_now_mb: What it told last.
+        most_at: When it told the most, in seconds since the epoch.
         reserved_peak_mb: What the allocator had at most.
         reserved_mb: What it has now.
         stepping_s: Since its first step.
         steps: Steps so far.
+        held_s: Since NVML has told the most that it has told.
     """
 
     start: int
@@ -47,6 +51,8 @@ class _Seen:
     reserved_mb: float | None = None
     stepping_s: float = 0.0
     steps: int = 0
+    held_s: float = 0.0
+    most_at: float = 0.0
 
     @property
     def _outside_mb(self) -> float:
@@ -57,11 +63,16 @@ class _Seen:
     @property
     def peak_mb(self) -> int | None:
         """What it took at most, with a margin; None where that is not known yet."""
-        if self.steps < STEPS_LEAST:
+        if self.steps < STEPS_LEAST and not self.is_held:
             return None
         if self.reserved_peak_mb:
             return _add_true_margin(max(self.reserved_peak_mb + self._outside_mb, self.nvml_mb))
         return round(_ROOM * self.nvml_mb + _MARGIN_MB) if self.nvml_mb else None
+
+    @property
+    def is_held(self) -> bool:
+        """It makes no steps that are counted, and has taken its memory for a while."""
+        return not self.steps and self.held_s >= HELD_S
 
     @property
     def now_mb(self) -> int | None:
@@ -79,11 +90,13 @@ class GpuMemoryUse:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
-    def note_nvml(self, number: int, start: int, gpu_memory_mb: float | None) -> None:
-        """What the monitor has read of NVML; None where it could not be read."""
+    def note_nvml(self, number: int, start: int, gpu_memory_mb: float | None, at: float) -> None:
+        """What the monitor has read of NVML, and when; None where it could not be read."""
         seen = self._find(number, start)
         seen.nvml_now_mb = gpu_memory_mb
-        seen.nvml_mb = max(seen.nvml_mb, gpu_memory_mb or 0.0)
+        if gpu_memory_mb and gpu_memory_mb > seen.nvml_mb:
+            seen.nvml_mb, seen.most_at = gpu_memory_mb, at
+        seen.held_s = at - seen.most_at if seen.nvml_mb else 0.0
 
     def note_count(self, number: int, start: int, count: StepCount) -> None:
         """What a member's own counters say."""
@@ -99,6 +112,11 @@ class GpuMemoryUse:
     def list_seen(self) -> list[int]:
         """Members of which it is known what they took at most."""
         return [number for number, seen in self._seen.items() if seen.peak_mb is not None]
+
+    def is_used(self, number: int, start: int) -> bool:
+        """Whether a member has been seen to take any."""
+        seen = self._seen.get(number)
+        return seen is not None and seen.start == start and bool(seen.nvml_mb or seen.reserved_mb)
 
     def find_peak_mb(self, number: int) -> int | None:
         """What a member took at most, with a margin; None where that is not known."""

@@ -70,7 +70,9 @@ class ProgressReader:
             number, start = member.number, member.record.starts
             found = {} if latest is None else latest["members"].get(str(number)) or {}
             if found.get("start") == start:
-                self._gpu_memory.note_nvml(number, start, found.get("gpu_memory_mb"))
+                assert latest is not None
+                used_mb = found.get("gpu_memory_mb")
+                self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
             if (count := self._rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
 
@@ -105,6 +107,10 @@ class ProgressReader:
     def find_gpu_use_mb(self, member: Member) -> int | None:
         """What a member takes now that is past its first seconds, with a margin; None before."""
         return self._gpu_memory.find_now_mb(member.number, member.record.starts)
+
+    def uses_gpu_memory(self, member: Member) -> bool:
+        """Whether it has been seen to take any."""
+        return self._gpu_memory.is_used(member.number, member.record.starts)
 
     def counts_steps(self, member: Member) -> bool:
         """Whether something counts its steps."""
