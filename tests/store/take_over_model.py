@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from slurm_colloc.store.pack import inbox, take_over
@@ -60,16 +61,11 @@ class Rules:
     move: Callable[..., bool] = take_over.move
     accept: Callable[..., bool] = take_over.accept
     withdraw_moving: Callable[..., bool] = take_over.withdraw_moving
-    takes_from_its_own_alone: bool = True
     locks_the_source: bool = True
-    asks_whether_it_is_over: bool = True
     forwards_requests: bool = True
     looks_again_after_asking: bool = True
-    looks_for_what_has_come: bool = True
     sweep_sends_on: bool = True
-    close_waits_for_what_leaves: bool = True
-    closes_as_the_newest: bool = True
-    locks_itself: bool = True
+    sweep_looks_for_requests: bool = True
 
 
 Step = tuple[Callable[..., Any], tuple[Any, ...] | None]
@@ -103,7 +99,7 @@ class World:
     withdrawn: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     killed: set[int] = field(default_factory=set)
-    told_lost: set[int] = field(default_factory=set)
+    too_late: set[int] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
     def folder(self, pack: str, number: int) -> str:
@@ -111,6 +107,13 @@ class World:
 
     def has(self, pack: str, number: int, name: str) -> bool:
         return self.tree.exists(f"{self.folder(pack, number)}/{name}")
+
+    def must_settle(self, pack: str) -> bool:
+        return self.packs[pack].is_open and self.is_over(pack)
+
+    def is_in_place(self, pack: str, number: int) -> bool:
+        """Its directory is there, and it was not submitted again."""
+        return self.tree.exists(self.folder(pack, number)) and number not in self.resubmitted
 
     def is_over(self, pack: str) -> bool:
         return self.packs[pack].slurm in (COMPLETED, FAILED)
@@ -157,15 +160,14 @@ class Runner:
         self.ended_well = False
         self.key: object = None
 
-    def run(self) -> Actor:
+    def run(self) -> Actor:  # noqa: C901, PLR0912  # one story
         world, pack = self.world, self.pack
         self.key = yield from lock(world, pack, 40)
         yield act(self._begin_attempt)
         for number in (yield inbox.list_taken, (pack,)):
             self._adopt(number)
         yield act(lambda: unlock(world, pack, self.key))
-        if self.rules.looks_for_what_has_come:
-            yield from self._look_for_what_has_come()
+        yield from self._look_for_what_has_come()
         while True:
             yield from self._serve()
             if (yield act(self._is_fenced)):
@@ -242,20 +244,24 @@ class Runner:
         world, pack = self.world, self.pack
         for number in sorted(world.packs[pack].requests):
             if number in self.running:
-                yield act(lambda number=number: self._kill(number))
+                yield act(partial(self._kill, number))
             elif number in self.waiting:
                 if (yield self.rules.begin, (pack, number)):
                     self.waiting.remove(number)
-                    yield act(lambda number=number: self._kill(number))
+                    yield act(partial(self._kill, number))
                 else:
                     self.waiting.remove(number)
                     self.known.discard(number)
             elif number in world.done:
-                yield act(lambda number=number: world.packs[pack].requests.discard(number))
-            elif number not in self.known and (yield inbox.is_taken, (pack, number)):
+                yield act(partial(self._forget_request, number))
+            elif (number not in self.known and (yield inbox.is_taken, (pack, number))) or (
+                number not in self.known and (yield inbox.take, (pack, number))
+            ):
                 self._adopt(number)
-            elif number not in self.known and (yield inbox.take, (pack, number)):
-                self._adopt(number)
+
+    def _forget_request(self, number: int) -> None:
+        self.world.too_late.add(number)
+        self.world.packs[self.pack].requests.discard(number)
 
     def _kill(self, number: int) -> None:
         if self._is_fenced():
@@ -272,10 +278,9 @@ class Runner:
         world = self.world
         others = [pack for pack in PACKS if pack != self.pack]
         source = others[int(world.pick() * len(others))]
-        if self.rules.locks_itself:
-            self.key = yield from lock(world, self.pack, 1)
-            if self.key is None:
-                return
+        self.key = yield from lock(world, self.pack, 1)
+        if self.key is None:
+            return
         yield from self._take_over_from(source)
         yield act(lambda: unlock(world, self.pack, self.key))
         for number in list(self.decided):
@@ -292,8 +297,8 @@ class Runner:
             found = list((yield inbox.list_waiting, (source,)) or [])
             if 0 < theirs.attempt <= self.attempt:
                 found += [n for n in sorted(theirs.first) if world.has(source, n, "taken")]
-            if self.rules.takes_from_its_own_alone:
-                found = [number for number in found if number in theirs.first]
+            # Those that have come to it do not move again.
+            found = [number for number in found if number in theirs.first]
             for number in found[: 1 + int(world.pick() * 2)]:
                 if number in self.known or (yield act(self._is_fenced)):
                     break
@@ -306,8 +311,6 @@ class Runner:
 
     def _may_take_from(self, source: str) -> bool:
         theirs = self.world.packs[source]
-        if not self.rules.asks_whether_it_is_over:
-            return True
         return theirs.is_open and self.world.packs[self.pack].is_open
 
     def _fetch(self, number: int) -> Actor:
@@ -350,9 +353,9 @@ class Runner:
     def _close_books(self) -> Actor:
         world, pack = self.world, self.pack
         key = yield from lock(world, pack, 10)
-        if key is not None and not (self.rules.closes_as_the_newest and self._is_fenced()):
+        if key is not None and not self._is_fenced():
             moving = yield take_over.list_moving, (pack,)
-            if not moving or not self.rules.close_waits_for_what_leaves:
+            if not moving:
                 yield act(lambda: setattr(world.packs[pack], "is_open", False))
         yield act(lambda: unlock(world, pack, key))
 
@@ -364,11 +367,16 @@ def cancel(world: World, number: int) -> Actor:
     """`csub cancel` of one member."""
     for _ in range(10):
         place = yield act(lambda: find(world, number))
+        if number in world.resubmitted:
+            # It is cancelled in its new pack.
+            return
         if place is None:
             continue
         withdrawn = (yield inbox.withdraw, (place, number)) or (
-            yield world.rules.withdraw_moving,
-            (place, number),
+            yield (
+                world.rules.withdraw_moving,
+                (place, number),
+            )
         )
         if withdrawn:
             world.withdrawn.add(number)
@@ -377,10 +385,9 @@ def cancel(world: World, number: int) -> Actor:
                 f"{number} was withdrawn after its start",
             )
             return
-        yield act(lambda place=place: world.packs[place].requests.add(number))
-        if not world.rules.looks_again_after_asking or world.tree.exists(
-            world.folder(place, number)
-        ):
+        yield act(partial(world.packs[place].requests.add, number))
+        is_there = yield act(partial(world.is_in_place, place, number))
+        if is_there or not world.rules.looks_again_after_asking:
             world.asked.add(number)
             return
         world.seen.add("cancel looked again")
@@ -393,17 +400,16 @@ def find(world: World, number: int) -> str | None:
 def sweep(world: World) -> Actor:
     """What each call of csub does first."""
     for pack in PACKS:
-        mine = world.packs[pack]
-        if not (yield act(lambda pack=pack, mine=mine: mine.is_open and world.is_over(pack))):
+        if not (yield act(partial(world.must_settle, pack))):
             continue
         key = yield from lock(world, pack, 1)
         if key is None:
             continue
         yield from _settle(world, pack)
-        yield act(lambda pack=pack, key=key: unlock(world, pack, key))
+        yield act(partial(unlock, world, pack, key))
 
 
-def _settle(world: World, pack: str) -> Actor:
+def _settle(world: World, pack: str) -> Actor:  # noqa: C901, PLR0912  # one story
     rules, mine = world.rules, world.packs[pack]
     if not mine.is_open:
         return
@@ -420,8 +426,8 @@ def _settle(world: World, pack: str) -> Actor:
                 continue
             if (yield take_over.move, (pack, taker, number)):
                 world.seen.add("sent on by the sweep")
-                yield act(lambda taker=taker: setattr(world.packs[taker], "is_open", True))
-            yield act(lambda taker=taker, key=key: unlock(world, taker, key))
+                yield act(partial(setattr, world.packs[taker], "is_open", True))
+            yield act(partial(unlock, world, taker, key))
     never = []
     for name in (yield lambda path, fs: fs.listdir(path), (f"{pack}/members",)):
         number = int(name)
@@ -436,16 +442,15 @@ def _settle(world: World, pack: str) -> Actor:
         def resubmit() -> None:
             for number in never:
                 ensure(number not in world.resubmitted, f"{number} is submitted again twice")
-                if number in mine.requests:
-                    mine.requests.discard(number)
+                asked = [p for p in world.packs.values() if number in p.requests]
+                if asked and rules.sweep_looks_for_requests:
                     world.killed.add(number)
-                if mine.slurm == COMPLETED and not world.has(pack, number, f"over.{pack}"):
-                    world.told_lost.add(number)
+                    continue
                 world.resubmitted.add(number)
             world.seen.add("submitted again")
 
         yield act(resubmit)
-    if not rules.close_waits_for_what_leaves or not (yield take_over.list_leaving, (pack,)):
+    if not (yield take_over.list_leaving, (pack,)):
         yield act(lambda: setattr(mine, "is_open", False))
 
 
@@ -480,13 +485,13 @@ class Stepper:
 
     def crash(self) -> None:
         """The process ends, and with it its locks."""
-        frame = self._actor
+        frame: Any = self._actor
         while frame is not None:
             if frame.gi_frame is not None:
                 held = frame.gi_frame.f_locals.get("key")
                 for pack in PACKS:
                     unlock(self._world, pack, held)
-            frame = frame.gi_yieldfrom  # type: ignore[assignment]
+            frame = frame.gi_yieldfrom
         if self.runner is not None:
             unlock(self._world, self.runner.pack, self.runner.key)
         self._actor.close()
@@ -516,7 +521,7 @@ def build_world(source: random.Random, rules: Rules) -> World:
     return World(tree, rules, pick, packs)
 
 
-def explore(source: random.Random, rules: Rules) -> World:
+def explore(source: random.Random, rules: Rules) -> World:  # noqa: C901, PLR0912  # one story
     """Play one random history to its end and check the promises.
 
     Raises:
@@ -526,8 +531,11 @@ def explore(source: random.Random, rules: Rules) -> World:
     world = build_world(source, rules)
     numbers = [number for pack in world.packs.values() for number in pack.first]
     later: list[Actor] = [sweep(world) for _ in range(int(pick() * 4))]
-    later += [cancel(world, numbers[int(pick() * len(numbers))]) for _ in range(int(pick() * 4))
-              if numbers]
+    later += [
+        cancel(world, numbers[int(pick() * len(numbers))])
+        for _ in range(int(pick() * 4))
+        if numbers
+    ]
     actors: list[Stepper] = []
     crash = (0.0, 0.005, 0.02)[int(pick() * 3)]
     another = 0.01 if pick() < 0.3 else 0.0
@@ -564,7 +572,7 @@ def explore(source: random.Random, rules: Rules) -> World:
         if runner is None or world.is_over(runner.pack):
             continue
         pack = world.packs[runner.pack]
-        is_newest = pack.attempt == runner.attempt or runner.attempt == 0
+        is_newest = runner.attempt in (pack.attempt, 0)
         if actor.ended and is_newest and pack.slurm == RUNNING:
             requeues = not runner.ended_well and pack.attempt < 3 and pick() < 0.6
             pack.slurm = PENDING if requeues else COMPLETED if runner.ended_well else FAILED
@@ -617,9 +625,13 @@ def check_end(world: World) -> None:
             f"{number} of {place} was lost: {marks}",
         )
         ensure(not (started and number in world.resubmitted), f"{number} ran and runs again")
-        if number in world.asked and number not in world.done | world.killed and not cancelled:
+        if number in world.asked and not cancelled:
             ensure(
-                number in world.packs[place].requests or started or number in world.withdrawn,
+                number in world.packs[place].requests or number in world.too_late,
                 f"{number} was to be cancelled, and {place} does not know it",
             )
+        ensure(
+            not (number in world.asked and number in world.resubmitted),
+            f"{number} was to be cancelled, and was submitted again",
+        )
     ensure(not any(pack.is_open for pack in world.packs.values()), "a pack stays open for ever")
