@@ -6,7 +6,6 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.ramp_decision import STAGE_S
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
@@ -17,7 +16,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     PackRequest,
     Policy,
-    Rule,
     SharingMode,
 )
 from slurm_colloc.planning.job_needs import Need, choose_bound
@@ -28,10 +26,6 @@ from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
-
-RAMP_MOST_S = 120
-"""What a pack asks for on top, so that it can be measured as members are added: 30 s for each
-that is not started at once, at most so much. A larger request may start later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Prediction:
         solo_steps_per_s: Rates alone; None where unknown.
         finish_s: Seconds from the pack's start to its last end.
         reasons: Why it was made so, a sentence each.
-        may_probe: One of them was not measured itself, nor a relative: it may be probed.
+        may_probe: One of them was not measured itself, nor a relative: it is measured as it starts.
         is_borrowed: The calibration is that of another GPU model.
     """
 
@@ -128,6 +122,7 @@ def build_pack(
     closing_reason: str,
     *,
     prediction: Prediction | None = None,
+    places: int | None = None,
 ) -> PackPlan:
     """The pack of these jobs, which keep every limit together.
 
@@ -138,29 +133,25 @@ def build_pack(
         policy: How far sharing may go.
         closing_reason: Why it has no further member; empty where none came.
         prediction: What is known of it; None where loads are unknown.
+        places: How many like these may run in it at once, once that is measured, its own members
+            among them; None for as many as the degree.
     """
     degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
+    degree = places or degree
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     is_measured = prediction is not None and not prediction.may_probe
     is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
     if is_measured or degree == 1 or not is_watched:
-        # A job is not probed that is known, for which none waits, or of which nothing is measured.
-        policy = dataclasses.replace(policy, probe_s=0)
+        # Known jobs are not measured first, nor is one alone, nor where nothing watches.
+        policy = dataclasses.replace(policy, measure_s=0)
     slowdowns = prediction.slowdowns if prediction else None
     walls = [
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
         for place, need in enumerate(needs)
     ]
-    has_rates = policy.probe_s > 0 or (prediction is not None and any(prediction.solo_steps_per_s))
-    # The runner holds back no member for what is never measured.
-    is_ramped = has_rates and is_watched
-    start_degree = choose_start_degree(prediction, degree, policy) if is_ramped else None
-    ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - (start_degree or degree)))
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
-    time_limit_s, cap_s, time_reason = compute_time(
-        needs, walls, degree, capacity, policy, ramp_s=ramp_s
-    )
+    time_limit_s, cap_s, time_reason = compute_time(needs, walls, degree, capacity, policy)
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:
@@ -172,7 +163,8 @@ def build_pack(
             need.host_memory_mb,
             min(wall, cap_s) if wall is not None and cap_s is not None else wall,
             need.gpu_memory_mb,
-            compute_thread_percentage(degree, mode),
+            # For as many as turn out to fit the node knows better.
+            None if places else compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,
         )
         if prediction:
@@ -186,9 +178,15 @@ def build_pack(
                 model_slowdown=alone[place] if alone else None,
             )
         members.append(member)
-    cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
+    cpus = sum(heapq.nlargest(degree, _fill_up([need.cpus for need in needs], degree)))
     size = describe_count(len(needs), "member")
     reasons = [f"{size}, {degree} at once, {describe_count(cpus, 'CPU')}"]
+    if places:
+        reasons = [
+            f"{size}, room for {places}, {describe_count(cpus, 'CPU')}",
+            "how many run at once is measured as it starts: members of the other packs start here "
+            "where that leaves room",
+        ]
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
@@ -216,28 +214,9 @@ def build_pack(
         group=first.group,
         predicted_slowdown=slowdowns,
         reasons=tuple(reasons),
-        start_degree=start_degree,
         predicted_finish_s=prediction.finish_s if prediction else None,
         known=slowdowns is not None,
     )
-
-
-def choose_start_degree(prediction: Prediction | None, degree: int, policy: Policy) -> int | None:
-    """How many members start without being measured first; None for all.
-
-    Unknown loads are measured before the next member comes on top. Where the prediction is that of
-    another GPU model, or rests on what the user said, a third starts, and is measured.
-
-    Args:
-        prediction: What is known of the pack; None where loads are unknown.
-        degree: Members that run at once.
-        policy: The policy; rules of others know no ramp.
-    """
-    if degree == 1 or policy.rule is not Rule.CSUB:
-        return None
-    if prediction is None:
-        return 1
-    return -(-degree // 3) if prediction.is_borrowed or prediction.may_probe else None
 
 
 def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
@@ -271,13 +250,18 @@ def _choose_percentage(mode: SharingMode, percentage: int | None) -> int | None:
     return (percentage or 100) if mode is SharingMode.MPS else percentage
 
 
+def _fill_up(amounts: list[int], degree: int) -> list[int]:
+    """What members need, with places for as many more like the largest as the degree has."""
+    return amounts + [max(amounts)] * (degree - len(amounts))
+
+
 def _compute_host_memory_mb(
     needs: Sequence[Need], degree: int, capacity: Capacity, policy: Policy
 ) -> int | None:
     amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
     if len(amounts) < len(needs):
         return None
-    members = sum(heapq.nlargest(degree, amounts))
+    members = sum(heapq.nlargest(degree, _fill_up(amounts, degree)))
     wanted = members + RUNNER_HOST_MEMORY_MB + SRUN_HOST_MEMORY_MB * degree
     share = capacity.host_memory_mb_per_gpu
     # The overhead never pushes a pack over its share: its members seldom peak together.

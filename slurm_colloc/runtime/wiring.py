@@ -231,7 +231,8 @@ def build_parts(
     measured_degree = MeasuredDegree(
         pack=pack,
         attempt=attempt,
-        start_degree=record.start_degree,
+        # Members of which nothing is known are measured as they are added.
+        start_degree=1 if record.policy is not None and record.policy.measure_s else None,
         time_left=time_left,
         members=members,
         waiting=waiting,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +23,11 @@ class EmptiedRecord:
 
     Attributes:
         by: The pack that took the last of them.
+        at: When, in seconds since the epoch.
     """
 
     by: str = ""
+    at: float = 0.0
 
 
 def empty_pack(pack: Path, by: str) -> bool:
@@ -48,7 +51,7 @@ def empty_pack(pack: Path, by: str) -> bool:
             return False
     if take_over.list_moving(str(pack)) or not inbox.close(str(pack)):
         return False
-    write_json(pack / "emptied.json", dataclasses.asdict(EmptiedRecord(by)))
+    write_json(pack / "emptied.json", dataclasses.asdict(EmptiedRecord(by, time.time())))
     return True
 
 
