@@ -23,6 +23,11 @@ from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_m
 from slurm_colloc.planning.priced_packs import compute_instance_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
+MEASURED = (
+    "how many run at once is measured as it starts: members of the other packs start here where "
+    "that leaves room"
+)
+
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
@@ -184,8 +189,7 @@ def build_pack(
     if places:
         reasons = [
             f"{size}, room for {places}, {describe_count(cpus, 'CPU')}",
-            "how many run at once is measured as it starts: members of the other packs start here "
-            "where that leaves room",
+            MEASURED,
         ]
     if prediction:
         reasons += prediction.reasons

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_colloc.errors import SlurmError
+from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
@@ -52,6 +52,7 @@ from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 
@@ -280,8 +281,7 @@ def build_parts(
         jobs=EmptiedJobs(slurm, journal),
         journal=journal,
         check_fence=fence.check,
-        # Until the room is measured none is known.
-        find_room=lambda: 0,
+        find_room=lambda: read_room(pack, attempt),
     )
     requests = RequestHandler(
         pack=pack,
@@ -347,6 +347,14 @@ def build_parts(
         mails=mails,
         last_work=last_work,
     )
+
+
+def read_room(pack: Path, attempt: int) -> int:
+    """How many more may start in a pack, as was measured last; 0 where that is not known."""
+    with contextlib.suppress(StateError):
+        record = read_degree(pack, attempt)
+        return 0 if record is None else record.room or 0
+    return 0
 
 
 def _read_config(slurm: SlurmAccess | None) -> dict[str, str]:
