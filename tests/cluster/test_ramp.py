@@ -72,9 +72,10 @@ def submit(
     words = [f"train.sh --lr 0.{number}" for number in range(1, count + 1)]
     job_id = user.submit("pack", "--hold", "--no-probe", *OPTIONS, *options, *words)
     pack = pack_directory(user, job_id)
-    group = json.loads((pack / "pack.json").read_text())["group"]
-    group = [pair for pair in group if pair[0] != "hold"]
-    edit(pack / "pack.json", start_degree=start, group=group, closed="")
+    record = json.loads((pack / "pack.json").read_text())
+    group = [pair for pair in record["group"] if pair[0] != "hold"]
+    policy = {**record["policy"], "measure_s": 60 if start == 1 else 0}
+    edit(pack / "pack.json", policy=policy, group=group, closed="")
     for number in range(1, count + 1):
         path = pack / "members" / f"{number:04}" / "spec.json"
         known = json.loads(path.read_text())["plan"]
@@ -272,7 +273,7 @@ def test_a_script_that_is_not_known_and_then_is(mps_user: CsubUser) -> None:
     user.wait_for_states(again, "RUNNING")
     assert journal(user, again, "probe", "ramp") == []
     record = json.loads((pack_directory(user, again) / "pack.json").read_text())
-    assert (record["degree"], record["start_degree"]) == (4, None)
+    assert record["degree"] == 4
     stop.touch()
     user.finish(again)
 
