@@ -83,9 +83,8 @@ def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser)
     assert len(packs) == 3
     with measured_room(user, 12):
         user.wait_for_states(job_id, "RUNNING")
-        wait_until(lambda: "PENDING" not in list_slurm_states(user), "both are cancelled")
-    # Slurm keeps one record of elements that are cancelled before they start.
-    assert sorted(set(list_slurm_states(user))) == ["CANCELLED", "RUNNING"]
+        wait_until(lambda: "PENDING" not in list_slurm_states(user, job_id), "both are cancelled")
+    assert sorted(set(list_slurm_states(user, job_id))) == ["CANCELLED", "RUNNING"]
     assert [bool(read_emptied(pack)) for pack in packs] == [False, True, True]
     # One that waits for the whole submission waits for members, and not for Slurm's jobs.
     (user.home / "end").touch()
@@ -102,9 +101,30 @@ def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser)
     assert "never started" not in user.csub("queue").stderr
 
 
-def list_slurm_states(user: CsubUser) -> list[str]:
-    rows = user.run(["squeue", "-h", "-r", "--states=all", "-o%j %T"]).stdout.splitlines()
-    return [row.split()[1] for row in rows if row.startswith("work.sh ")]
+def list_slurm_states(user: CsubUser, job_id: str) -> list[str]:
+    """Of the elements of an array; of those cancelled before their start Slurm keeps one record."""
+    rows = user.run(["squeue", "-h", "-r", "--states=all", "-o%i %T"]).stdout.splitlines()
+    return [row.split()[1] for row in rows if row.split()[0].partition("_")[0] == job_id]
+
+
+def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubUser) -> None:
+    user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
+    job_id = user.submit(*OPTIONS, "--array=1-8", "work.sh")
+    after = user.run(
+        ["sbatch", "--parsable", f"--dependency=afterok:{job_id}", "--wrap=echo after"]
+    ).stdout.strip()
+    with measured_room(user, 12):
+        user.wait_for_states(job_id, "RUNNING")
+    packs = sorted((user.state / "packs").glob("*"))
+    assert [bool(read_emptied(pack)) for pack in packs] == [False, True]
+    empty = str(read_slurm_job_id(packs[1]))
+    (user.home / "end").touch()
+    user.csub("wait", job_id)
+    wait_until(lambda: user.output(f"slurm-{after}.out") == "after\n", "what waited has run")
+    shown = user.csub("show", empty)
+    assert f"{empty} has no members left: others of {job_id} took them over" in shown.stderr
+    assert not (packs[1] / "attempt").exists()
+    assert "CANCELLED" not in list_slurm_states(user, job_id)
 
 
 def test_who_is_cancelled_stays_so_wherever_it_waits(user: CsubUser) -> None:

@@ -43,6 +43,10 @@ from slurm_colloc.store.pack.runner_requests import (
 
 LOOK_EVERY_S = 1.0
 
+LOOKED_AT = 64
+"""Waiting members of its own that a pack looks for at each look; the others it finds gone as their
+turn comes."""
+
 
 class MemberTakeOver:
     """Takes waiting members over from other packs of the submission.
@@ -171,8 +175,10 @@ class MemberTakeOver:
             del self._decided[number]
 
     def _forget_gone(self) -> None:
-        """Members of this pack that wait in another one by now."""
-        for number in list(self._members.waiting):
+        """Forget members of this pack that wait in another one by now."""
+        if not may_take_over(self._record):
+            return
+        for number in list(self._members.waiting)[:LOOKED_AT]:
             member = self._members.by_number[number]
             if not member.record.starts and not inbox.is_taken(str(self._pack), number):
                 self._intake.forget(member)
