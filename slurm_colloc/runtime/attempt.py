@@ -115,8 +115,8 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         record = insist(
             "reading the pack", lambda: leave_out_absent(pack, read_pack(pack) or record)
         )
-        if read_emptied(pack):
-            return end_emptied(pack, state)
+        if insist("reading the pack", partial(read_emptied, pack)):
+            return insist("closing the pack", partial(end_emptied, pack, state))
         lone = record.request is None
         keeps_output = lone or local or record.carried
         slurm_log = 2 if keeps_output else leave_output_to_members(pack)
