@@ -150,6 +150,9 @@ class StateWriter:
 
     def _has_left(self, number: int) -> bool:
         """A member's directory has gone to the pack that took it over before it began."""
+        record = self._unwritten[number]
+        if record.starts or record.state is not MemberState.PENDING:
+            return False
         try:
             return not is_there(f"{self._pack}/members/{format_number(number)}")
         except StateError:
