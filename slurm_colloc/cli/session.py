@@ -264,6 +264,11 @@ class Session:
         views = self._survey_packs(self.state.find_packs(selection.job), jobs, damaged)
         if damaged and not views:
             raise damaged[0]
+        for view in views:
+            if view.is_numbered_pack and not view.members and selection.names(view.record.index):
+                self._note_once(
+                    f"{view.job_id} has no members left: others of {selection.job} took them over"
+                )
         known = {m.member.number for view in views for m in view.members}
         elements = {view.record.index for view in views if view.is_numbered_pack}
         for first, final in selection.ranges or ():
@@ -289,6 +294,11 @@ class Session:
             for view in views
         ]
 
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            note(text)
+
     def _follow(
         self, view: PackView, member: MemberView, jobs: Mapping[str, SlurmJob] | None
     ) -> tuple[PackView, MemberView]:
@@ -299,10 +309,7 @@ class Session:
             found = [(v, m) for v in views for m in v.members if m.member.number == number]
             if not found:
                 break
-            text = f"{member.member} was submitted again as {found[0][1].member}"
-            if text not in self._noted:
-                self._noted.add(text)
-                note(text)
+            self._note_once(f"{member.member} was submitted again as {found[0][1].member}")
             view, member = found[0]
         return view, member
 

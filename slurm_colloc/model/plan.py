@@ -146,7 +146,8 @@ class Policy:
         start_margin_s: Time that a pack asks for on top, for starting and ending.
         pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
         monitor_mb: Host memory that a pack asks for on top, for what watches it.
-        probe_s: Time that a pack asks for on top, because one of its members may be probed.
+        measure_s: Time that a pack asks for on top, because it is measured how many of its
+            members run at once best.
         goal: What the choice of packs makes small.
         rule: What makes the packs.
         degree_is_asked: The user said how many may run at the same time.
@@ -165,7 +166,7 @@ class Policy:
     start_margin_s: int = 60
     pack_time_max_s: int | None = None
     monitor_mb: int = 0
-    probe_s: int = 0
+    measure_s: int = 0
     goal: Goal = Goal.THROUGHPUT
     rule: Rule = Rule.CSUB
     degree_is_asked: bool = False
@@ -231,13 +232,13 @@ class PackPlan:
 
     Attributes:
         members: In the order in which they start.
-        degree: How many of them run at the same time.
+        degree: How many run at the same time, at most: more than its members, where members of
+            other packs of the call may be taken over.
         mode: Sharing mode.
         request: What is asked of Slurm; None for a job alone, which gets what it asked for.
         group: The options that all members share, passed to sbatch.
         predicted_slowdown: Per member, in the same order; None where there is no model yet.
         reasons: Why the pack looks like this, a sentence each.
-        start_degree: Members that start without being measured first; None for all.
         predicted_finish_s: Seconds from its start to the end of its last member; None where
             unknown.
         known: The loads of all members are known, and so is how far they slow each other down.
@@ -250,7 +251,6 @@ class PackPlan:
     group: tuple[tuple[str, str], ...]
     predicted_slowdown: tuple[float, ...] | None
     reasons: tuple[str, ...]
-    start_degree: int | None = None
     predicted_finish_s: float | None = None
     known: bool = False
 

@@ -16,7 +16,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     PackRequest,
     Policy,
-    Rule,
     SharingMode,
 )
 from slurm_colloc.planning.job_needs import Need, choose_bound
@@ -24,14 +23,14 @@ from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_m
 from slurm_colloc.planning.priced_packs import compute_instance_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
+MEASURED = (
+    "how many run at once is measured as it starts: members of the other packs start here where "
+    "that leaves room"
+)
+
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
-
-STAGE_S = 30
-RAMP_MOST_S = 120
-"""What a pack asks for on top, so that it can be measured as members are added: 30 s for each
-that is not started at once, at most so much. A larger request may start later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Prediction:
         solo_steps_per_s: Rates alone; None where unknown.
         finish_s: Seconds from the pack's start to its last end.
         reasons: Why it was made so, a sentence each.
-        may_probe: One of them was not measured itself, nor a relative: it may be probed.
+        may_probe: One of them was not measured itself, nor a relative: it is measured as it starts.
         is_borrowed: The calibration is that of another GPU model.
     """
 
@@ -129,6 +128,7 @@ def build_pack(
     *,
     prediction: Prediction | None = None,
     rates: Sequence[float | None] = (),
+    places: int | None = None,
 ) -> PackPlan:
     """The pack of these jobs, which keep every limit together.
 
@@ -141,31 +141,27 @@ def build_pack(
         prediction: What is known of it; None where loads are unknown.
         rates: The members' rates alone, where no more than that is known, each None where it is
             not; none where they do not count.
+        places: How many like these may run in it at once, once that is measured, its own members
+            among them; None for as many as the degree.
     """
     if prediction:
         rates = prediction.solo_steps_per_s
     degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
+    degree = places or degree
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
     if not may_probe or degree == 1 or not is_watched:
-        # A job is not probed that is known, for which none waits, or of which nothing is measured.
-        policy = dataclasses.replace(policy, probe_s=0)
+        # Known jobs are not measured first, nor is one alone, nor where nothing watches.
+        policy = dataclasses.replace(policy, measure_s=0)
     slowdowns = prediction.slowdowns if prediction else None
     walls = [
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
         for place, need in enumerate(needs)
     ]
-    has_rates = policy.probe_s > 0 or any(rates)
-    # The runner holds back no member for what is never measured.
-    is_ramped = has_rates and is_watched
-    start_degree = choose_start_degree(prediction, degree, policy) if is_ramped else None
-    ramp_s = min(RAMP_MOST_S, STAGE_S * (degree - (start_degree or degree)))
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
-    time_limit_s, cap_s, time_reason = compute_time(
-        needs, walls, degree, capacity, policy, ramp_s=ramp_s
-    )
+    time_limit_s, cap_s, time_reason = compute_time(needs, walls, degree, capacity, policy)
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:
@@ -177,7 +173,8 @@ def build_pack(
             need.host_memory_mb,
             min(wall, cap_s) if wall is not None and cap_s is not None else wall,
             need.gpu_memory_mb,
-            compute_thread_percentage(degree, mode),
+            # For as many as turn out to fit the node knows better.
+            None if places else compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,
             solo_steps_per_s=rates[place] if rates else None,
         )
@@ -191,9 +188,8 @@ def build_pack(
                 model_slowdown=alone[place] if alone else None,
             )
         members.append(member)
-    cpus = sum(heapq.nlargest(degree, (need.cpus for need in needs)))
-    size = describe_count(len(needs), "member")
-    reasons = [f"{size}, {degree} at once, {describe_count(cpus, 'CPU')}"]
+    cpus = sum(heapq.nlargest(degree, _fill_up([need.cpus for need in needs], degree)))
+    reasons = _describe_size(len(needs), degree, cpus, places)
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
@@ -221,28 +217,9 @@ def build_pack(
         group=first.group,
         predicted_slowdown=slowdowns,
         reasons=tuple(reasons),
-        start_degree=start_degree,
         predicted_finish_s=prediction.finish_s if prediction else None,
         known=slowdowns is not None,
     )
-
-
-def choose_start_degree(prediction: Prediction | None, degree: int, policy: Policy) -> int | None:
-    """How many members start without being measured first; None for all.
-
-    Unknown loads are measured before the next member comes on top. Where the prediction is that of
-    another GPU model, or rests on what the user said, a third starts, and is measured.
-
-    Args:
-        prediction: What is known of the pack; None where loads are unknown.
-        degree: Members that run at once.
-        policy: The policy; rules of others know no ramp.
-    """
-    if degree == 1 or policy.rule is not Rule.CSUB:
-        return None
-    if prediction is None:
-        return 1
-    return -(-degree // 3) if prediction.is_borrowed or prediction.may_probe else None
 
 
 def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
@@ -271,9 +248,21 @@ def describe_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _describe_size(members: int, degree: int, cpus: int, places: int | None) -> list[str]:
+    size, has = describe_count(members, "member"), describe_count(cpus, "CPU")
+    if places:
+        return [f"{size}, room for {places}, {has}", MEASURED]
+    return [f"{size}, {degree} at once, {has}"]
+
+
 def _choose_percentage(mode: SharingMode, percentage: int | None) -> int | None:
     """A member's thread limit as it is written down: the node takes None for its own default."""
     return (percentage or 100) if mode is SharingMode.MPS else percentage
+
+
+def _fill_up(amounts: list[int], degree: int) -> list[int]:
+    """What members need, with places for as many more like the largest as the degree has."""
+    return amounts + [max(amounts)] * (degree - len(amounts))
 
 
 def _compute_host_memory_mb(
@@ -282,7 +271,7 @@ def _compute_host_memory_mb(
     amounts = [need.host_memory_mb for need in needs if need.host_memory_mb is not None]
     if len(amounts) < len(needs):
         return None
-    members = sum(heapq.nlargest(degree, amounts))
+    members = sum(heapq.nlargest(degree, _fill_up(amounts, degree)))
     wanted = members + RUNNER_HOST_MEMORY_MB + SRUN_HOST_MEMORY_MB * degree
     share = capacity.host_memory_mb_per_gpu
     # The overhead never pushes a pack over its share: its members seldom peak together.

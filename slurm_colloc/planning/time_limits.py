@@ -56,8 +56,6 @@ def compute_time(
     degree: int,
     capacity: Capacity,
     policy: Policy,
-    *,
-    ramp_s: int,
 ) -> tuple[int | None, int | None, str]:
     """The pack's time limit, a cap on each member's wall limit, and a reason where there is one.
 
@@ -67,19 +65,16 @@ def compute_time(
         degree: Members at the same time.
         capacity: What one GPU brings with it.
         policy: How far sharing may go.
-        ramp_s: What measuring it up takes on top.
     """
     span = compute_makespan_s(walls, degree)
     if span is None:
         return None, None, "no --time was given: Slurm's default limits the whole pack"
-    margin_s = policy.start_margin_s + policy.probe_s
+    margin_s = policy.start_margin_s + policy.measure_s
     wanted = span + margin_s
     limit = capacity.time_limit_max_s
     longest = max(need.time_limit_s or 0 for need in needs)
     if limit is None or wanted <= limit or longest > limit:
-        # Being measured takes no member's time: near MaxTime there is less of it.
-        room_s = ramp_s if limit is None else max(0, min(ramp_s, limit - wanted))
-        return wanted + room_s, None, ""
+        return wanted, None, ""
     cap = max(1, limit - margin_s)
     reason = (
         f"the pack asks for {limit} s, which is MaxTime here; {wanted} s would allow "

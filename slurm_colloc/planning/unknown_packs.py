@@ -6,9 +6,11 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 
-from slurm_colloc.model.plan import Capacity, PackPlan, Policy
+from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs, has_only_rate
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.pack_request import (
+    build_lone_pack,
     build_pack,
     choose_degree,
     compute_overload,
@@ -21,21 +23,92 @@ _NAMED_MOST = 8
 """Jobs that are named in a sentence; the others are counted."""
 
 
+UNSTATED_HOST_MEMORY_MB = 8192
+"""The least share of host memory of a job that does not say how much, where its pack has room for
+more than the degree: a training with loaders of its own needs some GB."""
+
+_SPREAD = "goal latency: it is not known what it would lose by sharing"
+
+
 def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
-    """Pack jobs that may share with each other; each pack says why it has no further member."""
-    return [
-        build_unknown_pack(question, needs, reason)
-        for needs, reason in fill_packs(question, indices)
+    """Pack jobs that may share with each other; each pack says why it has no further member.
+
+    As many packs are made as the degree says. Each asks for as much as one GPU's share has room
+    for, so that what turns out to fit on one GPU may run there.
+    """
+    policy = question.policy
+    if policy.goal is Goal.LATENCY and is_open_ended(policy):
+        return [build_lone_pack(index, question.jobs[index], _SPREAD) for index in indices]
+    filled = fill_packs(question, indices)
+    packs = []
+    for needs, reason in filled:
+        # One pack alone has no other whose members it could take over.
+        most = len(indices) if len(filled) > 1 else len(needs)
+        widened, places = make_room(question, needs, most)
+        packs.append(build_unknown_pack(question, widened, reason, places))
+    return packs
+
+
+def is_open_ended(policy: Policy) -> bool:
+    """Whether the user left open how many share a GPU."""
+    return (
+        policy.rule is Rule.CSUB
+        and not policy.degree_is_asked
+        and policy.pack_size is None
+        and policy.mode is not SharingMode.MIG
+    )
+
+
+def make_room(
+    question: Question, needs: Sequence[Need], most: int
+) -> tuple[Sequence[Need], int | None]:
+    """How many like these one GPU's share has room for, and what each of them then gets.
+
+    Args:
+        question: What planning is asked.
+        needs: Members of a pack.
+        most: All members of the call.
+
+    Returns:
+        What they need: where a job does not say how much host memory, its part of the share is
+        smaller the more there may be. And the places; None for as many as may run by the degree,
+        also where the share is unknown or the user has limited how many run at once.
+    """
+    policy, capacity = question.policy, question.capacity
+    cpus, memory_mb = capacity.cpus_per_gpu, capacity.host_memory_mb_per_gpu
+    is_limited = policy.running_limit is not None or policy.goal is not Goal.THROUGHPUT
+    if cpus is None or memory_mb is None or is_limited or not is_open_ended(policy):
+        return needs, None
+    unstated = {n.index for n in needs if question.jobs[n.index].host_memory_mb is None}
+    stated_mb = [n.host_memory_mb or 0 for n in needs if n.index not in unstated]
+    each_mb = max([*stated_mb, *([UNSTATED_HOST_MEMORY_MB] if unstated else [])])
+    limits = [most, policy.degree_max, compute_places_most(policy) or most]
+    limits += [cpus // max(need.cpus for need in needs), memory_mb // max(1, each_mb)]
+    usable_mb = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
+    stated_gpu_mb = [need.gpu_memory_mb for need in needs]
+    if usable_mb is not None and all(stated_gpu_mb):
+        limits.append(usable_mb // max(mb for mb in stated_gpu_mb if mb))
+    places = min(limits)
+    if places <= choose_degree(needs, capacity, policy):
+        return needs, None
+    share_mb = memory_mb // places
+    widened = [
+        dataclasses.replace(need, host_memory_mb=share_mb) if need.index in unstated else need
+        for need in needs
     ]
+    return widened, places
 
 
-def build_unknown_pack(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
+def build_unknown_pack(
+    question: Question, needs: Sequence[Need], closing_reason: str, places: int | None = None
+) -> PackPlan:
     """The pack of these jobs; rates alone that were measured go along for the node to judge by.
 
     Args:
         question: What planning is asked; without a calibration what was measured is of no use.
         needs: What the members need, in start order.
         closing_reason: Why it has no further member; empty where none came.
+        places: How many like these may run at once; None for as many as the degree.
     """
     profiles = [question.profiles.get(need.index) for need in needs]
     is_heeded = question.calibration is not None
@@ -47,6 +120,7 @@ def build_unknown_pack(question: Question, needs: Sequence[Need], closing_reason
         question.policy,
         closing_reason,
         rates=rates if is_heeded else (),
+        places=places,
     )
     lacking = [need.index for need in needs if has_only_rate(question.profiles.get(need.index))]
     if not lacking or not is_heeded:
@@ -141,6 +215,6 @@ def find_late(
         return None
     walls = [compute_wall_limit_s(need, degree, policy) for need in members]
     span_s = compute_makespan_s(walls, degree)
-    if span_s is None or span_s + policy.start_margin_s + policy.probe_s <= limit_s:
+    if span_s is None or span_s + policy.start_margin_s + policy.measure_s <= limit_s:
         return None
     return span_s, limit_s

@@ -21,8 +21,9 @@ from slurm_colloc.model.member import (
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import describe
 from slurm_colloc.model.share_request import AUTO
+from slurm_colloc.report.moving_members import find_stale, show_once
 from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
-from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.atomic_files import is_there, read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_pauses import PARKED, MemberPause, read_pauses
@@ -44,6 +45,11 @@ from slurm_colloc.store.pack_reading import (
 from slurm_colloc.store.record_files import parse_record
 
 _OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
+LOOKS_MOST = 2
+"""How often packs are looked at again whose members are just moving."""
+
+MOVING = "it is being taken over by another pack of its submission"
+
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
 
@@ -209,14 +215,45 @@ def survey_packs(
     for pack_id in pack_ids:
         try:
             record = (known or {}).get(pack_id) or state.read_pack(pack_id)
-            if record is not None:
-                views.append(_with_members(state, _look_at(state, record, jobs), damaged))
         except (OSError, StateError) as error:
             problem = explain_unreadable(state.pack_path(pack_id), error)
             if damaged is None:
                 raise problem from error
             damaged.append(problem)
-    return sorted(views, key=_compute_order)
+            continue
+        view = None if record is None else survey_pack(state, record, jobs, damaged)
+        if view is not None:
+            views.append(view)
+    for _ in range(LOOKS_MOST):
+        stale = find_stale(views)
+        for place in stale:
+            # A damaged file was told of at the first look.
+            again = survey_pack(state, views[place].record, jobs, [])
+            views[place] = again or views[place]
+        if not stale:
+            break
+    return sorted(show_once(views), key=_compute_order)
+
+
+def survey_pack(
+    state: StateReader,
+    record: PackRecord,
+    jobs: Mapping[str, SlurmJob] | None,
+    damaged: list[StateError] | None,
+) -> PackView | None:
+    """Look at one pack; None where it cannot be read, which is said in `damaged`.
+
+    Raises:
+        StateError: A file is damaged, and `damaged` was not given.
+    """
+    try:
+        return _with_members(state, _look_at(state, record, jobs), damaged)
+    except (OSError, StateError) as error:
+        problem = explain_unreadable(state.pack_path(record.pack_id), error)
+        if damaged is None:
+            raise problem from error
+        damaged.append(problem)
+        return None
 
 
 def _look_at(
@@ -277,6 +314,9 @@ def _with_members(state: StateReader, view: PackView, damaged: list[StateError] 
             is_parked = files.number in parked and member.state is MemberState.RUNNING
             members.append(_park(member) if is_parked else member)
         except StateError as problem:
+            if not is_there(files.path):
+                # Another pack has just taken it over.
+                continue
             # One damaged record says nothing about its neighbours.
             if damaged is None:
                 raise
@@ -314,9 +354,11 @@ def _build_member(
     moved_to = None
     if files.is_moved:
         moved_to = read_moved(state.pack_path(view.record.pack_id), files.number)
+    is_leaving = files.taker not in ("", view.record.pack_id) and not files.is_cancelled
     effective = effective_state(
         record.state if record else MemberState.PENDING,
-        view.slurm_state,
+        # It goes on in the other pack, whatever becomes of this one.
+        SlurmJobState.PENDING if is_leaving else view.slurm_state,
         cancelled=files.is_cancelled,
         carried=view.record.carried,
         moved=moved_to is not None,
@@ -328,7 +370,9 @@ def _build_member(
         member=MemberId(shown_id, files.number),
         state=effective,
         record=record,
-        reason=_name_dependency(
+        reason=MOVING
+        if is_leaving
+        else _name_dependency(
             _compute_reason(effective, record, view, path, value["job"], is_held=files.is_held),
             value["job"],
         ),

@@ -28,6 +28,7 @@ from slurm_colloc.model.member import (
 )
 from slurm_colloc.runtime.gpu.local_gpu import wait_for_gpu
 from slurm_colloc.runtime.guarded_steps import insist
+from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
@@ -36,6 +37,8 @@ from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
 from slurm_colloc.store.atomic_files import is_there, write_atomic
 from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.pack import take_over
+from slurm_colloc.store.pack.emptied_pack import read_emptied
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (
@@ -112,6 +115,8 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         record = insist(
             "reading the pack", lambda: leave_out_absent(pack, read_pack(pack) or record)
         )
+        if insist("reading the pack", partial(read_emptied, pack)):
+            return insist("closing the pack", partial(end_emptied, pack, state))
         lone = record.request is None
         keeps_output = lone or local or record.carried
         slurm_log = 2 if keeps_output else leave_output_to_members(pack)
@@ -130,12 +135,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     except Fenced as error:
         runner.journal.write("fenced", reason=str(error))
         raise
-    try:
-        if runner.is_over:
-            close_pack(pack, state)
-    except (OSError, StateError) as error:
-        # Its members have ended as they did; the next call of csub closes it.
-        sys.stderr.write(f"csub: error: the pack was not closed: {error}\n")
+    close_if_over(runner, pack, state)
     if record.carried:
         report_carried(runner, pack, lone=lone)
     if lone and not local:
@@ -159,7 +159,8 @@ def write_down_job(
 def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
     """The plan without the place of a joiner that was killed on its way in."""
     count = len(list_members(pack))
-    if not 0 < count < record.degree:
+    # A pack that none joins has more places than members on purpose: it takes members over.
+    if record.closed or not 0 < count < record.degree:
         return record
     record = dataclasses.replace(record, degree=count)
     with contextlib.suppress(StateError):
@@ -167,16 +168,46 @@ def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
     return record
 
 
-def close_pack(pack: Path, state: State) -> None:
-    """No csub needs to look at a pack any more; nothing of an interrupted joiner stays in it."""
+def end_emptied(pack: Path, state: State) -> int:
+    """All that this pack had was taken over before it began; called under its lock.
+
+    Returns:
+        The exit status: all is well.
+    """
+    Journal(pack).write("emptied", by=read_emptied(pack))
+    for number in list_members(pack):
+        # One that was cancelled while it waited.
+        remove_environment(pack, number)
+    state.forget_open(pack.name)
+    return 0
+
+
+def close_pack(pack: Path, state: State, attempt: int) -> None:
+    """No csub needs to look at a pack any more; nothing of an interrupted joiner stays in it.
+
+    Args:
+        pack: The pack's directory.
+        state: The state directory.
+        attempt: The attempt that has ended; after a newer one has begun the pack is not over.
+    """
     with hold_lock(pack / "lock", JOINER_WAIT_S) as locked:
         # Otherwise the next call of csub does it.
-        if locked:
+        if locked and read_attempt(pack) == attempt and not take_over.list_moving(str(pack)):
             drop_unfinished(pack)
             # One that was cancelled while waiting never was this runner's.
             for number in list_members(pack):
                 remove_environment(pack, number)
             state.forget_open(pack.name)
+
+
+def close_if_over(runner: Runner, pack: Path, state: State) -> None:
+    """Close a pack that is over; its members have ended as they did, whatever becomes of that."""
+    try:
+        if runner.is_over:
+            close_pack(pack, state, runner.attempt)
+    except (OSError, StateError) as error:
+        # The next call of csub closes it.
+        sys.stderr.write(f"csub: error: the pack was not closed: {error}\n")
 
 
 def leave_output_to_members(pack: Path) -> int:

@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from slurm_colloc.runtime.guarded_steps import RETRY_S, GivenUp, GiveUp, insist, is_passing
@@ -175,6 +176,7 @@ class Runner:
             return bool(is_ended)
         if parts.start_queue.describe_pack_wait():
             return False
+        run("taking members over", parts.take_over.work)
         return bool(run("starting members", self._fill, self._give_up("starting members")))
 
     def _measure(self, *, is_going_on: bool) -> None:
@@ -199,6 +201,11 @@ class Runner:
         self.members.takes_one = parts.gpu_mode.takes_one_member
         parts.place_filler.work()
         if self._has_unfinished or parts.start_queue.is_undecided:
+            return False
+        # Before it closes it looks once more; what has come starts in the next turn.
+        known = len(self.members.by_number)
+        parts.steps.run("taking members over", partial(parts.take_over.work, at_once=True))
+        if parts.take_over.is_busy or len(self.members.by_number) > known:
             return False
         return parts.place_filler.close()
 

@@ -40,12 +40,14 @@ from slurm_colloc.runtime.queue.allocation import (
     requeues_jobs,
     signals_tasks_alone,
 )
+from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
@@ -84,6 +86,7 @@ class RunnerParts:
     start_queue: StartQueue
     place_filler: PlaceFiller
     intake: MemberIntake
+    take_over: MemberTakeOver
     starts: StartCollector
     ends: EndCollector
     pack_end: PackEnd
@@ -286,9 +289,31 @@ def build_parts(
         states=states,
         steps=steps,
         note_requeue=mails.note_requeue,
+        journal=journal,
+    )
+    take_over = MemberTakeOver(
+        pack=pack,
+        record=record,
+        attempt=attempt,
+        state=state,
+        members=members,
+        time_left=time_left,
+        waiting=waiting,
+        is_refused=lambda: bool(gpu_mode.refusal),
+        intake=intake,
+        jobs=EmptiedJobs(slurm, journal),
+        journal=journal,
+        check_fence=fence.check,
+        find_room=measured_degree.find_room,
     )
     requests = RequestHandler(
-        pack=pack, members=members, control=control, intake=intake, steps=steps, journal=journal
+        pack=pack,
+        members=members,
+        control=control,
+        intake=intake,
+        steps=steps,
+        journal=journal,
+        list_sisters=take_over.list_sisters,
     )
     place_filler = PlaceFiller(
         pack=pack,
@@ -339,6 +364,7 @@ def build_parts(
         start_queue=start_queue,
         place_filler=place_filler,
         intake=intake,
+        take_over=take_over,
         starts=starts,
         ends=ends,
         pack_end=pack_end,

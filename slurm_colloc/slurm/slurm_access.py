@@ -38,6 +38,9 @@ class SlurmAccess(Protocol):
     def list_jobs(self) -> dict[str, SlurmJob]:
         """All jobs of the user that Slurm still shows, by id or element id; one question."""
 
+    def list_dependencies(self) -> list[str]:
+        """What the user's waiting jobs wait for, as squeue shows it; one question."""
+
     def list_nodes(self, nodes: str | None = None) -> list[NodeShape]:
         """The kinds of nodes of all partitions, or of the nodes of a node list alone."""
 

@@ -102,6 +102,12 @@ class SlurmCommands:
         ).stdout
         return compute_element_states(parse_queue(output))
 
+    def list_dependencies(self) -> list[str]:
+        """What the user's waiting jobs wait for, as squeue shows it; one question."""
+        whose = "--me" if self._uid is None else f"--user={self._uid}"
+        output = self._run("squeue", "--noheader", whose, "--states=PENDING", "--format=%E")
+        return [line for line in output.splitlines() if line.strip() not in ("", "(null)")]
+
     def list_nodes(self, nodes: str | None = None) -> list[NodeShape]:
         """The kinds of nodes of all partitions, or of the nodes of a node list alone."""
         chosen = [f"--nodes={nodes}"] if nodes else []

@@ -16,6 +16,7 @@ from slurm_colloc.store.file_locks import is_locked
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.take_over import OVER
 from slurm_colloc.store.record_files import read_record
 
 UNFINISHED_S = 10.0
@@ -172,6 +173,17 @@ class StateReader:
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
         )
 
+    def list_sisters(self, record: PackRecord) -> list[str]:
+        """Ids of the packs of a pack's submission, its own among them, in order.
+
+        Some may not be there any more; where the whole submission cannot be found, those of the
+        pack's own Slurm job.
+        """
+        if record.shown_id:
+            with contextlib.suppress(NotFound, StateError):
+                return self.find_packs(record.shown_id)
+        return JobIndex(record.submission, record.indices, record.parts).list_packs()
+
     def find_slurm_jobs(self, job_id: str) -> tuple[str, ...]:
         """The Slurm jobs that the id of a submission stands for; none where csub knows no such."""
         index = read_record(build_index_path(self.root, job_id, self.cluster), JobIndex)
@@ -228,6 +240,12 @@ class MemberFiles:
     def is_held(self) -> bool:
         """Its runner must not start it."""
         return HELD in self.names or LEFT in self.names
+
+    @property
+    def taker(self) -> str:
+        """The pack that has taken it over and not accepted it yet; empty for none."""
+        marks = (name for name in self.names if name.startswith(OVER))
+        return next(marks, "").removeprefix(OVER)
 
     @property
     def is_moved(self) -> bool:

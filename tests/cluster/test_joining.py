@@ -254,7 +254,7 @@ def test_jobs_of_other_scripts_join_where_all_have_been_measured(busy: CsubUser)
     assert join(busy, "b.sh") == f"{first}/2"
     # Each is known, so all may start at once, and it is written down what is expected of them.
     record, plans = read_plan(busy, first)
-    assert (record["start_degree"], record["degree"]) == (None, 2)
+    assert record["degree"] == 2
     for plan in plans:
         assert 1.0 <= plan["predicted_slowdown"] <= plan["max_slowdown"] == 1.5
         assert plan["solo_steps_per_s"] == 10.0
@@ -279,10 +279,9 @@ def test_a_pack_that_somebody_unknown_has_joined_starts_one_at_a_time(busy: Csub
     words = "#SBATCH --gres=gpu:1 --cpus-per-task=2 --mem=1G --time=20"
     busy.script("train.sh", NOTE, directives=words)
     first = join(busy, "train.sh")
-    assert read_plan(busy, first)[0]["start_degree"] is None
     assert join(busy, "--max-slowdown=1.2", "train.sh") == f"{first}/2"
     record, plans = read_plan(busy, first)
-    assert (record["start_degree"], record["degree"]) == (1, 2)
+    assert record["degree"] == 2
     assert [plan.get("max_slowdown") for plan in plans] == [None, 1.2]
     limits = [plan["wall_limit_s"] for plan in plans]
     assert limits[1] == round(limits[0] / 1.5 * 1.2)

@@ -106,7 +106,7 @@ def test_an_unknown_job_joins_no_known_one_and_an_unknown_one_by_its_users_words
     assert join_running(("small", SMALL), ("new", None)) == refusal
     planned = join_waiting(("old", None), ("new", None))
     assert isinstance(planned, PackPlan)
-    assert (planned.known, planned.start_degree) == (False, None)
+    assert not planned.known
     assert join_waiting(*[("old", None)] * 4, ("new", None)) == "all 4 places are taken"
 
 

@@ -123,13 +123,6 @@ def test_every_job_is_in_one_pack_and_no_hard_limit_is_broken(
                 assert not all(measured)
             elif pack.degree > 1 and capacity.time_limit_max_s is not None:
                 assert finish_s <= max(1, capacity.time_limit_max_s - policy.start_margin_s) * 1.001
-            known = [profiles[member.job_index] for member in pack.members]
-            is_sure = all(
-                profile.known_by in (KnownBy.EXACT, KnownBy.FAMILY)
-                and profile.gpu_model in (CALIBRATION.gpu_model, "")
-                for profile in known
-            )
-            assert pack.start_degree == (None if is_sure else math.ceil(pack.degree / 3))
         assert not pack.known or all(math.isfinite(s) for s in pack.predicted_slowdown or ())
 
 
@@ -168,7 +161,6 @@ def test_known_jobs_without_a_calibration_are_packed_by_their_users_words(
 def test_jobs_that_are_known_to_be_small_share_by_more_than_the_degree() -> None:
     (pack,) = make(*[("small", SMALL)] * 8).packs
     assert (pack.degree, pack.known, pack.mode) == (8, True, SharingMode.MPS)
-    assert pack.start_degree is None
     assert pack.predicted_slowdown is not None
     progress = sum(1 / slowdown for slowdown in pack.predicted_slowdown)
     assert progress > 6
@@ -237,36 +229,6 @@ def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None
         "how long 2 of 3 members run alone has not been measured: the time limit, or an hour, "
         "stands for it in the choice"
     )
-
-
-def test_a_pack_of_unknown_jobs_starts_with_one_and_is_measured() -> None:
-    probing = dataclasses.replace(POLICY, probe_s=200)
-    (pack,) = make(*[("new", None)] * 4, policy=probing).packs
-    assert (pack.known, pack.start_degree, pack.degree) == (False, 1, 4)
-    # Whose rate alone is never known is not measured, and all start at once.
-    (pack,) = make(*[("new", None)] * 4).packs
-    assert (pack.known, pack.start_degree, pack.degree) == (False, None, 4)
-    policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
-    (pack,) = make(*[("new", None)] * 4, policy=policy).packs
-    assert (pack.start_degree, pack.degree) == (None, 4)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"gpu_model": H100}, {"known_by": KnownBy.LIKE}, {"known_by": KnownBy.STATED}],
-    ids=["another GPU model", "like another job", "as the user said"],
-)
-def test_a_pack_that_was_not_measured_on_this_gpu_starts_with_a_third(
-    changes: dict[str, object],
-) -> None:
-    guessed = dataclasses.replace(SMALL, **changes)  # type: ignore[arg-type]
-    for count, start in ((4, 2), (7, 3)):
-        # One of them is enough.
-        (pack,) = make(*[("small", SMALL)] * (count - 1), ("guessed", guessed)).packs
-        assert (pack.known, pack.degree, pack.start_degree) == (True, count, start)
-    related = dataclasses.replace(SMALL, known_by=KnownBy.FAMILY)
-    (pack,) = make(*[("small", related)] * 4).packs
-    assert (pack.known, pack.start_degree) == (True, None)
 
 
 def test_a_saturating_job_runs_alone_and_is_told_why_with_both_numbers() -> None:

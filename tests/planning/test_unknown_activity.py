@@ -15,7 +15,7 @@ from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_c
 
 A100 = "NVIDIA A100-SXM4-40GB"
 CAPACITY = dataclasses.replace(ROOMY, gpu_memory_mb=40_960)
-PROBING = dataclasses.replace(POLICY, probe_s=200)
+PROBING = dataclasses.replace(POLICY, measure_s=60)
 SILENT = UsageProfile(
     gpu_memory_peak_mb=3000, host_memory_peak_mb=2000, cpu_cores=1.0, steps_per_s=12.5,
     run_s=600.0, known_by=KnownBy.EXACT, gpu_model=A100,
@@ -35,7 +35,7 @@ def make(
 
 def test_they_share_as_far_as_their_memory_goes_and_the_node_measures() -> None:
     (pack,) = make(*[("a.sh", SILENT)] * 4)
-    assert (pack.degree, pack.start_degree, pack.known) == (4, 1, False)
+    assert (pack.degree, pack.known) == (4, False)
     assert pack.predicted_slowdown is None
     for member in pack.members:
         assert member.solo_steps_per_s == 12.5
@@ -54,9 +54,8 @@ def test_what_is_known_is_not_probed() -> None:
     (mixed,) = make(("a.sh", SILENT), *[("b.sh", None)] * 3)
     asked = [pack.request.time_limit_s for pack in (known, unknown, mixed) if pack.request]
     assert asked[0] is not None
-    assert asked == [asked[0], asked[0] + 200, asked[0] + 200]
+    assert asked == [asked[0], asked[0] + 60, asked[0] + 60]
     assert [member.solo_steps_per_s for member in mixed.members] == [12.5, None, None, None]
-    assert mixed.start_degree == 1
 
 
 def test_too_much_memory_is_not_put_together() -> None:
@@ -113,7 +112,6 @@ def test_one_that_joins_a_waiting_pack_is_judged_by_its_rate_too() -> None:
     )
     assert isinstance(pack, PackPlan)
     assert [member.solo_steps_per_s for member in pack.members] == [12.5, 12.5]
-    assert pack.start_degree == 1
 
 
 def test_the_explanation_has_their_length_and_no_slowdown() -> None:

@@ -67,7 +67,7 @@ def test_the_place_of_a_joiner_that_never_came_is_left_out(bed: Bed) -> None:
 def test_a_closed_pack_needs_nobody_s_look_and_keeps_no_environment(bed: Bed) -> None:
     unfinished = bed.pack / "members" / "0009"
     unfinished.mkdir()
-    close_pack(bed.pack, bed.state)
+    close_pack(bed.pack, bed.state, 1)
     assert not (bed.state.open / "s.0").exists()
     assert not unfinished.exists()
     assert not list(bed.pack.glob("members/*/env"))
@@ -81,7 +81,7 @@ def test_a_pack_whose_lock_somebody_has_is_left_to_the_next_call(
         assert locked
         # Nobody waits for real.
         monkeypatch.setattr("time.monotonic", lambda: float(next(moments)))
-        close_pack(bed.pack, bed.state)
+        close_pack(bed.pack, bed.state, 1)
         monkeypatch.undo()
     assert (bed.state.open / "s.0").exists()
     assert (bed.folder(1) / "env").exists()

@@ -35,6 +35,7 @@ def build_intake(
     return MemberIntake(
         pack=bed.pack, attempt=2, killed_before=killed_before, members=bed.members,
         states=bed.parts.states, steps=bed.parts.steps, note_requeue=note,
+            journal=bed.journal,
     )  # fmt: skip
 
 

@@ -89,15 +89,16 @@ def test_a_policy_keeps_its_choices_and_one_of_an_older_csub_has_the_usual_ones(
         degree_max=7,
         modes=(SharingMode.MPS, SharingMode.TIMESLICE),
     )
-    record = dataclasses.replace(build_pack("s").record, policy=policy, start_degree=1)
+    record = dataclasses.replace(build_pack("s").record, policy=policy)
     value = json.loads(json.dumps(build_pack_mapping(record)))
     assert build_record(PackRecord, value) == record
     for name in ("goal", "rule", "degree_is_asked", "degree_max", "modes"):
         del value["policy"][name]
-    del value["start_degree"]
+    # What an older csub wrote, and no csub reads any more.
+    value["start_degree"] = 1
+    value["policy"]["probe_s"] = 200
     older = build_record(PackRecord, value)
     assert older.policy == Policy()
-    assert older.start_degree is None
 
 
 def test_choices_that_only_a_newer_csub_has_stand_for_the_usual_ones() -> None:

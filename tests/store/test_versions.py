@@ -32,6 +32,7 @@ from slurm_colloc.store.learned.faults import FaultRecord
 from slurm_colloc.store.learned.kept_answers import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
+from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -123,6 +124,7 @@ CASES = [
     build_case(Dependent("4712", (("afterok", 3),), True), "job_id conditions"),
     build_case(PackEndRecord("FAILED", 1.5), ""),
     build_case(MovedMember("s.0", 3), "pack_id"),
+    build_case(EmptiedRecord("s.1", 1.5), ""),
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
     build_case(FaultRecord("4711/3", ("a line",)), ""),

@@ -16,7 +16,7 @@ from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_observations
 from slurm_colloc.store.learned.profiles import compute_family, is_known, list_numbers
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy, compute_probe_s
+from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy, compute_measure_s
 
 from .test_collect import collect, write
 
@@ -27,7 +27,7 @@ def margin(call: Call, root: Path, **settings: Any) -> int:
     """What a pack of the call asks for on top, in seconds."""
     chosen = Settings(state_dir=str(root / "state"), start_margin_s=60, **settings)
     policy = choose_policy(call, chosen)
-    return policy.start_margin_s + policy.probe_s
+    return policy.start_margin_s + policy.measure_s
 
 
 def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
@@ -40,7 +40,7 @@ def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
         name=candidate.job.name,
         gpu_model="NVIDIA H200",
         gpu_uuid="GPU-1",
-        source="20260101-000000-a.0/1.1.1",
+        source="20120101-000000-a.0/1.1.1",
         at=1.0,
         window_s=30.0,
         steps_per_s=rate,
@@ -48,10 +48,10 @@ def learn(root: Path, call: Call, *, rate: float | None = 10.0) -> None:
     assert add_observations(root / "state", [observation]) == []
 
 
-def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) -> None:
+def test_a_pack_asks_for_time_to_measure_as_long_as_its_job_is_unknown(tmp_path: Path) -> None:
     write(tmp_path)
     call = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--lr", "0.1")
-    assert margin(call, tmp_path) == 260
+    assert margin(call, tmp_path) == 120
     assert margin(call, tmp_path, pause=False) == 60
     assert margin(call, tmp_path, instrument=False) == 60
     # Another number among the arguments: one family.
@@ -59,9 +59,9 @@ def test_a_pack_asks_for_a_window_as_long_as_its_job_is_unknown(tmp_path: Path) 
     assert margin(call, tmp_path) == 60
     # Here the number matters.
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "--lr", "0.15"), rate=20.0)
-    assert margin(call, tmp_path) == 260
+    assert margin(call, tmp_path) == 120
     other = collect(tmp_path, *OPTIONS, "--array=1-3", "a.sh", "--deep", "0.1")
-    assert margin(other, tmp_path) == 260
+    assert margin(other, tmp_path) == 120
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_job_by_itself_asks_for_a_window_only_where_it_joins(tmp_path: Path) -
     call = collect(tmp_path, *OPTIONS, "a.sh")
     settings = Settings(state_dir=str(tmp_path / "state"))
     alone = choose_policy(call, settings)
-    assert (alone.probe_s, compute_probe_s(call.candidates, settings)) == (0, 200)
-    joiner = dataclasses.replace(alone, probe_s=200)
-    assert merge_policies(alone, joiner).probe_s == 200
+    assert (alone.measure_s, compute_measure_s(call.candidates, settings)) == (0, 60)
+    joiner = dataclasses.replace(alone, measure_s=200)
+    assert merge_policies(alone, joiner).measure_s == 200
 
 
 @pytest.mark.parametrize(("given", "asked"), [("1-0", "0:11:00"), ("5", "0:05:00")])
@@ -191,4 +191,4 @@ def test_a_relative_differs_in_whole_numbers_and_by_no_more_than_twice(
     candidate = call.candidates[0]
     state = tmp_path / "state"
     assert is_known(state, candidate.script, candidate.job, "NVIDIA H200") is is_relative
-    assert margin(call, tmp_path) == (60 if is_relative else 260)
+    assert margin(call, tmp_path) == (60 if is_relative else 120)

@@ -22,18 +22,24 @@ from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
+from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.emptied_pack import being_cancelled
 from slurm_colloc.store.pack.member_holds import cancel_left, was_left
 from slurm_colloc.store.pack.member_states import remove_environment
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.store.pack.take_over import withdraw_moving
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:
     from slurm_colloc.model.selection import Choice
 
 LOCK_WAIT_S = 10.0
+
+LOOKS_MOST = 3
+"""How often members are followed that just go from one pack to another."""
 
 
 def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: bool = False) -> int:
@@ -58,6 +64,24 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         # Only what was shown: another member may have joined meanwhile.
         found = session.survey(freeze(doomed))
     problems = Problems()
+    _cancel_found(session, found, problems, only_these=asked)
+    for _ in range(LOOKS_MOST):
+        strayed = list_strayed(found)
+        if not strayed:
+            break
+        found = session.survey(strayed)
+        for view, members in found:
+            _cancel_members(session, view, [m for m in members if not m.is_final], problems)
+    return problems.settle()
+
+
+def _cancel_found(
+    session: Session,
+    found: Sequence[tuple[PackView, Sequence[MemberView]]],
+    problems: Problems,
+    *,
+    only_these: bool,
+) -> None:
     for view, members in found:
         alive = [member for member in members if not member.is_final]
         if not alive:
@@ -66,10 +90,9 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         with problems.noted():
             require_here(session, view)
             if len(alive) == sum(not member.is_final for member in view.members):
-                _cancel_pack(session, view, problems, only_these=asked)
+                _cancel_pack(session, view, problems, only_these=only_these)
             else:
                 _cancel_members(session, view, alive, problems)
-    return problems.settle()
 
 
 def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_these: bool) -> None:
@@ -82,10 +105,14 @@ def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_t
     elif view.record.local:
         _cancel_local_pack(view, path)
     else:
-        # Joining needs this lock, so no member joins between the look and scancel.
+        # Those that another pack is taking over do not end with this one.
+        leaving = [member for member in _list_alive(view) if member.files.taker]
+        _cancel_members(session, view, leaving, problems)
+        # Joining needs this lock, so no member joins between the look and scancel; so does
+        # taking over.
         with hold_lock(path / "lock", LOCK_WAIT_S):
             if not only_these or len(list_members(path)) == len(view.members):
-                with problems.noted(view.job_id):
+                with problems.noted(view.job_id), being_cancelled(path):
                     session.slurm.cancel(view.job_id)
                 return
         _cancel_members(session, view, _list_alive(view), problems)
@@ -121,11 +148,23 @@ def _cancel_member(session: Session, view: PackView, member: MemberView) -> None
     if was_left(path, member.member.number) or (member.is_held and _is_over(view)):
         cancel_left(path, member.member.number)
         return
-    if inbox.withdraw(str(path), member.member.number):
-        remove_environment(path, member.member.number)
+    number = member.member.number
+    if inbox.withdraw(str(path), number) or withdraw_moving(str(path), number):
+        remove_environment(path, number)
         return
     _request(path, member)
     wake_runner(session, view, member.member)
+
+
+def list_strayed(
+    found: Sequence[tuple[PackView, Sequence[MemberView]]],
+) -> list[Selection]:
+    """The members that another pack has taken over since they were looked at."""
+    gone = [
+        (view, [m for m in members if not m.is_final and not is_there(m.files.path)])
+        for view, members in found
+    ]
+    return freeze([(view, members) for view, members in gone if members])
 
 
 def _is_over(view: PackView) -> bool:

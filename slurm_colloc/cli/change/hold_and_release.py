@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.change.ask_runner import Problems, join_names, require_here, wake_runner
-from slurm_colloc.cli.session import Session, note
+from slurm_colloc.cli.change.cancel_and_requeue import LOOKS_MOST, list_strayed
+from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.report.member_survey import MemberView, PackView
@@ -46,10 +47,23 @@ def hold(session: Session, choice: Choice | Sequence[Selection]) -> int:
         SlurmError: Slurm did not do it.
     """
     problems = Problems()
-    for view, members in session.survey(choice):
-        with problems.noted():
-            require_here(session, view)
-            _hold_in(session, view, members)
+    chosen: Choice | Sequence[Selection] = choice
+    for _ in range(LOOKS_MOST):
+        strayed = []
+        for view, members in session.survey(chosen):
+            with problems.noted():
+                require_here(session, view)
+                try:
+                    _hold_in(session, view, members)
+                except StateError:
+                    gone = list_strayed([(view, members)])
+                    if not gone:
+                        raise
+                    # Another pack has just taken one over: all of them are looked for again.
+                    strayed += freeze([(view, members)])
+        if not strayed:
+            break
+        chosen = strayed
     return problems.settle()
 
 

@@ -61,7 +61,7 @@ class PackExplanation:
         members: In start order.
         mode: Sharing mode.
         degree: Members that run at once.
-        start_degree: Members that start without being measured first; None for all.
+        is_measured: How many of its members run at once is measured as it starts.
         known: All loads are known.
         normalised_progress: Sum of the members' speeds, each over its speed alone.
         gpu_memory_mb: Sum of what the members may use.
@@ -81,7 +81,7 @@ class PackExplanation:
     members: tuple[MemberExplanation, ...]
     mode: SharingMode
     degree: int
-    start_degree: int | None
+    is_measured: bool
     known: bool
     normalised_progress: float | None
     gpu_memory_mb: int | None

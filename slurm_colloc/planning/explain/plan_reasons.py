@@ -62,6 +62,12 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
     return PlanExplanation(packs, pairs, left_out, plan.reasons, plan.packs_at_once)
 
 
+def _is_measured(pack: PackPlan, question: Question) -> bool:
+    """How many run at once is found out as it starts."""
+    is_planned = question.policy.rule is Rule.CSUB and question.policy.measure_s > 0
+    return is_planned and pack.degree > 1 and not pack.known
+
+
 def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:
     if question.policy.rule is Rule.FIRST_FIT:
         pack = _predict(pack, question, pricing)
@@ -77,7 +83,7 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         members=members,
         mode=pack.mode,
         degree=pack.degree,
-        start_degree=pack.start_degree,
+        is_measured=_is_measured(pack, question),
         known=pack.known,
         normalised_progress=(
             sum(1.0 / slowdown for slowdown in known) if len(known) == len(running) else None

@@ -37,7 +37,7 @@ def compute_contradiction(pack: Policy, call: Policy) -> str:
 
 
 def merge_policies(pack: Policy, call: Policy) -> Policy:
-    """The policy of a pack with a joiner in it: the narrower of both, and time to probe either.
+    """The policy of a pack with a joiner in it: the narrower of both, and time to measure either.
 
     How much slower jobs may get is theirs: see `settle_bound`.
     """
@@ -50,7 +50,7 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
         pack,
         degree=degree,
         pack_size=None if size is None else max(size, degree),
-        probe_s=max(pack.probe_s, call.probe_s),
+        measure_s=max(pack.measure_s, call.measure_s),
         degree_is_asked=pack.degree_is_asked or call.degree_is_asked,
         degree_max=min(pack.degree_max, call.degree_max),
         pack_time_max_s=min(caps, default=None),

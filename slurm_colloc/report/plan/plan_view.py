@@ -129,11 +129,14 @@ def _render_packs(
     name, each = f"Pack {numbers[0]}", ""
     if len(numbers) > 1:
         name, each = f"Packs {format_task_ids(tuple(numbers))}, alike", " each"
-    words = [f"{len(pack.members)} members{each}, {pack.degree} at once, {pack.mode.value}"]
+    at_once = f"{pack.degree} at once"
+    if pack.degree > len(pack.members):
+        at_once = f"room for {pack.degree}"
+    words = [f"{len(pack.members)} members{each}, {at_once}, {pack.mode.value}"]
     if len(pack.members) == 1:
         words = [f"one job{each}, alone" if each else "alone"]
-    if pack.start_degree is not None and pack.start_degree < pack.degree:
-        words.append(f"begins with {pack.start_degree}")
+    if pack.is_measured:
+        words.append("measured as it starts")
     if pack.predicted_finish_s is not None:
         words.append(f"ends after {format_span(pack.predicted_finish_s)}")
     elif pack.known:

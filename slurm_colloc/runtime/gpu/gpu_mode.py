@@ -277,11 +277,15 @@ class GpuMode:
         if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
             from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
 
+            degree = likely = max(1, share.likely_degree or self._record.degree)
+            if self._record.policy is not None:
+                # There may be places for more than are likely to run.
+                degree = max(likely, self._record.policy.degree)
             shared = SharedGpu(
                 self.setup.gpus,
                 self.setup.gpu_memory_mb,
-                max(1, self._record.degree),
-                share.likely_degree or self._record.degree,
+                max(1, min(degree, self._record.degree)),
+                likely,
                 self._pipe_directory,
             )
             plan = member.spec.plan

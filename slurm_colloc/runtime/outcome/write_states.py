@@ -14,6 +14,8 @@ from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import StateRecord, remove_environment, write_state
 
 LAST_WRITE_S = 60.0
@@ -127,6 +129,9 @@ class StateWriter:
             try:
                 write_state(self._pack, number, self._unwritten[number])
             except StateError as problem:
+                if self._has_left(number):
+                    del self._unwritten[number]
+                    continue
                 self._problem = problem
                 self._steps.note("writing states", problem)
             else:
@@ -142,6 +147,16 @@ class StateWriter:
                 self._secrets.discard(number)
         if self._problem is None:
             self._steps.forget("writing states")
+
+    def _has_left(self, number: int) -> bool:
+        """A member's directory has gone to the pack that took it over before it began."""
+        record = self._unwritten[number]
+        if record.starts or record.state is not MemberState.PENDING:
+            return False
+        try:
+            return not is_there(f"{self._pack}/members/{format_number(number)}")
+        except StateError:
+            return False
 
     def finish(self, wait: Callable[[], None]) -> None:
         """Write the last states, as long as that may take within reason.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +12,17 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.stop_member import MemberControl
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.runner_requests import (
     Action,
     Request,
     forget_request,
+    hand_on_requests,
     list_requests,
 )
+from slurm_colloc.store.pack.take_over import find_taker
 
 
 class RequestHandler:
@@ -34,6 +38,7 @@ class RequestHandler:
         intake: Takes in those that are new.
         steps: Keeps one request apart from the others.
         journal: The pack's log.
+        list_sisters: The packs of the submission.
     """
 
     def __init__(
@@ -45,8 +50,10 @@ class RequestHandler:
         intake: MemberIntake,
         steps: GuardedSteps,
         journal: Journal,
+        list_sisters: Callable[[], Sequence[Path]],
     ) -> None:
         self._pack = pack
+        self._list_sisters = list_sisters
         self._members = members
         self._control = control
         self._intake = intake
@@ -79,8 +86,13 @@ class RequestHandler:
     def _serve(self, request: Request, requests: Sequence[Request]) -> None:
         number = request.number
         member = self._find(number)
+        is_cancelled = request.action is Action.CANCEL and number in self._members.waiting
+        # Begun, so that no other pack takes it over while it is cancelled.
+        if is_cancelled and member is not None and not inbox.begin(str(self._pack), number):
+            self._intake.forget(member)
+            return
         if member is None or member.is_final:
-            if self._intake.is_late(number):
+            if self._intake.is_late(number) or self._hand_on(number):
                 return
             self._done.add(request.path)
             return
@@ -105,9 +117,26 @@ class RequestHandler:
 
     def _find(self, number: int) -> Member | None:
         """The member, taken in where it waits to be."""
-        if number not in self._members.by_number and inbox.take(str(self._pack), number):
+        pack = str(self._pack)
+        is_known = number in self._members.by_number
+        if not is_known and (inbox.take(pack, number) or inbox.is_taken(pack, number)):
             self._intake.adopt(number)
         return self._members.by_number.get(number)
+
+    def _hand_on(self, number: int) -> bool:
+        """Leave what is asked for a member that was taken over to its taker; False for others."""
+        if number in self._members.by_number:
+            return False
+        if find_taker(str(self._pack), number):
+            # Its taker asks for it as it comes.
+            return True
+        if is_there(self._pack / "members" / format_number(number)):
+            return False
+        for other in self._list_sisters():
+            if other != self._pack and is_there(other / "members" / format_number(number)):
+                hand_on_requests(self._pack, other, number)
+                return True
+        return False
 
 
 def _cancels(request: Request, number: int) -> bool:

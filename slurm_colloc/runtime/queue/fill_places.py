@@ -14,6 +14,7 @@ from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.gpu_share import GpuShare
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, is_passing
+from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
@@ -129,6 +130,9 @@ class PlaceFiller:
         self.close()
 
     def _start(self, member: Member) -> None:
+        if not inbox.begin(str(self._pack), member.number):
+            self._intake.forget(member)
+            return
         place = self._members.find_place(member.spec.plan.cpus)
         assert place is not None
         self._members.waiting.remove(member.number)
@@ -195,6 +199,7 @@ class MemberIntake:
         states: Writes their states.
         steps: Keeps what is wrong with one member apart from the others.
         note_requeue: Told of a member that starts again.
+        journal: The pack's log.
     """
 
     def __init__(
@@ -207,8 +212,10 @@ class MemberIntake:
         states: StateWriter,
         steps: GuardedSteps,
         note_requeue: Callable[[Member], None],
+        journal: Journal,
     ) -> None:
         self._pack = pack
+        self._journal = journal
         self._attempt = attempt
         self._killed_before = killed_before
         self._members = members
@@ -248,6 +255,11 @@ class MemberIntake:
                 raise
             if is_taken:
                 self.adopt(number)
+
+    def forget(self, member: Member) -> None:
+        """A waiting member was taken over by another pack before it began here."""
+        self._members.forget(member.number)
+        self._journal.write("was_taken_over", member=member.number)
 
     def adopt_taken(self) -> None:
         """Take in all that an earlier attempt has taken from the inbox."""

@@ -151,6 +151,12 @@ class PackMembers:
             return None
         return max(free, key=lambda place: place.wanted, default=None)
 
+    def forget(self, number: int) -> None:
+        """Forget a member that another pack has taken over: it waits there."""
+        self.by_number.pop(number, None)
+        if number in self.waiting:
+            self.waiting.remove(number)
+
     def vacate(self, number: int) -> None:
         """Free the place of a member."""
         for place in self.places:
@@ -181,7 +187,7 @@ def make_places(
     """
     # Where none can be read each of them fails alone, and later ones need a place all the same.
     wants = sorted(_read_wants(pack), reverse=True) or [allocation.cpus_allocated]
-    wanted = wants[:degree]
+    wanted = _fill_up(wants[:degree], degree, allocation)
     shares: tuple[tuple[int, ...], ...] = ((),)
     why = ""
     if not lone:
@@ -191,6 +197,13 @@ def make_places(
         for index, (want, cpus) in enumerate(zip(wanted, shares, strict=True))
     ]
     return places, why
+
+
+def _fill_up(wanted: list[int], degree: int, allocation: Allocation) -> list[int]:
+    """Places for members that may be taken over: like the smallest of its own, as CPUs are left."""
+    left = allocation.cpus_allocated - sum(wanted)
+    more = min(degree - len(wanted), left // max(1, wanted[-1]))
+    return wanted + wanted[-1:] * max(0, more)
 
 
 def _read_wants(pack: Path) -> list[int]:

@@ -1,9 +1,11 @@
 """Entering and closing a pack: each is one atomic step of the file system.
 
 A number is claimed by `mkdir members/NNNN`. The member enters by renaming its finished entry
-into `inbox/`; the runner takes it by renaming it to `members/NNNN/taken`; the pack is closed by
-`rmdir inbox`, which fails while anything is in it. An entry is therefore in exactly one place
-at any moment, and after the inbox is gone no member can enter or be taken any more.
+into `inbox/`; the runner takes it by renaming it to `members/NNNN/taken`, and begins its first
+start by renaming that to `begun`; the pack is closed by `rmdir inbox`, which fails while anything
+is in it. An entry is therefore in exactly one place at any moment, and after the inbox is gone no
+member can enter or be taken any more. Before it begins another pack may take it over
+(store.pack.take_over).
 
 A rename over NFS may answer ENOENT although it was done (the answer was lost and the request
 repeated), so after a failure each side looks where its own file is.
@@ -95,6 +97,31 @@ def take(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
     return _take_as(pack, number, "taken", fs)
 
 
+def begin(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
+    """Begin the start of a taken member, so that no other pack takes it over; False if one has.
+
+    Raises:
+        OSError: It is there and could not be renamed.
+    """
+    folder = f"{pack}/members/{format_number(number)}"
+    try:
+        fs.rename(f"{folder}/taken", f"{folder}/begun")
+    except OSError:
+        if fs.exists(f"{folder}/begun"):
+            # It has begun before, or only the answer was lost.
+            return True
+        if fs.exists(f"{folder}/taken"):
+            raise
+        return False
+    return True
+
+
+def is_taken(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
+    """Whether a runner of this pack has taken a member, begun or not."""
+    folder = f"{pack}/members/{format_number(number)}"
+    return fs.exists(f"{folder}/taken") or fs.exists(f"{folder}/begun")
+
+
 def withdraw(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
     """Take a waiting member away from the runner (cancel); False if the runner has it."""
     return _take_as(pack, number, "cancelled", fs)
@@ -127,7 +154,7 @@ def list_taken(pack: str, fs: DirectoryOperations = REAL) -> list[int]:
     return sorted(
         int(name)
         for name in fs.listdir(f"{pack}/members")
-        if name.isdigit() and fs.exists(f"{pack}/members/{name}/taken")
+        if name.isdigit() and is_taken(pack, int(name), fs)
     )
 
 

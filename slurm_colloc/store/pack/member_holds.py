@@ -97,10 +97,11 @@ def cancel_left(pack: Path | str, number: int) -> None:
         StateError: It cannot be written.
     """
     cancelled = _path(pack, number, "cancelled")
-    try:
+    for name in ("taken", "begun"):
         # As inbox.withdraw does: what is not taken is not started by a later attempt either.
-        os.rename(_path(pack, number, "taken"), cancelled)
-    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(_path(pack, number, name), cancelled)
+    if not is_there(cancelled):
         write_atomic(cancelled, b"")
     remove_environment(pack, number)
     forget_hold(pack, number)

@@ -24,7 +24,8 @@ class PackRecord:
         name: Name of the Slurm job.
         mode: Planned sharing mode.
         share: What `--share` asked for, as text; see model.share_request.
-        degree: Members that run at the same time.
+        degree: Members that run at the same time, at most. Those above its own number are places
+            for members of other packs of the submission.
         request: What was asked of Slurm; None for a job alone.
         group: Options that all members share.
         reasons: Why the pack looks like this.
@@ -43,7 +44,6 @@ class PackRecord:
         closed: Why no job may join it; empty where it is open to joiners.
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
-        start_degree: Members that start without being measured first; None for all.
         shown_id: The id that its members are named after, where the call became several Slurm
             jobs and this is not the first; else empty.
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
@@ -78,7 +78,6 @@ class PackRecord:
     refusals: tuple[str, ...] = ()
     resubmissions: int = 0
     share: str = "timeslice"
-    start_degree: int | None = None
     shown_id: str = ""
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     settings: RunnerSettings | None = None

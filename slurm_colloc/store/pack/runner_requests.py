@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -99,6 +100,37 @@ def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) 
             # Only a newer csub knows what it asks for.
             forget_request(path)
     return requests
+
+
+def is_cancel_asked(packs: Iterable[Path | str], number: int) -> bool:
+    """Whether a runner of one of these packs was asked to cancel a member, and has not done it.
+
+    Raises:
+        OSError: The requests cannot be listed.
+    """
+    return any(
+        request.action is Action.CANCEL and request.number == number
+        for pack in packs
+        for request in list_requests(pack)
+    )
+
+
+def hand_on_requests(source: Path | str, taker: Path | str, number: int) -> None:
+    """Let what was asked of one pack's runner for a member be asked of another's.
+
+    Args:
+        source: The pack where the member was.
+        taker: The pack where it is now.
+        number: The member's number.
+
+    Raises:
+        OSError: The requests cannot be listed.
+        StateError: One cannot be written.
+    """
+    for request in list_requests(source):
+        if request.number == number:
+            write_request(taker, request)
+            forget_request(request.path)
 
 
 def forget_request(path: str) -> None:

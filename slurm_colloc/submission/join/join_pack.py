@@ -44,7 +44,7 @@ from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Pro
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
-from slurm_colloc.submission.plan.call_policy import compute_probe_s
+from slurm_colloc.submission.plan.call_policy import compute_measure_s
 from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 from slurm_colloc.submission.plan.target_nodes import Destinations
 from slurm_colloc.submission.upkeep.sweep import OpenPack
@@ -109,8 +109,8 @@ def join_open_pack(
     candidate = call.candidates[0]
     if compute_reason_not_to_join(candidate.job, policy):
         return None, ()
-    # Together with those that are there it may be probed.
-    policy = dataclasses.replace(policy, probe_s=compute_probe_s([candidate], settings))
+    # Together with those that are there it is measured.
+    policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
     refusals: list[str] = []
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     measured = gather_knowledge([candidate], settings).is_measured((0,))
@@ -218,7 +218,6 @@ class _Join:
             degree=planned.degree,
             mode=planned.mode,
             reasons=planned.reasons,
-            start_degree=planned.start_degree,
         )
         write_record(self._path, record)
         return record

@@ -97,7 +97,6 @@ def build_packs(
             refusals=refusals,
             resubmissions=resubmissions,
             share=share if policy is None else policy.share,
-            start_degree=planned.start_degree,
             shown_id=place.shown_id,
             parts=place.parts,
             settings=settings,

@@ -6,10 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.degree.probe_window import (
-    PROBE_TIME_S,
-    find_obstacle_to_counting,
-)
+from slurm_colloc.model.degree.probe_window import PROBE_TIME_S, find_obstacle_to_counting
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
     WATCHED_FROM_MB,
@@ -26,6 +23,9 @@ from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 
 MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes alongside an NVIDIA driver, at the most that was seen."""
+
+MEASURE_S = 60
+"""What a pack of unknown jobs asks for on top, for being measured as it starts."""
 
 
 def choose_policy(call: Call, settings: Settings) -> Policy:
@@ -61,7 +61,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             rule=rule,
         )
     # Usage profiles are not looked through for a job for which no other waits.
-    probe_s = compute_probe_s(call.candidates, settings) if len(call.candidates) > 1 else 0
+    measure_s = compute_measure_s(call.candidates, settings) if len(call.candidates) > 1 else 0
     size = call.pack_size or settings.pack_size or None
     if call.pack_size is not None and call.pack_size < degree:
         if call.degree is not None:
@@ -79,7 +79,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         mode=share.planned,
         share=str(share),
         start_margin_s=settings.start_margin_s,
-        probe_s=probe_s,
+        measure_s=measure_s,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
@@ -157,17 +157,13 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
     return min(choice, settings.caps.join, key=order.index)
 
 
-MEASURING_S = 60
-"""What a pack asks for on top so that it can be measured as it starts."""
-
-
-def compute_probe_s(candidates: Sequence[Candidate], settings: Settings) -> int:
-    """Seconds that a pack of these jobs asks for on top, because one of them may be probed."""
-    return MEASURING_S if has_unknown(candidates, settings) else 0
+def compute_measure_s(candidates: Sequence[Candidate], settings: Settings) -> int:
+    """Seconds that a pack of these jobs asks for on top, because it is measured as it starts."""
+    return MEASURE_S if has_unknown(candidates, settings) else 0
 
 
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
-    """Whether one of the jobs would be probed: it has no usage profile.
+    """Whether one of the jobs would be measured first: it has no usage profile.
 
     On which GPU model it will run is not known yet, so a usage profile on any of them counts.
     """

@@ -16,9 +16,11 @@ from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.pack import take_over
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_holds import cancel_left, is_held
 from slurm_colloc.store.pack.member_states import (
     begin_attempt,
     read_attempt,
@@ -35,6 +37,7 @@ from slurm_colloc.store.pack.pack_directory import (
     write_ended,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_requests import is_cancel_asked
 
 OVER = frozenset(
     {
@@ -94,14 +97,54 @@ class Ending:
             drop_unfinished(self._path)
             # Looked at first: a pack that turns out to have a job id never loses it again.
             is_moving = self._is_moving()
+            is_leaving = not self._finish_take_overs()
             never = [] if self._record.carried else list_never_started(self._path)
             held = [] if self._last is SlurmJobState.CANCELLED else list_held(self._path)
             never = [number for number in never if number not in held]
+            never = self._cancel_asked(never)
             notes, is_done = self._submit_again(never) if never else ([], True)
             # Who is held outlives the pack, with what is needed to submit it once released.
-            if is_done and not held and not is_moving:
+            if is_done and not held and not is_moving and not is_leaving:
                 close_books(self._state, self._record, self._last)
             return notes
+
+    def _finish_take_overs(self) -> bool:
+        """Move on what packs of this submission have taken over from each other, up to this one.
+
+        Returns:
+            Whether no member of this pack is on its way to another one any more.
+        """
+        own, path = self._record.pack_id, str(self._path)
+        for other in self._list_others():
+            with contextlib.suppress(OSError):
+                for number, taker in take_over.list_leaving(str(other)).items():
+                    if taker == own:
+                        take_over.move(str(other), path, number)
+        for number, taker in take_over.list_leaving(path).items():
+            target = self._state.pack_path(taker)
+            if take_over.give_back(path, number, str(target)):
+                continue
+            with hold_lock(target / "lock", 0) as locked:
+                if locked and take_over.move(path, str(target), number):
+                    # Its books may be closed; the next look sees what has come.
+                    write_atomic(self._state.open / taker, b"")
+        return not take_over.list_leaving(path)
+
+    def _cancel_asked(self, never: Sequence[int]) -> list[int]:
+        """Those that nobody wanted cancelled; for the others no runner came to do it."""
+        found = []
+        packs = (self._path, *self._list_others())
+        for number in never:
+            if is_cancel_asked([path for path in packs if path.is_dir()], number):
+                cancel_left(self._path, number)
+            else:
+                found.append(number)
+        return found
+
+    def _list_others(self) -> list[Path]:
+        """The other packs of the submission."""
+        ids = self._state.list_sisters(self._record)
+        return [self._state.pack_path(each) for each in ids if each != self._record.pack_id]
 
     def _find_end_time(self) -> float | None:
         """When its Slurm job ended; asked only where it tells more than the runner wrote."""
@@ -153,6 +196,9 @@ class Ending:
         if self._last is SlurmJobState.CANCELLED:
             return None
         if self._last is SlurmJobState.COMPLETED:
+            # What came by itself after its runner had ended was never refused.
+            if all(take_over.find_taker(str(self._path), number) for number in never):
+                return self._find_reason_in_options(never)
             return "their pack completed without them"
         return self._find_reason_in_its_end() or self._find_reason_in_options(never)
 
@@ -194,7 +240,8 @@ def list_never_started(path: Path) -> list[int]:
         if any((path / "members" / format_number(number)).glob("run.*.started")):
             continue
         cancelled = path / "members" / format_number(number) / "cancelled"
-        if not os.path.lexists(cancelled) and read_moved(path, number) is None:
+        is_here = take_over.find_taker(str(path), number) in ("", path.name)
+        if is_here and not os.path.lexists(cancelled) and read_moved(path, number) is None:
             found.append(number)
     return found
 
@@ -208,6 +255,7 @@ def list_held(path: Path) -> list[int]:
             record = read_state(path, number, attempt)
             cancelled = path / "members" / format_number(number) / "cancelled"
             waits = record is None or record.state is MemberState.PENDING
+            waits = waits and take_over.find_taker(str(path), number) in ("", path.name)
             if waits and not os.path.lexists(cancelled):
                 found.append(number)
     return found

@@ -111,5 +111,4 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         group=tuple(pair for pair in record.group if pair[0] not in _SERVED),
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
-        start_degree=record.start_degree,
     )

@@ -73,7 +73,7 @@ def run_lightning() -> None:
     # By name, so that the type checker does not read all of it.
     pl: Any = importlib.import_module("lightning.pytorch")
 
-    class Model(pl.LightningModule):  # type: ignore[misc,name-defined]
+    class Model(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
@@ -100,7 +100,7 @@ def run_trainer() -> None:
     transformers: Any = importlib.import_module("transformers")
     import torch
 
-    class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    class Numbers(torch.utils.data.Dataset):  # type: ignore[misc]
         def __len__(self) -> int:
             return 100_000
 
@@ -108,7 +108,7 @@ def run_trainer() -> None:
             row = (torch.arange(6) + index) % 16
             return {"input_ids": row, "labels": row}
 
-    class End(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    class End(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _arguments: Any, _state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = STOP.exists()
 

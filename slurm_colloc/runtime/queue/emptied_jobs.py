@@ -1,0 +1,125 @@
+"""The Slurm jobs of other packs: whether they wait for their turn alone, and ending empty ones.
+
+Slurm is asked in a thread: a controller that does not answer holds up nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.sister_packs import SisterPack
+from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+
+FRESH_S = 5.0
+"""How long an answer of Slurm counts."""
+
+RETRY_S = 30.0
+
+_HELD_BACK = ("JobHeld", "Dependency", "BeginTime", "JobHoldMaxRequeue", "DeadLine")
+"""Beginnings of Slurm's reasons of jobs that must not start, and whose members must not either."""
+
+_NEEDS_ITS_END = re.compile(r"(?:afterok|aftercorr|afternotok):([^?,]+)")
+
+
+class EmptiedJobs:
+    """What Slurm says of the other packs of a submission, and what it is told of them.
+
+    Args:
+        slurm: Slurm; None where the pack runs without it.
+        journal: The pack's log.
+    """
+
+    def __init__(self, slurm: SlurmAccess | None, journal: Journal) -> None:
+        self._slurm = slurm
+        self._journal = journal
+        self._thread: threading.Thread | None = None
+        self._jobs: Mapping[str, SlurmJob] = {}
+        self._asked_at = float("-inf")
+        self._to_cancel: dict[str, float] = {}
+
+    @property
+    def is_asking(self) -> bool:
+        """Slurm is being asked."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def work(self) -> None:
+        """Have those cancelled whose time has come; never waits."""
+        now = time.monotonic()
+        due = [job_id for job_id, moment in self._to_cancel.items() if now >= moment]
+        if due and self._slurm is not None:
+            self._start(lambda: self._cancel(due))
+
+    def may_take_from(self, sister: SisterPack) -> bool:
+        """Whether a pack that has not begun waits for nothing but its turn.
+
+        False also where that is not known yet: Slurm is asked, and the next look knows.
+        """
+        if self._slurm is None or sister.job_id is None:
+            return False
+        if time.monotonic() - self._asked_at > FRESH_S:
+            self._start(self._ask)
+            return False
+        job = find_job_of(self._jobs, sister.job_id, sister.record.submission)
+        return (
+            job is not None
+            and job.state is SlurmJobState.PENDING
+            and not job.reason.startswith(_HELD_BACK)
+        )
+
+    def cancel(self, sister: SisterPack) -> None:
+        """Have the job of a pack cancelled that has nothing left to run."""
+        if sister.job_id is not None:
+            self._to_cancel[sister.job_id] = 0.0
+            self.work()
+
+    def _start(self, action: Callable[[], None]) -> None:
+        if not self.is_asking:
+            self._thread = threading.Thread(target=action, daemon=True)
+            self._thread.start()
+
+    def _ask(self) -> None:
+        assert self._slurm is not None
+        asked_at = time.monotonic()
+        try:
+            self._jobs = self._slurm.list_jobs()
+        except SlurmError as error:
+            self._journal.write("not_asked", reason=str(error))
+            self._jobs = {}
+        self._asked_at = asked_at
+
+    def _cancel(self, due: list[str]) -> None:
+        assert self._slurm is not None
+        for job_id in due:
+            self._to_cancel[job_id] = time.monotonic() + RETRY_S
+            try:
+                if any(needs_its_end(text, job_id) for text in self._slurm.list_dependencies()):
+                    # It starts, finds that it is empty, and completes.
+                    self._journal.write("not_cancelled", job=job_id, reason="a job needs its end")
+                else:
+                    self._slurm.cancel(job_id)
+                    self._journal.write("cancelled", job=job_id)
+            except SlurmError as error:
+                self._journal.write("not_cancelled", job=job_id, reason=str(error))
+            else:
+                del self._to_cancel[job_id]
+
+
+def needs_its_end(dependency: str, job_id: str) -> bool:
+    """Whether a dependency, as squeue shows it, tells how a job must end, and not only that.
+
+    `afterok:4711_*(unfulfilled)` means every element of the array, `afterok:4711_3` one.
+    """
+    base = job_id.partition("_")[0]
+    for targets in _NEEDS_ITS_END.findall(dependency):
+        for target in targets.split(":"):
+            name = target.partition("(")[0].partition("+")[0]
+            if name in (job_id, base, f"{base}_*"):
+                return True
+    return False

@@ -1,0 +1,130 @@
+"""What a runner reads of the other packs of its submission, to see who waits in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.model.plan import Goal, Rule, SharingMode
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.degree_record import read_degree
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import read_ended, read_slurm_job_id
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class SisterPack:
+    """Another pack of the submission that asked Slurm for the same.
+
+    Attributes:
+        path: Its directory.
+        record: Its pack.json.
+        attempt: Its newest attempt; 0 where it has not begun.
+        job_id: What Slurm calls it; None while that is not known.
+        may_have_room: It has begun, and is being measured or has measured room for more.
+        gives: It runs as many as is best by what was measured, and has no free place.
+    """
+
+    path: Path
+    record: PackRecord
+    attempt: int
+    job_id: str | None
+    may_have_room: bool = False
+    gives: bool = False
+
+    @property
+    def name(self) -> str:
+        """The pack's id."""
+        return self.path.name
+
+
+def may_take_over(record: PackRecord) -> bool:
+    """Whether a pack may run more than it was planned with.
+
+    Who asked for a number of members a pack, or for speed of each, is given just that.
+    """
+    policy = record.policy
+    return (
+        policy is not None
+        and policy.goal is Goal.THROUGHPUT
+        and policy.rule is Rule.CSUB
+        and policy.pack_size is None
+        and record.mode is not SharingMode.EXCLUSIVE
+    )
+
+
+def are_alike(own: PackRecord, other: PackRecord) -> bool:
+    """Whether two packs asked Slurm for the same kind of thing, and share in the same way."""
+    return (
+        other.request is not None
+        and not other.carried
+        and not other.local
+        and own.group == other.group
+        and own.gpu_type == other.gpu_type
+        and own.cluster == other.cluster
+        and own.policy == other.policy
+        and own.share == other.share
+    )
+
+
+def read_sister(state: State, path: Path, own: PackRecord) -> SisterPack | None:
+    """Read another pack; None where nothing can come from it, or it cannot be read."""
+    try:
+        if not is_there(state.open / path.name) or read_ended(path) is not None:
+            return None
+        record = state.read_pack(path.name)
+        if record is None or not are_alike(own, record):
+            return None
+        attempt = read_attempt(path)
+        sister = SisterPack(path, record, attempt, read_slurm_job_id(path))
+        if not attempt:
+            return sister
+        degree = read_degree(path, attempt)
+    except StateError:
+        # Its own runner, or the next call of csub, tells of it.
+        return None
+    if degree is None or degree.state is DegreeState.MEASURING:
+        return dataclasses.replace(sister, may_have_room=degree is not None)
+    return dataclasses.replace(
+        sister,
+        may_have_room=bool(degree.room),
+        gives=degree.state is DegreeState.SETTLED and _count_begun(sister) >= degree.degree,
+    )
+
+
+def _count_begun(sister: SisterPack) -> int:
+    """Members of a pack that have begun and not ended, paused ones included."""
+    count = 0
+    for number in inbox.list_taken(str(sister.path)):
+        if is_there(sister.path / "members" / format_number(number) / "begun"):
+            record = read_state(sister.path, number, sister.attempt)
+            count += record is None or not record.is_final
+    return count
+
+
+def list_waiting_here(sister: SisterPack, attempt: int) -> list[int]:
+    """The members that wait in a pack where they were planned, and have not begun.
+
+    Those that its runner has taken have states there, under its attempts' numbers. A pack with
+    fewer attempts would take one of them for its own.
+
+    Args:
+        sister: The pack.
+        attempt: The attempt of the pack that asks.
+    """
+    pack = str(sister.path)
+    numbers = inbox.list_waiting(pack) or []
+    if 0 < sister.attempt <= attempt:
+        numbers += [
+            number
+            for number in sister.record.members
+            if is_there(f"{pack}/members/{format_number(number)}/taken")
+        ]
+    own = set(sister.record.members)
+    return [number for number in numbers if number in own]

@@ -1,0 +1,202 @@
+"""Members start in whichever pack of their submission has room; what was emptied is cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
+from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
+from slurm_colloc.store.pack.runner_process import read_runner
+
+from ..wait_until import wait_until
+from .conftest import CsubUser, administrate, running_sandbox, user_of
+
+pytestmark = pytest.mark.slurm
+
+OPTIONS = ("--share=timeslice", "--gres=gpu:1", "-c1", "--mem=50M", "--time=10")
+NOTE = 'echo "start $SLURM_ARRAY_TASK_ID ${SLURM_COLLOC_PACK##*/}" >>"runs/$SLURM_ARRAY_TASK_ID"'
+END = 'echo "end $SLURM_ARRAY_TASK_ID" >>"runs/$SLURM_ARRAY_TASK_ID"'
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> Iterator[Sandbox]:
+    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=16) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(one_gpu: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    with user_of(one_gpu, accounts[0]) as found:
+        (found.home / "runs").mkdir()
+        os.chown(found.home / "runs", found.uid, found.gid)
+        yield found
+
+
+@contextlib.contextmanager
+def measured_room(user: CsubUser, room: int) -> Iterator[None]:
+    """Say of each pack that has begun that it has room for so many more, as its runner would."""
+    is_over = threading.Event()
+
+    def say() -> None:
+        while not is_over.wait(0.2):
+            for pack in (user.state / "packs").glob("*"):
+                attempt = 0
+                with contextlib.suppress(Exception):
+                    attempt = read_attempt(pack)
+                if attempt and not (pack / "ended.json").exists():
+                    record = DegreeRecord(attempt, DegreeState.SETTLED, degree=room, room=room)
+                    with contextlib.suppress(Exception):
+                        write_degree(pack, record)
+                        os.chown(pack / "degree.json", user.uid, user.gid)
+
+    thread = threading.Thread(target=say)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def read_runs(user: CsubUser, number: int) -> list[list[str]]:
+    return [line.split() for line in user.output(f"runs/{number}").splitlines()]
+
+
+@pytest.mark.smoke
+def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser) -> None:
+    user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}; echo done")
+    job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
+    packs = sorted((user.state / "packs").glob("*"))
+    assert len(packs) == 3
+    with measured_room(user, 12):
+        user.wait_for_states(job_id, "RUNNING")
+        wait_until(lambda: "PENDING" not in list_slurm_states(user, job_id), "both are cancelled")
+    assert sorted(set(list_slurm_states(user, job_id))) == ["CANCELLED", "RUNNING"]
+    assert [bool(read_emptied(pack)) for pack in packs] == [False, True, True]
+    # One that waits for the whole submission waits for members, and not for Slurm's jobs.
+    (user.home / "end").touch()
+    assert user.csub("wait", job_id).returncode == 0
+    rows = user.members(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    assert sorted(rows) == list(range(1, 13))
+    began_in = {read_runs(user, number)[0][2] for number in rows}
+    assert len(began_in) == 1
+    for number in rows:
+        assert [line[0] for line in read_runs(user, number)] == ["start", "end"]
+        assert user.output(f"slurm-{job_id}_{number}.out") == "done\n"
+    # The sweep finds nothing to tell of.
+    assert "never started" not in user.csub("queue").stderr
+
+
+def list_slurm_states(user: CsubUser, job_id: str) -> list[str]:
+    """Of the elements of an array; of those cancelled before their start Slurm keeps one record."""
+    rows = user.run(["squeue", "-h", "-r", "--states=all", "-o%i %T"]).stdout.splitlines()
+    return [row.split()[1] for row in rows if row.split()[0].partition("_")[0] == job_id]
+
+
+def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubUser) -> None:
+    user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
+    job_id = user.submit(*OPTIONS, "--array=1-8", "work.sh")
+    after = user.run(
+        ["sbatch", "--parsable", f"--dependency=afterok:{job_id}", "--wrap=echo after"]
+    ).stdout.strip()
+    with measured_room(user, 12):
+        user.wait_for_states(job_id, "RUNNING")
+    packs = sorted((user.state / "packs").glob("*"))
+    assert [bool(read_emptied(pack)) for pack in packs] == [False, True]
+    empty = str(read_slurm_job_id(packs[1]))
+    (user.home / "end").touch()
+    user.csub("wait", job_id)
+    wait_until(lambda: user.output(f"slurm-{after}.out") == "after\n", "what waited has run")
+    shown = user.csub("show", empty)
+    assert f"{empty} has no members left: others of {job_id} took them over" in shown.stderr
+    assert not (packs[1] / "attempt").exists()
+    assert "CANCELLED" not in list_slurm_states(user, job_id)
+
+
+def test_who_is_cancelled_stays_so_wherever_it_waits(user: CsubUser) -> None:
+    user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
+    job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
+    user.csub("cancel", f"{job_id}/11")
+    user.csub("hold", f"{job_id}/12")
+    with measured_room(user, 12):
+        user.wait_for_states(job_id, dict.fromkeys(range(1, 11), "RUNNING"))
+        user.csub("cancel", f"{job_id}/10")
+        user.wait_for_states(job_id, {10: "CANCELLED", 11: "CANCELLED", 12: "PENDING"})
+        user.csub("cancel", job_id)
+        user.wait_for_states(job_id, "CANCELLED")
+    assert read_runs(user, 11) == read_runs(user, 12) == []
+
+
+@pytest.mark.long
+def test_three_hundred_members_run_once_each_whatever_runners_are_killed(
+    accounts: tuple[str, ...],
+) -> None:
+    with (
+        running_sandbox(nodes=2, gpus_per_node=2, cpus_per_node=32) as sandbox,
+        user_of(sandbox, accounts[0]) as user,
+    ):
+        (user.home / "runs").mkdir()
+        os.chown(user.home / "runs", user.uid, user.gid)
+        user.script("quick.sh", f"{NOTE}; sleep 0.$((RANDOM % 8)); {END}")
+        job_id = user.submit(*OPTIONS, "--degree=15", "--requeue", "--array=1-300", "quick.sh")
+        packs = sorted((user.state / "packs").glob("*"))
+        assert len(packs) == 20
+        killed: set[str] = set()
+        source = random.Random(1)
+        deadline = time.monotonic() + 500
+        with measured_room(user, 15):
+            while time.monotonic() < deadline:
+                rows = user.members(job_id)
+                if all(row["state"] == "COMPLETED" for row in rows.values()):
+                    break
+                # The last ones are let be, so that it comes to an end.
+                if len(killed) < 12:
+                    killed |= kill_one(user, source)
+        assert {row["state"] for row in rows.values()} == {"COMPLETED"}, user.describe(job_id)
+        assert len(rows) == 300
+        homes = set()
+        for number in range(1, 301):
+            runs = read_runs(user, number)
+            starts = [line[2] for line in runs if line[0] == "start"]
+            assert ["end", str(number)] in runs, number
+            homes.add((number, starts[0]))
+            # What started again was in a pack whose runner was killed.
+            assert set(starts[:-1]) <= killed, (number, runs)
+        assert len(killed) > 3
+        # They did not all start where they were planned.
+        assert len({pack for _, pack in homes}) < 20
+
+
+def kill_one(user: CsubUser, source: random.Random) -> set[str]:
+    """Kill the runner of a pack that runs, or have Slurm requeue it; the pack's id."""
+    alive = []
+    for pack in sorted((user.state / "packs").glob("*")):
+        with contextlib.suppress(Exception):
+            if (pack / "runner.json").exists() and not (pack / "ended.json").exists():
+                alive.append(pack)
+    if not alive:
+        return set()
+    pack = source.choice(alive)
+    if source.random() < 0.5:
+        runner = read_runner(pack)
+        if runner is None or not Path(f"/proc/{runner.pid}").exists():
+            return set()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(runner.pid, signal.SIGKILL)
+    else:
+        administrate(user, "scontrol", "requeue", str(read_slurm_job_id(pack)), check=False)
+    return {pack.name}

@@ -1,0 +1,173 @@
+"""A submission of several packs, each of which a test may let begin, on what squeue shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import SlurmUnreachable
+from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.plan import PackRequest, Policy
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.runtime.wiring import RunnerParts, build_parts
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
+from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store.pack.pack_directory import NewPack, list_members, read_pack
+
+from ..store.builders import build_member, build_pack
+from ..wait_until import wait_until
+from .runner_bed import PlainProcess, PlainSlurm
+
+GROUP = (("account", "a"), ("partition", "p"))
+
+
+class Queue(PlainSlurm):
+    """What squeue shows, as a test has set it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: dict[str, SlurmJob] = {}
+        self.dependencies: list[str] = []
+        self.is_silent = False
+
+    def list_jobs(self) -> dict[str, SlurmJob]:
+        if self.is_silent:
+            raise SlurmUnreachable("no answer")
+        return dict(self.jobs)
+
+    def list_dependencies(self) -> list[str]:
+        return list(self.dependencies)
+
+    def cancel(self, *job_ids: str) -> None:
+        self.done.append(("cancel", *job_ids))
+
+    def show(self, job_id: str, state: SlurmJobState, reason: str = "Resources") -> None:
+        self.jobs[job_id] = SlurmJob(job_id, state, "0:00", "1:00", "", reason, "")
+
+
+class Submission:
+    """One submission: packs of an array, each of which a test may let begin."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = State(folder / "state", "here")
+        self.state.prepare()
+        self.folder = folder
+        self.slurm = Queue()
+        self.room: dict[int, int] = {}
+        self.parts: dict[int, RunnerParts] = {}
+        self._logs: list[int] = []
+
+    def submit(
+        self,
+        *counts: int,
+        change: Callable[[Job], Job] = lambda job: job,
+        policy: Policy = Policy(),  # noqa: B008
+        host_memory_mb: int | None = None,
+        **record: object,
+    ) -> None:
+        """Packs with so many members each, numbered through."""
+        indices = tuple(101 + at for at in range(len(counts)))
+        packs, first = [], 1
+        for index, count in zip(indices, counts, strict=True):
+            members = []
+            for number in range(first, first + count):
+                entry = build_member(number)
+                job = change(dataclasses.replace(entry.spec.job, gpus=0, time_limit_s=60))
+                spec = dataclasses.replace(entry.spec, job=job)
+                members.append(dataclasses.replace(entry, spec=spec))
+            first += count
+            built = dataclasses.replace(
+                build_pack("s", index=index, indices=indices).record,
+                is_array=True,
+                degree=8,
+                request=PackRequest(1, None, 16, host_memory_mb, 600),
+                group=GROUP,
+                members=tuple(member.spec.job.number for member in members),
+                policy=policy,
+                closed="it is an element of a job array",
+                **record,  # type: ignore[arg-type]
+            )
+            packs.append(NewPack(built, tuple(members)))
+        with self.state.writing(packs):
+            self.state.record_job([pack.record for pack in packs], "7")
+        for index in indices:
+            self.slurm.show(f"7_{index}", SlurmJobState.PENDING)
+
+    def path(self, index: int) -> Path:
+        return self.state.pack_path(f"s.{index}")
+
+    def begin(self, index: int, *, places: int = 8, attempt: int = 1) -> RunnerParts:
+        """Let a pack's runner begin; the test does what its loop would."""
+        pack = self.path(index)
+        record = read_pack(pack)
+        assert record is not None
+        log = os.open(self.folder / "slurm.log", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._logs.append(log)
+        parts = build_parts(
+            pack=pack,
+            record=record,
+            allocation=Allocation(
+                f"7_{index}", "7", "node1", attempt - 1, 4, ((0,), (1,)), (),
+                {"PATH": os.environ["PATH"]},
+            ),
+            attempt=begin_attempt(pack, attempt),
+            journal=Journal(pack),
+            settings=Settings(monitor=False, instrument=False, pause=False, launcher="process"),
+            slurm=self.slurm,
+            slurm_log=log,
+            announce=None,
+        )  # fmt: skip
+        parts.gpu_mode.open()
+        parts.monitor.open()
+        parts.members.places = [PackPlace(at, 2, ()) for at in range(places)]
+        parts.take_over._find_room = lambda: self.room.get(index, 0)
+        parts.intake.adopt_taken()
+        self.slurm.show(f"7_{index}", SlurmJobState.RUNNING)
+        self.parts[index] = parts
+        return parts
+
+    def look(self, index: int) -> None:
+        """Let a pack look for members, as often as it takes until Slurm has answered."""
+        taker = self.parts[index].take_over
+        for _ in range(2):
+            taker.work(at_once=True)
+            wait_until(lambda: not taker._jobs.is_asking, "Slurm has answered")
+        taker.work(at_once=True)
+
+    def where(self) -> dict[int, int]:
+        """In which pack each member is."""
+        indices = [int(each.partition(".")[2]) for each in self.state.list_all()]
+        return {number: index for index in indices for number in list_members(self.path(index))}
+
+    def settle(self, index: int, **values: object) -> None:
+        """Say what a pack's runner has found out."""
+        record = DegreeRecord(1, DegreeState.SETTLED, **values)  # type: ignore[arg-type]
+        write_degree(self.path(index), record)
+
+    def close(self) -> None:
+        for log in self._logs:
+            os.close(log)
+
+
+def run_plainly(monkeypatch: pytest.MonkeyPatch, parts: RunnerParts) -> list[int]:
+    """Start plain processes; who was started."""
+    started: list[int] = []
+
+    def start(member: Member, _place: PackPlace, _likely: int | None = None) -> bool:
+        member.process = PlainProcess()
+        started.append(member.number)
+        return True
+
+    monkeypatch.setattr(parts.starter, "start", start)
+    return started
