@@ -67,14 +67,13 @@ def test_a_pack_asks_for_time_to_measure_as_long_as_its_job_is_unknown(tmp_path:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--gres=gpu:1", "--time=10"),
-        (*OPTIONS, "--no-probe"),
+        (*OPTIONS, "--no-pause"),
         ("--time=1:00:00",),
         ("--gres=gpu:2", "--time=1:00:00"),
         (*OPTIONS, "--share=exclusive"),
     ],
 )
-def test_who_is_not_probed_asks_for_no_window(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_who_is_not_measured_asks_for_no_time(tmp_path: Path, options: tuple[str, ...]) -> None:
     write(tmp_path)
     assert margin(collect(tmp_path, *options, "--array=1-3", "a.sh"), tmp_path) == 60
 

@@ -176,6 +176,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
         candidate
         for candidate in candidates
         if candidate.job.gpus == 1
+        and candidate.job.pause
         and not find_obstacle_to_counting(candidate.job, instruments=settings.instrument)
     ]
     if not asked:
