@@ -16,7 +16,7 @@ from slurm_colloc.metrics.stalls import compute_data_share
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import PCIE_MIB_S, Completion, MeasuredBy, Observation
-from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak
+from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
 from slurm_colloc.report.summary.pack_summary import write_summary
@@ -115,6 +115,7 @@ def _observe(
         window_s=measure_windows(used),
         gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
         gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
+        gpu_memory_usual_mb=find_usual_gpu_memory(samples),
         sm_active=run.compute_mean("sm_active", alone.stepping),
         dram_active=run.compute_mean("dram_active", used),
         tensor_active=run.compute_mean("tensor_active", used),
@@ -161,6 +162,7 @@ def _observe_briefly(
         window_s=rate.window_s,
         gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
         gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
+        gpu_memory_usual_mb=find_usual_gpu_memory(samples),
         sm_active=means["sm_active"],
         dram_active=means["dram_active"],
         tensor_active=means["tensor_active"],

@@ -71,6 +71,7 @@ class UsageProfile:
 
     Attributes:
         gpu_memory_peak_mb: Peak of its GPU memory, its context included.
+        gpu_memory_usual_mb: The most past its first seconds, which may take several times that.
         host_memory_peak_mb: Peak of its host memory.
         sm_activity: Mean SM activity, 0 to 1.
         dram_activity: Mean DRAM activity, 0 to 1.
@@ -107,6 +108,7 @@ class UsageProfile:
     sensitivity: float = 0.0
     pressure: float = 0.0
     gpu_memory_by: PeakSource = PeakSource.NVML
+    gpu_memory_usual_mb: int | None = None
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ class Observation:
         numbers: What its family masks among its arguments, in their order.
         measured_by: How it was measured.
         gpu_memory_by: Who says what its peak of GPU memory is.
+        gpu_memory_usual_mb: The most past its first seconds.
     """
 
     signature: str
@@ -160,6 +161,7 @@ class Observation:
     numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
+    gpu_memory_usual_mb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,9 @@ class Completion:
 
 MEANS = ("sm_active", "dram_active", "tensor_active", "cpu_cores", "wait_share", "energy_w",
          "idle_power_w", "engine_active", "pcie_share")  # fmt: skip
-PEAKS = ("gpu_memory_peak_mb", "host_memory_peak_mb", "gpu_memory_total_mb")
+PEAKS = (
+    "gpu_memory_peak_mb", "gpu_memory_usual_mb", "host_memory_peak_mb", "gpu_memory_total_mb",
+)  # fmt: skip
 RATES = ("steps_per_s", "samples_per_s")
 STATISTICS = (*RATES, "steps_total")
 
@@ -221,6 +225,7 @@ class ProfileRecord:
         numbers: See Observation; none in a record of an older csub, whose families were others.
         measured_by: How its runs were measured: one alone takes the place of all by pausing.
         gpu_memory_by: Who says what the largest peak of GPU memory is; an older csub asked NVML.
+        gpu_memory_usual_mb: The largest use past the first seconds; an older csub wrote none.
     """
 
     signature: str
@@ -253,6 +258,7 @@ class ProfileRecord:
     numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
+    gpu_memory_usual_mb: float | None = None
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -348,6 +354,7 @@ class ProfileRecord:
         """
         return UsageProfile(
             gpu_memory_peak_mb=_round_up(self.gpu_memory_peak_mb),
+            gpu_memory_usual_mb=_round_up(self.gpu_memory_usual_mb),
             host_memory_peak_mb=_round_up(self.host_memory_peak_mb),
             sm_activity=self.sm_active,
             dram_activity=self.dram_active,

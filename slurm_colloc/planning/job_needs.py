@@ -13,6 +13,7 @@ from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
 from slurm_colloc.model.profile import RUN_MOST_S
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
+    compute_gpu_memory_need_mb,
     compute_host_memory_limit_mb,
     is_borrowed,
 )
@@ -42,9 +43,12 @@ class Need:
         index: Its index into the jobs.
         cpus: CPUs, at least 1.
         host_memory_mb: Host memory in MB; None where nothing is known of it.
-        gpu_memory_mb: GPU memory in MB; None where nothing is known of it.
+        gpu_memory_mb: GPU memory in MB that it takes from its partners; None where nothing is known
+            of it.
         time_limit_s: Its time alone in seconds; None for no limit.
         max_slowdown: How much slower than alone it may get; None where the policy decides.
+        gpu_memory_limit_mb: What it may use at most, its first seconds included; None for
+            `gpu_memory_mb`.
     """
 
     index: int
@@ -53,6 +57,7 @@ class Need:
     gpu_memory_mb: int | None
     time_limit_s: int | None
     max_slowdown: float | None = None
+    gpu_memory_limit_mb: int | None = None
 
 
 def choose_bound(asking: Job | Need, policy: Policy) -> float:
@@ -84,6 +89,7 @@ def compute_need(
         choose_gpu_memory_mb(job, profile, calibration),
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
+        choose_gpu_memory_limit_mb(job, profile, calibration),
     )
 
 
@@ -103,7 +109,16 @@ def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
 def choose_gpu_memory_mb(
     job: Job, profile: UsageProfile | None, calibration: Calibration | None
 ) -> int | None:
-    """GPU memory that a job may use: as its user said, else from its profile; None unknown."""
+    """GPU memory that a job takes: as its user said, else from its profile; None unknown."""
+    if job.gpu_memory_mb is not None or profile is None:
+        return job.gpu_memory_mb
+    return compute_gpu_memory_need_mb(profile, calibration)
+
+
+def choose_gpu_memory_limit_mb(
+    job: Job, profile: UsageProfile | None, calibration: Calibration | None
+) -> int | None:
+    """GPU memory that a job may use at most, its first seconds included; None unknown."""
     if job.gpu_memory_mb is not None or profile is None:
         return job.gpu_memory_mb
     return compute_gpu_memory_limit_mb(profile, calibration)
@@ -294,6 +309,7 @@ def forget_loads(question: Question) -> Question:
     memory = {
         index: UsageProfile(
             gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
+            gpu_memory_usual_mb=profile.gpu_memory_usual_mb,
             gpu_memory_by=profile.gpu_memory_by,
             host_memory_peak_mb=profile.host_memory_peak_mb,
             known_by=profile.known_by,

@@ -10,6 +10,7 @@ from slurm_colloc.planning.job_needs import (
     Need,
     Question,
     build_subject,
+    choose_gpu_memory_limit_mb,
     choose_time_limit_s,
     forget_loads,
     has_power,
@@ -198,6 +199,9 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
                 member.gpu_memory_mb,
                 choose_time_limit_s(job, question.capacity),
                 job.max_slowdown,
+                choose_gpu_memory_limit_mb(
+                    job, question.profiles.get(member.index), question.calibration
+                ),
             )
         )
     return needs

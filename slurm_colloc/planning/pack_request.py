@@ -172,7 +172,7 @@ def build_pack(
             need.cpus,
             need.host_memory_mb,
             min(wall, cap_s) if wall is not None and cap_s is not None else wall,
-            need.gpu_memory_mb,
+            need.gpu_memory_limit_mb or need.gpu_memory_mb,
             # For as many as turn out to fit the node knows better.
             None if places else compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,

@@ -6,23 +6,21 @@ import contextlib
 import os
 import random
 import signal
-import threading
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.emptied_pack import read_emptied
-from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 from slurm_colloc.store.pack.runner_process import read_runner
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, administrate, running_sandbox, user_of
+from .mps import write_settings
 
 pytestmark = pytest.mark.slurm
 
@@ -45,30 +43,23 @@ def user(one_gpu: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
         yield found
 
 
-@contextlib.contextmanager
-def measured_room(user: CsubUser, room: int) -> Iterator[None]:
-    """Say of each pack that has begun that it has room for so many more, as its runner would."""
-    is_over = threading.Event()
+_LAUNCHER = """\
+#!{python}
+# The runner, in which room for more was measured.
+import sys
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+MeasuredDegree.find_room = lambda self: max(0, {room} - len(self._members.running()))
+from slurm_colloc.runtime import __main__ as entry
+sys.exit(entry.main(sys.argv[4:]))
+"""
 
-    def say() -> None:
-        while not is_over.wait(0.2):
-            for pack in (user.state / "packs").glob("*"):
-                attempt = 0
-                with contextlib.suppress(Exception):
-                    attempt = read_attempt(pack)
-                if attempt and not (pack / "ended.json").exists():
-                    record = DegreeRecord(attempt, DegreeState.SETTLED, degree=room, room=room)
-                    with contextlib.suppress(Exception):
-                        write_degree(pack, record)
-                        os.chown(pack / "degree.json", user.uid, user.gid)
 
-    thread = threading.Thread(target=say)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+def say_room(user: CsubUser, room: int) -> None:
+    """Each pack that has begun has measured that so many members fit."""
+    launcher = user.home / "runner.py"
+    launcher.write_text(_LAUNCHER.format(python=sys.executable, room=room))
+    launcher.chmod(0o755)
+    write_settings(user, node_python=str(launcher))
 
 
 def read_runs(user: CsubUser, number: int) -> list[list[str]]:
@@ -77,13 +68,13 @@ def read_runs(user: CsubUser, number: int) -> list[list[str]]:
 
 @pytest.mark.smoke
 def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser) -> None:
+    say_room(user, 12)
     user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}; echo done")
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     packs = sorted((user.state / "packs").glob("*"))
     assert len(packs) == 3
-    with measured_room(user, 12):
-        user.wait_for_states(job_id, "RUNNING")
-        wait_until(lambda: "PENDING" not in list_slurm_states(user, job_id), "both are cancelled")
+    user.wait_for_states(job_id, "RUNNING")
+    wait_until(lambda: "PENDING" not in list_slurm_states(user, job_id), "both are cancelled")
     assert sorted(set(list_slurm_states(user, job_id))) == ["CANCELLED", "RUNNING"]
     assert [bool(read_emptied(pack)) for pack in packs] == [False, True, True]
     # One that waits for the whole submission waits for members, and not for Slurm's jobs.
@@ -108,13 +99,13 @@ def list_slurm_states(user: CsubUser, job_id: str) -> list[str]:
 
 
 def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubUser) -> None:
+    say_room(user, 12)
     user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
     job_id = user.submit(*OPTIONS, "--array=1-8", "work.sh")
     after = user.run(
         ["sbatch", "--parsable", f"--dependency=afterok:{job_id}", "--wrap=echo after"]
     ).stdout.strip()
-    with measured_room(user, 12):
-        user.wait_for_states(job_id, "RUNNING")
+    user.wait_for_states(job_id, "RUNNING")
     packs = sorted((user.state / "packs").glob("*"))
     assert [bool(read_emptied(pack)) for pack in packs] == [False, True]
     empty = str(read_slurm_job_id(packs[1]))
@@ -128,16 +119,16 @@ def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubU
 
 
 def test_who_is_cancelled_stays_so_wherever_it_waits(user: CsubUser) -> None:
+    say_room(user, 12)
     user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     user.csub("cancel", f"{job_id}/11")
     user.csub("hold", f"{job_id}/12")
-    with measured_room(user, 12):
-        user.wait_for_states(job_id, dict.fromkeys(range(1, 11), "RUNNING"))
-        user.csub("cancel", f"{job_id}/10")
-        user.wait_for_states(job_id, {10: "CANCELLED", 11: "CANCELLED", 12: "PENDING"})
-        user.csub("cancel", job_id)
-        user.wait_for_states(job_id, "CANCELLED")
+    user.wait_for_states(job_id, dict.fromkeys(range(1, 11), "RUNNING"))
+    user.csub("cancel", f"{job_id}/10")
+    user.wait_for_states(job_id, {10: "CANCELLED", 11: "CANCELLED", 12: "PENDING"})
+    user.csub("cancel", job_id)
+    user.wait_for_states(job_id, "CANCELLED")
     assert read_runs(user, 11) == read_runs(user, 12) == []
 
 
@@ -151,6 +142,7 @@ def test_three_hundred_members_run_once_each_whatever_runners_are_killed(
     ):
         (user.home / "runs").mkdir()
         os.chown(user.home / "runs", user.uid, user.gid)
+        say_room(user, 15)
         user.script("quick.sh", f"{NOTE}; sleep 0.$((RANDOM % 8)); {END}")
         job_id = user.submit(*OPTIONS, "--degree=15", "--requeue", "--array=1-300", "quick.sh")
         packs = sorted((user.state / "packs").glob("*"))
@@ -158,14 +150,13 @@ def test_three_hundred_members_run_once_each_whatever_runners_are_killed(
         killed: set[str] = set()
         source = random.Random(1)
         deadline = time.monotonic() + 500
-        with measured_room(user, 15):
-            while time.monotonic() < deadline:
-                rows = user.members(job_id)
-                if all(row["state"] == "COMPLETED" for row in rows.values()):
-                    break
-                # The last ones are let be, so that it comes to an end.
-                if len(killed) < 12:
-                    killed |= kill_one(user, source)
+        while time.monotonic() < deadline:
+            rows = user.members(job_id)
+            if all(row["state"] == "COMPLETED" for row in rows.values()):
+                break
+            # The last ones are let be, so that it comes to an end.
+            if len(killed) < 12:
+                killed |= kill_one(user, source)
         assert {row["state"] for row in rows.values()} == {"COMPLETED"}, user.describe(job_id)
         assert len(rows) == 300
         homes = set()

@@ -127,7 +127,8 @@ def test_pausing_adds_nothing_but_peaks_to_a_profile_of_runs_alone(tmp_path: Pat
     (record,) = records
     assert record.steps_total is not None
     same = dataclasses.replace(
-        record, gpu_memory_peak_mb=alone.gpu_memory_peak_mb, updated_at=alone.updated_at,
+        record, gpu_memory_peak_mb=alone.gpu_memory_peak_mb,
+        gpu_memory_usual_mb=alone.gpu_memory_usual_mb, updated_at=alone.updated_at,
         seen=alone.seen, steps_total=alone.steps_total, completed=alone.completed,
     )  # fmt: skip
     assert same == alone

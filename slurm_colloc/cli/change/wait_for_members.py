@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
 from slurm_colloc.cli.await_summaries import await_summaries
-from slurm_colloc.cli.session import Session, freeze
+from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.model.member import MemberState, Selection
-from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.member_survey import MemberView, PackView
 from slurm_colloc.store.all_packs import State
@@ -44,7 +42,7 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
             status = compute_status(worst) if worst is not None else 0
             if tells and worst is not None and status:
                 others = sum(compute_status(member) > 0 for member in members) - 1
-                sys.stderr.write(escape_controls(_describe_worst(worst, status, others)) + "\n")
+                note(_describe_worst(worst, status, others))
             return status
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.2)
@@ -60,7 +58,7 @@ def _await_summaries(session: Session, views: Sequence[PackView]) -> None:
 
 
 def _describe_worst(worst: MemberView, status: int, others: int) -> str:
-    text = f"csub: exit status {status} is that of {worst.member}, {worst.state.value}"
+    text = f"exit status {status} is that of {worst.member}, {worst.state.value}"
     if others:
         text += f"; {others} more did not complete"
     return text

@@ -83,6 +83,29 @@ def compute_gpu_memory_limit_mb(
     return math.ceil(peak * room) + margin_mb
 
 
+def compute_gpu_memory_need_mb(
+    profile: UsageProfile, calibration: Calibration | None = None
+) -> int | None:
+    """GPU memory that a job takes from its partners while it runs; None where that is unknown.
+
+    It is less than the limit where only its first seconds had the peak: the node lets no member
+    start for whose peak there is no room, so not all have theirs at once.
+
+    Args:
+        profile: What is known of the job.
+        calibration: Of the GPU on which it is to run; one of another model widens the margin.
+    """
+    limit_mb, usual_mb = (
+        compute_gpu_memory_limit_mb(profile, calibration),
+        profile.gpu_memory_usual_mb,
+    )
+    if limit_mb is None or not usual_mb or usual_mb < 0:
+        return limit_mb
+    own = profile.known_by is KnownBy.EXACT and not is_borrowed(profile, calibration)
+    room = _GPU_MEMORY_ROOM if own else _RELATIVE_GPU_MEMORY_ROOM
+    return min(limit_mb, math.ceil(usual_mb * room) + _GPU_MEMORY_MARGIN_MB)
+
+
 def compute_host_memory_limit_mb(profile: UsageProfile) -> int | None:
     """Host memory that a job may need at most, in MB; None where no peak is known."""
     peak = profile.host_memory_peak_mb

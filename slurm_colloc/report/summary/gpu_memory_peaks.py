@@ -19,6 +19,10 @@ CONTEXT_ASSUMED_MB = 768.0
 torch 2.11, in a process that uses one GPU and no NCCL."""
 
 
+FIRST_SECONDS_S = 10.0
+"""After the first step."""
+
+
 @dataclass(frozen=True)
 class GpuMemoryPeak:
     """The most GPU memory of a start.
@@ -56,6 +60,19 @@ def find_gpu_memory_peak(start: StartSamples) -> GpuMemoryPeak | None:
     # Where another program of the member's took more at another time.
     peak_mb = max(peak_mb, seen_mb or 0.0)
     return GpuMemoryPeak(peak_mb, PeakSource.ALLOCATOR, reserved_mb, outside_mb)
+
+
+def find_usual_gpu_memory(start: StartSamples) -> float | None:
+    """The most GPU memory of a start past its first seconds, in MiB; None where it is not known.
+
+    At its beginning a program may take several times as much (cuDNN tries its algorithms).
+    """
+    first_at = start.first_step_at
+    if first_at is None:
+        return None
+    looks = zip(start.read("at"), start.read("gpu_memory_mb"), strict=True)
+    found = [mb for at, mb in looks if at is not None and mb and at - first_at > FIRST_SECONDS_S]
+    return max(found, default=None)
 
 
 def find_outside_mb(start: StartSamples) -> float | None:

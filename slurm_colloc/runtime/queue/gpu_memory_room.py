@@ -107,10 +107,10 @@ class GpuMemoryRoom:
         return max(0, (usable_mb - taken_mb) // max(1, need_mb))
 
     def _find_taken_mb(self, member: Member) -> int | None:
-        """What a running member takes: as planned; else its peak, and less once that is over."""
-        planned = member.spec.plan.gpu_memory_limit_mb
-        if planned is not None:
-            return planned
+        """What a running member takes: as stated; else its peak, and less once that is over."""
+        stated_mb = member.spec.job.gpu_memory_mb
+        if stated_mb is not None:
+            return stated_mb
         use_mb = self._progress.find_gpu_use_mb(member)
         return self.find_need_mb(member) if use_mb is None else use_mb
 

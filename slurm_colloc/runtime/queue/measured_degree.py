@@ -279,14 +279,13 @@ class MeasuredDegree:
         )
 
     def _order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
-        """Those that go on first: who may not be paused, who may not be parked, who came first."""
+        """Those that go on first: who may not be paused, who may not be parked, the first."""
 
-        def rank(member: Member) -> tuple[int, float, int]:
-            started_at = member.record.started_at or 0.0
+        def rank(member: Member) -> tuple[int, int]:
             if member.number in fixed:
-                return 0, started_at, member.number
+                return 0, member.number
             may_park = not self._find_parking_obstacle(member)
-            return 1 + may_park, started_at, member.number
+            return 1 + may_park, member.number
 
         return sorted(running, key=rank)
 

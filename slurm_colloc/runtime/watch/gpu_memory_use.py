@@ -22,8 +22,9 @@ OUTSIDE_ASSUMED_MB = 768.0
 not tell: 762 MB were measured for a ResNet on an H100."""
 
 _ROOM, _MARGIN_MB = 1.2, 1024
-_TRUE_ROOM, _TRUE_MARGIN_MB = 1.1, 512
-"""What one may need over what was seen of it or of one like it: by NVML, by the allocator."""
+_TRUE_ROOM, _TRUE_MARGIN_MB = 1.05, 256
+"""What one may need over what was seen of it, or of one like it in the same pack: by NVML, by the
+allocator."""
 
 _MIB = 1 << 20
 

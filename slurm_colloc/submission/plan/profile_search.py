@@ -265,7 +265,7 @@ def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> Usag
             for profile in profiles
             if isinstance(value := getattr(profile, field.name), int | float)
         ]
-        if field.name.endswith("_peak_mb"):
+        if field.name.endswith(("_peak_mb", "_usual_mb")):
             values[field.name] = max(known, default=None)
         elif known and field.name != "run_s":
             values[field.name] = sum(known) / len(known)
