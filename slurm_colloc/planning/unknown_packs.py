@@ -27,7 +27,7 @@ UNSTATED_HOST_MEMORY_MB = 8192
 """The least share of host memory of a job that does not say how much, where its pack has room for
 more than the degree: a training with loaders of its own needs some GB."""
 
-_SPREAD = "goal latency: it is not known what it would lose by sharing"
+SPREAD = "goal latency: it is not known what it would lose by sharing"
 
 
 def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
@@ -38,7 +38,7 @@ def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     """
     policy = question.policy
     if policy.goal is Goal.LATENCY and is_open_ended(policy):
-        return [build_lone_pack(index, question.jobs[index], _SPREAD) for index in indices]
+        return [build_lone_pack(index, question.jobs[index], SPREAD) for index in indices]
     filled = fill_packs(question, indices)
     packs = []
     for needs, reason in filled:

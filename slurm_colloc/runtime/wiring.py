@@ -266,6 +266,7 @@ def build_parts(
         rates=rates,
         pauser=pauser,
         memory=memory,
+        find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
     )
     state = State(pack.parent.parent, record.cluster)

@@ -41,7 +41,8 @@ def test_a_pack_goes_by_what_was_set_when_it_was_submitted_and_an_older_one_by_t
     user.script("env.sh", "env > env.$1")
     jobs = [user.submit("pack", *PACK, "--hold", f"env.sh {n}", f"env.sh {n}x") for n in (1, 2)]
     write_settings(user, "kill_wait_s = 7\n")
-    older = max((user.state / "packs").glob("*/pack.json"))
+    packs = (user.state / "packs").glob("*/slurm_job_id")
+    (older,) = [path.parent / "pack.json" for path in packs if path.read_text().strip() == jobs[1]]
     value = json.loads(older.read_text())
     assert value.pop("settings")["instrument"] is False
     older.write_text(json.dumps(value))

@@ -55,6 +55,7 @@ def test_a_thousand_random_pauses_hurt_no_program(
         counters = tmp_path / f"{name}.progress"
         counters.mkdir()
         with monkeypatch.context() as changed:
+            changed.setenv("HF_HUB_OFFLINE", "1")
             for key, value in injected_environment({}, str(counters)).items():
                 changed.setenv(key, value)
             members[name] = start(*words, str(stop)), counters

@@ -1,4 +1,4 @@
-"""A job whose first seconds take more GPU memory than all that follows: both count, each its way."""
+"""A job whose first seconds take more GPU memory than all that follows: both count."""
 
 from __future__ import annotations
 

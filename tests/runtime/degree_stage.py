@@ -152,7 +152,8 @@ class Stage:
         self.measured_degree = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, members=self.members,
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
-            pauser=self.pauser, memory=memory, find_obstacle=lambda: self.obstacle,
+            pauser=self.pauser, memory=memory, find_unwatched=lambda: "",
+            find_obstacle=lambda: self.obstacle,
             clock=lambda: self.now,
         )  # fmt: skip
         allocation = Allocation("1", "1", "n", 0, 1, (), (), {})

@@ -244,3 +244,25 @@ def test_room_for_others_is_what_memory_and_places_leave(
     crowded.start_all()
     crowded.pass_time(60, share(1.0))
     assert crowded.measured_degree.find_room() == 0
+
+
+def test_the_rate_of_the_first_before_others_started_stands_for_its_family(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=3, known_mb=None, usable_mb=40_000)
+    stage.memory_mb = dict.fromkeys(range(1, 4), 3000.0)
+    stage.start()
+    first = stage.members.by_number[1]
+    first.is_wide = True
+    stage.pass_time(6)
+    assert stage.start_all() == [2, 3]
+    # It ends before the others have settled: those have a part of the threads each.
+    stage.pass_time(0.3)
+    stage.end(1)
+    stage.pass_time(30)
+    record = stage.record
+    assert record is not None
+    (alone,) = record.rates_alone
+    assert (alone.member, alone.source) == (1, RateSource.FIRST)
+    assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
+    assert record.curve[-1].stp == pytest.approx(2.0, rel=0.1)

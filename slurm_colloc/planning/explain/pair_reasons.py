@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import Goal, PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.explain.explanation import PairExplanation
 from slurm_colloc.planning.explain.requested_separation import find_differences
 from slurm_colloc.planning.explain.rule_reasons import find_by_rule
@@ -24,7 +24,12 @@ from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
 from slurm_colloc.planning.pack_request import compute_places_most
 from slurm_colloc.planning.plan_packs import find_keys
 from slurm_colloc.planning.priced_packs import Subject
-from slurm_colloc.planning.unknown_packs import compute_refusal, find_late
+from slurm_colloc.planning.unknown_packs import (
+    SPREAD,
+    compute_refusal,
+    find_late,
+    is_open_ended,
+)
 
 
 class PairReasons:
@@ -182,6 +187,8 @@ class PairReasons:
         """Jobs of unknown load share as far as their users' words allow."""
         question = self._question
         policy, capacity = question.policy, question.capacity
+        if policy.goal is Goal.LATENCY and is_open_ended(policy):
+            return (Broken("unknown", None, None, SPREAD),), ()
         earlier = min(i, j, key=self.places.__getitem__)
         members = _list_jobs(self._plan.packs[self.places[earlier]])
         new = j if i in members else i

@@ -24,15 +24,14 @@ from slurm_colloc.model.degree.measured_curve import (
 )
 from slurm_colloc.model.degree.measurement import (
     DegreeMeasurement,
-    PausableMember,
     measure_degree,
 )
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.members_to_measure import MembersToMeasure
 from slurm_colloc.runtime.queue.pause_windows import PauseWindows
 from slurm_colloc.runtime.queue.rate_drift import RateDrift
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
@@ -41,8 +40,6 @@ from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_pauses import PARKED
 
-FIRST_STEP_S = 90.0
-"""How long a member is waited for that has made no step: the others are measured without it."""
 AGAIN_S = 600.0
 """How often a pack is measured again whose company has not changed."""
 COST_MOST = 0.01
@@ -63,7 +60,8 @@ class MeasuredDegree:
         rates: Reads their steps.
         pauser: Pauses them.
         memory: Whether one more fits.
-        find_obstacle: Why nothing is measured in this pack; empty where it is.
+        find_unwatched: Why nothing of the pack is watched; empty where it is.
+        find_obstacle: Why nothing is measured in it; empty where it is.
         clock: Seconds that only grow.
     """
 
@@ -79,6 +77,7 @@ class MeasuredDegree:
         rates: WindowRates,
         pauser: MemberPauser,
         memory: GpuMemoryRoom,
+        find_unwatched: Callable[[], str],
         find_obstacle: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,8 +89,10 @@ class MeasuredDegree:
         self._rates = rates
         self._pauser = pauser
         self._memory = memory
+        self._find_unwatched = find_unwatched
         self._find_obstacle = find_obstacle
         self._clock = clock
+        self._to_measure = MembersToMeasure(members, progress, rates, pauser, clock)
         self._windows = PauseWindows(pauser, rates, clock)
         self._drift = RateDrift(rates, clock)
         self._record = DegreeRecord(attempt, places=1)
@@ -102,7 +103,6 @@ class MeasuredDegree:
         self._looked_at = 0.0
         self._wants = ""
         self._is_off = False
-        self._seen_at: dict[tuple[int, int], float] = {}
 
     # -- what others ask ----------------------------------------------------------------------
 
@@ -174,6 +174,7 @@ class MeasuredDegree:
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
             self._progress.work()
+            self._to_measure.note_first(running)
             if not self._is_off:
                 self._look(running)
 
@@ -189,6 +190,10 @@ class MeasuredDegree:
     def _look(self, running: Sequence[Member]) -> None:
         if len(self._members.places) < 2 or len(running) < 2 or self._members.takes_one:
             return
+        if self._find_unwatched():
+            # That nothing is watched has been said.
+            self._is_off = True
+            return
         obstacle = self._find_obstacle()
         if not obstacle and not any(self._progress.counts_steps(member) for member in running):
             obstacle = "nothing counts their steps"
@@ -196,7 +201,7 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
         counts = {member.number: self._rates.read(member) for member in running}
-        if not self._have_settled(running, counts):
+        if not self._to_measure.have_settled(running, counts):
             return
         self._wants = self._wants or self._find_reason(running)
         if self._wants and self._may_cost():
@@ -204,25 +209,9 @@ class MeasuredDegree:
             self._wants = ""
             self._begin(running, counts)
 
-    def _have_settled(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> bool:
-        """All have made their first steps, but for those that will not soon."""
-        settled = 0
-        for member in running:
-            count = counts[member.number]
-            if count is not None and (count.has_settled or member.paused_at is not None):
-                settled += 1
-            elif member.is_starting or self._is_young(member):
-                return False
-        return settled > 0
-
-    def _is_young(self, member: Member) -> bool:
-        now = self._clock()
-        seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
-        return now - seen_at < FIRST_STEP_S
-
     def _find_reason(self, running: Sequence[Member]) -> str:
         """Why the pack is to be measured now; empty where it is not."""
-        kinds = self._count_kinds(running)
+        kinds = self._to_measure.count_kinds(running)
         if not self._measured:
             return "it has settled"
         if set(kinds) - set(self._measured):
@@ -241,57 +230,18 @@ class MeasuredDegree:
             return True
         return self._record.cost_s <= COST_MOST * (self._clock() - self._begun_at)
 
-    def _count_kinds(self, running: Sequence[Member]) -> dict[str, int]:
-        kinds: dict[str, int] = {}
-        for member in running:
-            kind = self._progress.find_family(member) or f"#{member.number}"
-            kinds[kind] = kinds.get(kind, 0) + 1
-        return kinds
-
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)
-        ordered = self._order(running, set(obstacles))
+        ordered = self._to_measure.order(running, set(obstacles))
         pausable = []
         for member in ordered:
             count = counts[member.number]
-            pausable.append(self._build_pausable(member, count, member.number not in obstacles))
+            may_pause = member.number not in obstacles
+            pausable.append(self._to_measure.build(member, count, may_pause=may_pause))
         if all(not member.may_pause for member in pausable):
             self._give_up("nothing is measured: none of them may be paused", running)
             return
         self._windows.begin(measure_degree(pausable), ordered)
-
-    def _build_pausable(
-        self, member: Member, count: StepCount | None, may_pause: bool
-    ) -> PausableMember:
-        alone = self._progress.find_rate_alone(member)
-        # A figure of another day is measured once: the host, or the GPU, may be another.
-        is_known = alone is not None and alone.source is not RateSource.PROFILE
-        elapsed_s = (
-            None if count is None or count.first_step_s is None else (count.at - count.first_step_s)
-        )
-        return PausableMember(
-            member.number,
-            self._progress.find_family(member),
-            self._progress.find_bound(member),
-            alone.steps_per_s if is_known and alone is not None else None,
-            count.steps / elapsed_s if count is not None and elapsed_s else None,
-            may_pause=may_pause,
-        )
-
-    def _order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
-        """Those that go on first: who may not be paused, who may not be parked, the first."""
-
-        def rank(member: Member) -> tuple[int, int]:
-            if member.number in fixed:
-                return 0, member.number
-            may_park = not self._find_parking_obstacle(member)
-            return 1 + may_park, member.number
-
-        return sorted(running, key=rank)
-
-    def _find_parking_obstacle(self, member: Member) -> str:
-        count = self._rates.read(member)
-        return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
 
     # -- deciding -----------------------------------------------------------------------------
 
@@ -308,7 +258,7 @@ class MeasuredDegree:
                 RateSource.PAUSING, None if use is None else use.thread_percentage,
             )  # fmt: skip
         self._drift.forget()
-        self._measured = self._count_kinds(running)
+        self._measured = self._to_measure.count_kinds(running)
         self._measured_at = self._clock()
         self._record = dataclasses.replace(
             self._record,
@@ -322,8 +272,12 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {measured.problem}", running)
             return
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
-        ordered = self._order(running, fixed)
-        parked = [m for m in ordered[measured.degree :] if not self._find_parking_obstacle(m)]
+        ordered = self._to_measure.order(running, fixed)
+        parked = [
+            m
+            for m in ordered[measured.degree :]
+            if not self._to_measure.describe_parking_obstacle(m)
+        ]
         for member in running:
             member.is_parked = member in parked
         self._pauser.resume([member for member in running if not member.is_parked])
@@ -380,7 +334,7 @@ class MeasuredDegree:
         if not parked:
             return
         going = len(running) - len(parked)
-        ordered = self._order(parked, set())
+        ordered = self._to_measure.order(parked, set())
         to_resume = ordered[: max(0, self._record.degree - going)]
         for member in ordered[len(to_resume) :]:
             if member.paused_at is None:

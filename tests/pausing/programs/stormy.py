@@ -117,7 +117,7 @@ def run_trainer() -> None:
         vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
     )
     arguments = transformers.TrainingArguments(
-        output_dir="out", num_train_epochs=100, per_device_train_batch_size=2,
+        output_dir="checkpoints", num_train_epochs=100, per_device_train_batch_size=2,
         save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
     trainer = transformers.Trainer(

@@ -1,0 +1,148 @@
+"""What a measurement is told of the members that run: who may be paused, and what they are like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
+from slurm_colloc.model.degree.measurement import PausableMember
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
+
+FIRST_STEP_S = 90.0
+"""How long a member is waited for that has made no step: the others are measured without it."""
+
+Counts = Mapping[int, StepCount | None]
+"""Steps by member number; None for a member that counts none."""
+
+
+class MembersToMeasure:
+    """Looks at the members of a pack before they are measured.
+
+    Args:
+        members: All of them.
+        progress: Sees what they are like.
+        rates: Reads their steps.
+        pauser: Knows who is never paused.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        members: PackMembers,
+        progress: ProgressReader,
+        rates: WindowRates,
+        pauser: MemberPauser,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._members = members
+        self._progress = progress
+        self._rates = rates
+        self._pauser = pauser
+        self._clock = clock
+        self._seen_at: dict[tuple[int, int], float] = {}
+
+    def have_settled(self, running: Sequence[Member], counts: Counts) -> bool:
+        """Whether all have made their first steps, but for those that will not soon."""
+        settled = 0
+        for member in running:
+            count = counts[member.number]
+            if count is not None and (count.has_settled or member.paused_at is not None):
+                settled += 1
+            elif member.is_starting or self._is_young(member):
+                return False
+        return settled > 0
+
+    def _is_young(self, member: Member) -> bool:
+        now = self._clock()
+        seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
+        return now - seen_at < FIRST_STEP_S
+
+    def count_kinds(self, running: Sequence[Member]) -> dict[str, int]:
+        """How many of each kind run; one of which it is not known what it is like is its own."""
+        kinds: dict[str, int] = {}
+        for member in running:
+            kind = self._progress.find_family(member) or f"#{member.number}"
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds
+
+    def build(self, member: Member, count: StepCount | None, *, may_pause: bool) -> PausableMember:
+        """What a measurement is told of a member.
+
+        Args:
+            member: The member.
+            count: Its steps; None where it counts none.
+            may_pause: It may be paused.
+        """
+        alone = self._progress.find_rate_alone(member)
+        is_known = alone is not None and not self._is_measured_alone(member, alone)
+        elapsed_s = (
+            None if count is None or count.first_step_s is None else (count.at - count.first_step_s)
+        )
+        return PausableMember(
+            member.number,
+            self._progress.find_family(member),
+            self._progress.find_bound(member),
+            alone.steps_per_s if is_known and alone is not None else None,
+            count.steps / elapsed_s if count is not None and elapsed_s else None,
+            may_pause=may_pause,
+        )
+
+    def _is_measured_alone(self, member: Member, alone: RateAlone) -> bool:
+        """Whether the rate alone of a member's kind is measured although there is one.
+
+        A figure of another day is measured once, since host or GPU may be another; so is one of
+        before the others had started. Where only members are left that have a part of the GPU's
+        threads, what one with all of them has shown is better.
+        """
+        if alone.source is RateSource.PROFILE:
+            return True
+        family = self._progress.find_family(member)
+        alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
+        if any(m.is_wide for m in alike):
+            return not any(
+                self._progress.rates_alone[m.number].source is RateSource.PAUSING
+                for m in alike
+                if m.number in self._progress.rates_alone
+            )
+        return False
+
+    def note_first(self, running: Sequence[Member]) -> None:
+        """The rate of the only member that runs, before another has started."""
+        if len(running) != 1 or not running[0].is_wide or running[0].is_starting:
+            return
+        member, count = running[0], self._rates.read(running[0])
+        if count is None or not count.has_settled:
+            return
+        first, last = count.first_step_s, count.last_step_s
+        if first is None or last is None or last <= first:
+            return
+        rate = (count.steps - 1) / (last - first)
+        self._progress.rates_alone[member.number] = RateAlone(
+            member.number, rate, None, last - first, time.time(), RateSource.FIRST
+        )
+
+    def order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
+        """Those that go on first: who may not be paused, who may not be parked, the first.
+
+        Args:
+            running: Members.
+            fixed: Numbers of those that may not be paused.
+        """
+
+        def rank(member: Member) -> tuple[int, int]:
+            if member.number in fixed:
+                return 0, member.number
+            may_park = not self.describe_parking_obstacle(member)
+            return 1 + may_park, member.number
+
+        return sorted(running, key=rank)
+
+    def describe_parking_obstacle(self, member: Member) -> str:
+        """Why a member is never parked; empty where it may be."""
+        count = self._rates.read(member)
+        return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
