@@ -15,7 +15,7 @@ from slurm_colloc.host.system.node_processes import read_process
 from slurm_colloc.store.pack.member_pauses import read_pauses
 
 from ..wait_until import wait_until
-from .conftest import CsubUser
+from .conftest import CsubUser, administrate
 from .mps import explained, journal, pack_directory, write_settings
 
 pytestmark = pytest.mark.slurm
@@ -82,6 +82,12 @@ def find_state(user: CsubUser, job_id: str, number: int) -> str:
     return "" if found is None else found.state
 
 
+def count_steps(user: CsubUser, job_id: str, number: int) -> int:
+    """As the monitor has told last."""
+    latest = json.loads((pack_directory(user, job_id) / "latest.json").read_text())
+    return int(latest["members"].get(str(number), {}).get("steps") or 0)
+
+
 def why(user: CsubUser, member: str) -> str:
     return " ".join(user.csub("why", member).stdout.split())
 
@@ -115,7 +121,7 @@ def test_who_is_too_many_is_parked_until_another_ends(mps_user: CsubUser) -> Non
     user = mps_user
     # Each takes all of the GPU: two together make no more than one.
     stop = write_training(user, 100)
-    job_id = user.submit("pack", *OPTIONS, "--gpu-mem=2G", "--max-slowdown=9", *["train.sh"] * 3)
+    job_id = user.submit("pack", *OPTIONS, "--gpu-mem=2G", "--max-slowdown=1.3", *["train.sh"] * 3)
     record = wait_for_decision(user, job_id)
     assert (record["degree"], record["parked"]) == (1, [2, 3])
     assert find_state(user, job_id, 1) in "SR"
@@ -132,23 +138,47 @@ def test_who_is_too_many_is_parked_until_another_ends(mps_user: CsubUser) -> Non
     user.finish(job_id)
 
 
-def test_a_killed_runner_leaves_none_stopped(mps_user: CsubUser) -> None:
+@pytest.mark.parametrize("which", ["runner", "guard"])
+def test_a_kill_leaves_none_stopped(mps_user: CsubUser, which: str) -> None:
     user = mps_user
     stop = write_training(user, 100)
-    options = ("--requeue", "--gpu-mem=2G", "--max-slowdown=9")
+    options = ("--requeue", "--gpu-mem=2G", "--max-slowdown=1.3")
     job_id = user.submit("pack", *OPTIONS, *options, *["train.sh"] * 2)
     wait_for_decision(user, job_id)
     pids = [int((user.home / f"pid.{job_id}.{number}").read_text()) for number in (1, 2)]
     assert find_state(user, job_id, 2) == "T"
-    runner = json.loads((pack_directory(user, job_id) / "runner.json").read_text())["pid"]
-    os.kill(runner, signal.SIGKILL)
+    pid = json.loads((pack_directory(user, job_id) / "runner.json").read_text())["pid"]
+    if which == "guard":
+        # Slurm then ends the job: the batch script is gone.
+        runner = read_process(pid)
+        assert runner is not None
+        pid = runner.parent_pid
+    os.kill(pid, signal.SIGKILL)
 
     def goes_on(pid: int) -> bool:
         found = read_process(pid)
         return found is None or found.state not in "Tt"
 
-    wait_until(lambda: all(goes_on(pid) for pid in pids), "none is stopped", patience_s=30)
+    wait_until(lambda: all(goes_on(pid) for pid in pids), "none is stopped", patience_s=60)
     stop.touch()
+    user.finish(job_id)
+
+
+def test_who_is_parked_stays_so_when_slurm_has_suspended_the_job(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    stop = write_training(user, 100)
+    job_id = user.submit("pack", *OPTIONS, "--gpu-mem=2G", "--max-slowdown=1.3", *["train.sh"] * 2)
+    assert wait_for_decision(user, job_id)["parked"] == [2]
+    administrate(user, "scontrol", "suspend", job_id)
+    before = count_steps(user, job_id, 1)
+    administrate(user, "scontrol", "resume", job_id)
+    wait_until(lambda: count_steps(user, job_id, 1) > before + 5 * RATE, "the first goes on")
+    # Slurm lets all processes of a job go on, those that it had not stopped among them.
+    wait_until(lambda: find_state(user, job_id, 2) == "T", "the second is parked")
+    stop.touch()
+    (user.home / f"stop.{job_id}.1").touch()
     user.finish(job_id)
 
 
@@ -174,7 +204,7 @@ def test_who_does_not_want_it_is_never_paused(mps_user: CsubUser, how: str) -> N
 def test_what_was_measured_holds_for_others_that_would_join(mps_user: CsubUser) -> None:
     user = mps_user
     stop = write_training(user, 100)
-    options = ("--gpu-mem=2G", "--max-slowdown=9")
+    options = ("--gpu-mem=2G", "--max-slowdown=1.3")
     job_id = user.submit("pack", *OPTIONS, *options, *["train.sh"] * 3)
     record = wait_for_decision(user, job_id)
     assert record["degree"] < 3
