@@ -253,6 +253,10 @@ def read_given_environment() -> Mapping[str, str]:
     return os.environ
 
 
+FORMER_NAMES = {"probe": "pause"}
+"""Settings of an older csub, and what they are called now."""
+
+
 def read_settings_file(path: str, *, is_site: bool = False) -> dict[str, Any]:
     """Read one settings file.
 
@@ -292,9 +296,14 @@ def _parse_toml(path: str, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(data.decode())
+        values = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{path} is not TOML: {error}") from error
+    for former, name in FORMER_NAMES.items():
+        if former in values:
+            values.setdefault(name, values.pop(former))
+            values.pop(former, None)
+    return values
 
 
 def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> None:
