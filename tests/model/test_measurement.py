@@ -156,3 +156,11 @@ def test_with_noise_it_is_near_the_best(
     if bound is not None:
         assert found.degree == 1 or found.degree / min(at, found.degree) <= bound * 1.1
     assert len(windows) < 40
+
+
+def test_where_two_may_not_be_paused_degrees_in_between_are_found() -> None:
+    fixed = [PausableMember(n, "x", 1.5, 10.0, may_pause=False) for n in (1, 2)]
+    others = [PausableMember(n, "k", 1.5, 10.0) for n in range(3, 13)]
+    found, windows = run([*fixed, *others], saturate(4.0))
+    assert 4 <= found.degree <= 6
+    assert len(windows) < 24

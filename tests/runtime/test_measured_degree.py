@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
-    assert stage.measured_degree.likely_degree == 1
+    assert stage.measured_degree.find_likely_degree(stage.members.by_number[1]) == 1
     assert stage.start_all() == [1]
     stage.pass_time(3)
     assert stage.start_all() == []
@@ -79,7 +80,7 @@ def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
     stage.pass_time(3)
     # 3,000 MB and what one like it may need on top: 4,624 MB each.
-    assert stage.measured_degree.likely_degree == 8
+    assert stage.measured_degree.find_likely_degree(stage.members.by_number[2]) == 8
     assert stage.start_all() == [2, 3, 4, 5, 6, 7, 8]
     assert "the GPU has no memory left for it" in stage.members.by_number[9].record.reason
 
@@ -266,3 +267,117 @@ def test_the_rate_of_the_first_before_others_started_stands_for_its_family(
     assert (alone.member, alone.source) == (1, RateSource.FIRST)
     assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
     assert record.curve[-1].stp == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_phase_in_which_all_are_slower_parks_none(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(300)
+    # All double their batches: half as many steps, alone as in company.
+    stage.pass_time(400, lambda *_: RATE / 2)
+    assert len(stage.list_events("measures")) >= 2
+    assert stage.list_parked() == []
+
+
+def test_room_is_never_beyond_what_was_measured(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=8, places=12)
+    stage.start_all()
+    stage.pass_time(60, share(4.0))
+    degree = stage.record.degree if stage.record else 0
+    assert degree in (4, 5, 6)
+    for number in range(1, 9 - degree):
+        stage.end(number)
+    stage.pass_time(2, share(4.0))
+    assert len(stage.members.running()) == degree
+    assert stage.measured_degree.find_room() == 0
+    stage.end(8)
+    stage.pass_time(0.2, share(4.0))
+    assert stage.measured_degree.find_room() == 1
+
+
+def test_what_is_never_measured_takes_none_over(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=2, places=12, obstacle="the setting pause is off")
+    stage.start_all()
+    stage.pass_time(5)
+    assert stage.measured_degree.find_room() == 0
+    silent = Stage(tmp_path / "b", process, members=2, places=12)
+    silent.start_all()
+    silent.pass_time(100, lambda *_: 0.0)
+    record = silent.record
+    assert record is not None
+    assert record.reason == "nothing is measured: none of them has made a step that counts"
+    assert silent.measured_degree.find_room() == 0
+
+
+def test_degree_one_of_others_says_nothing_of_another_kind(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=5)
+    for number in (1, 2):
+        member = stage.members.by_number[number]
+        job = dataclasses.replace(member.spec.job, arguments=("--model", "heavy"))
+        member.spec = dataclasses.replace(member.spec, job=job)
+    for number in (3, 4, 5):
+        stage.members.waiting.remove(number)
+    stage.start_all()
+    stage.pass_time(60, share(1.0))
+    assert stage.record is not None
+    assert stage.record.degree == 1
+    stage.end(1)
+    stage.pass_time(2, share(1.0))
+    stage.end(2)
+    stage.members.waiting.extend((3, 4, 5))
+    assert stage.start_all() == [3, 4, 5]
+
+
+def test_who_is_being_ended_is_not_paused_any_more(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    four = stage.members.by_number[4]
+    four.end_by = stage.now + 30
+    stage.pauser.resume([four])
+    stage.pass_time(20)
+    assert [member.paused_at for member in stage.members.running()] == [None] * 4
+    stage.end(4)
+    stage.pass_time(30)
+    assert stage.record is not None
+    assert stage.record.state is DegreeState.SETTLED
+
+
+def test_a_long_pause_makes_no_window_longer(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(700, share(1.0))
+    paused = [p for p in read_pauses(stage.pack) if p.reason == "measured" and p.end is not None]
+    longest = max((p.end or 0.0) - p.begin for p in paused)
+    # By the real clock, which stands nearly still: what counts are the stage's own seconds.
+    assert longest < 5
+    assert max(stage.paused_s.values()) > 500
+    measures = stage.list_events("measures")
+    assert len(measures) == 2
+
+
+def test_an_error_in_a_measurement_leaves_none_stopped(
+    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    with monkeypatch.context() as changed:
+        changed.setattr("slurm_colloc.model.degree.measurement._DegreeSearch._note", fail)
+        changed.setattr("slurm_colloc.model.degree.measurement._DegreeSearch._note_alone", fail)
+        with pytest.raises(ZeroDivisionError):
+            stage.pass_time(5)
+    assert [member.paused_at for member in stage.members.running()] == [None] * 4
+    stage.pass_time(40)
+    assert stage.record is not None
+    assert stage.record.state is DegreeState.SETTLED

@@ -186,6 +186,9 @@ class _DegreeSearch:
             if candidate is None:
                 break
             yield from self._compare(best, candidate)
+            if candidate not in self._samples:
+                # Nothing was seen of it.
+                break
         return self._conclude()
 
     # -- windows ------------------------------------------------------------------------------
@@ -217,6 +220,9 @@ class _DegreeSearch:
             now = self._read(best, (yield self._open(best)))
             tried = self._read(candidate, (yield self._open(candidate)))
             stp = None if now is None else self._compute_stp(best, now)
+            if reference is None and now is not None and stp:
+                self._samples.setdefault(best, []).append(now)
+                reference = stp
             if reference and stp and tried is not None:
                 # The host may be faster or slower now than it was in the first windows.
                 pace = stp / reference

@@ -277,10 +277,14 @@ class GpuMode:
         if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
             from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
 
-            degree = likely = max(1, share.likely_degree or self._record.degree)
-            if self._record.policy is not None:
+            policy, planned = self._record.policy, self._record.degree
+            if policy is not None and member.spec.plan.thread_percentage is None:
+                # It has room for more than was planned to run.
+                planned = min(planned, policy.degree)
+            degree = likely = max(1, share.likely_degree or planned)
+            if policy is not None:
                 # There may be places for more than are likely to run.
-                degree = max(likely, self._record.policy.degree)
+                degree = max(likely, policy.degree)
             shared = SharedGpu(
                 self.setup.gpus,
                 self.setup.gpu_memory_mb,

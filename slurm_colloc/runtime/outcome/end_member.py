@@ -87,6 +87,7 @@ class MemberEnds:
         member.deadline = member.signal_at = None
         member.end_by = member.ended_at = None
         member.is_orphan = member.is_wide = member.is_parked = False
+        member.paused_s = 0.0
         self._pauser.forget(member)
         self._members.vacate(member.number)
         clean(member)

@@ -20,6 +20,8 @@ from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
 
 LOOK_S = 1.0
 """How often it is looked whether paused members still are."""
+SUSPENDED_S = 4.0
+"""A runner that takes so long from one look to the next stood still itself."""
 
 
 class MemberPauser:
@@ -70,7 +72,12 @@ class MemberPauser:
             reason: `measured` or `parked`.
         """
         wanted = list(members)
-        new = [m for m in wanted if m.paused_at is None and m.wrapper_pid is not None]
+        new = [
+            m
+            for m in wanted
+            # One that is being ended has its time to save what it has.
+            if m.paused_at is None and m.wrapper_pid is not None and m.end_by is None
+        ]
         if reason != MEASURED and (others := [m for m in wanted if m.paused_at is not None]):
             # They stay, for another reason.
             self._write(paused=others, resumed=others, reason=reason)
@@ -78,12 +85,13 @@ class MemberPauser:
             return
         # Written first: what lies in between is a pause by what is read later.
         self._write(paused=new, reason=reason)
-        stopped = self._processes.stop(_list_wrappers(new))
         now = self._clock()
         for member in new:
-            self._stopped[member.number] = stopped[member.number]
+            self._stopped[member.number] = StoppedMember()
             member.paused_at = now
-            if not stopped[member.number].is_whole:
+        self._processes.stop(_list_wrappers(new), self._stopped)
+        for member in new:
+            if not self._stopped[member.number].is_whole:
                 self._journal.write("not_wholly_paused", member=member.number)
 
     def resume(self, members: Iterable[Member]) -> None:
@@ -104,26 +112,39 @@ class MemberPauser:
 
     def forget(self, member: Member) -> None:
         """A member has ended, or is gone."""
-        self._stopped.pop(member.number, None)
+        stopped = self._stopped.pop(member.number, None)
+        if stopped is not None:
+            # Its wrapper may have been killed, and what it has started be left.
+            resume(stopped.processes)
         if member.paused_at is not None:
             member.paused_at = None
             self._write(resumed=[member])
 
     def check(self, members: Iterable[Member]) -> None:
-        """Stop again what another has let go on: Slurm does so as it resumes a suspended job."""
+        """See whether paused members still are.
+
+        Where the runner itself stood still, Slurm had suspended the job, and has let all processes
+        go on: they are stopped again. Else somebody has sent a signal to a member, which is to be
+        heard: it goes on. A process that has come since is stopped.
+        """
         now = self._clock()
         if now < self._looked_at + LOOK_S:
             return
+        was_suspended = self._looked_at > 0.0 and now > self._looked_at + SUSPENDED_S
         self._looked_at = now
-        for member in members:
-            stopped = self._stopped.get(member.number)
-            if member.paused_at is None or stopped is None:
-                continue
-            if any(_runs(process) for process in stopped.processes):
+        paused = [m for m in members if m.paused_at is not None and m.number in self._stopped]
+        let_go = [m for m in paused if any(map(_runs, self._stopped[m.number].processes))]
+        if let_go and not was_suspended:
+            for member in let_go:
+                self._journal.write("goes_on", member=member.number, reason="a signal")
+            self.resume(let_go)
+            paused = [m for m in paused if m not in let_go]
+        else:
+            for member in let_go:
                 self._journal.write("paused_again", member=member.number)
-                again = self._processes.stop(_list_wrappers([member]))[member.number]
-                known = set(stopped.processes)
-                stopped.processes += [p for p in again.processes if p not in known]
+                self._stopped[member.number] = StoppedMember()
+        if paused:
+            self._processes.stop(_list_wrappers(paused), self._stopped)
 
     def continue_left(self) -> None:
         """Let go on what an earlier attempt on this node has left stopped."""

@@ -60,15 +60,21 @@ class StepProcesses:
         self._shims: set[ProcessId] = set()
         self._foreign: set[ProcessId] = set()
 
-    def stop(self, wrappers: Mapping[int, int]) -> dict[int, StoppedMember]:
+    def stop(
+        self, wrappers: Mapping[int, int], stopped: dict[int, StoppedMember] | None = None
+    ) -> dict[int, StoppedMember]:
         """Stop all processes of some members, again until no new one is found.
 
         What a user has stopped before is left alone, and does not go on either.
 
         Args:
             wrappers: Process ids of the members' wrappers, by member number.
+            stopped: What is stopped of them already; it is added to as each process is stopped, so
+                that all of it is known whatever fails.
         """
-        stopped = {number: StoppedMember() for number in wrappers}
+        stopped = {} if stopped is None else stopped
+        for number in wrappers:
+            stopped.setdefault(number, StoppedMember())
         for _ in range(ROUNDS_MOST):
             found = self.find(wrappers)
             new = 0
@@ -80,8 +86,8 @@ class StepProcesses:
                         if send(process.id, signal.SIGSTOP):
                             stopped[number].processes.append(process.id)
             if not new:
-                for one in stopped.values():
-                    one.is_whole = True
+                for number in wrappers:
+                    stopped[number].is_whole = True
                 break
         return stopped
 
@@ -129,7 +135,9 @@ class StepProcesses:
 def resume(processes: Sequence[ProcessId]) -> None:
     """Let processes go on, children first: a parent finds them running again."""
     for process in reversed(processes):
-        send(process, signal.SIGCONT)
+        # Not looked at first, for which there may be no descriptor left; it harms no other process.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGCONT)  # noqa: TID251 - the user's own
 
 
 def send(process: ProcessId, number: int) -> bool:
@@ -153,13 +161,15 @@ def _list_below(pid: int, children: Mapping[int, Sequence[Process]]) -> list[Pro
 
 
 def continue_stopped(pack: str) -> int:
-    """Let every process of a pack's members go on that is stopped: whoever stopped it is gone.
+    """Let every process of a pack's members go on: whoever has stopped it is gone.
+
+    One that was sent a SIGSTOP a moment ago may not show it yet, so all of them are told.
 
     Args:
         pack: The pack's directory.
 
     Returns:
-        How many were found.
+        How many were seen to be stopped.
     """
     table = list_running_processes()
     named = os.fsencode(pack)
@@ -173,10 +183,9 @@ def continue_stopped(pack: str) -> int:
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent_pid, []).append(process)
-    stopped: dict[ProcessId, None] = {}
+    found: dict[ProcessId, str] = {}
     for root in roots:
         for process in (root, *_list_below(root.id.pid, children)):
-            if process.state in _STOPPED:
-                stopped[process.id] = None
-    resume(list(stopped))
-    return len(stopped)
+            found[process.id] = process.state
+    resume(list(found))
+    return sum(state in _STOPPED for state in found.values())

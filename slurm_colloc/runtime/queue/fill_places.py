@@ -167,7 +167,7 @@ class PlaceFiller:
 
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
-        likely = self._measured_degree.likely_degree
+        likely = self._measured_degree.find_likely_degree(member)
         if likely == 1 and len(self._members.places) > 1:
             # None runs, and it is not known what they take: it is to show that without limits.
             member.is_wide = True

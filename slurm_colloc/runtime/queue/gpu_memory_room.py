@@ -70,8 +70,9 @@ class GpuMemoryRoom:
         for other in running:
             need_mb = self._find_taken_mb(other)
             if need_mb is None and not self._is_waited_for(other):
-                # It was given a share of its own, and so is this one.
-                return ""
+                # Nothing tells: it has what it was given.
+                limit_mb = None if other.gpu is None else other.gpu.gpu_memory_limit_mb
+                need_mb = limit_mb or usable_mb // max(1, len(self._members.places))
             if need_mb is None:
                 name = MemberId(self._shown_id, other.number)
                 return f"{MEMORY_FIRST}what {name} takes is being measured"

@@ -42,6 +42,10 @@ from slurm_colloc.store.pack.member_pauses import PARKED
 
 AGAIN_S = 600.0
 """How often a pack is measured again whose company has not changed."""
+AFTER_ABORT_S = 5.0
+"""After a measurement that was ended by a member that came or went."""
+FIRST_COST_MOST_S = 10.0
+"""What the first measurement may cost, its attempts included."""
 COST_MOST = 0.01
 """What measuring may cost of a pack's progress; only its first measurement may cost more."""
 LOOK_S = 0.25
@@ -103,15 +107,22 @@ class MeasuredDegree:
         self._looked_at = 0.0
         self._wants = ""
         self._is_off = False
+        self._off_kinds: set[str] = set()
+        self._not_before = 0.0
+        self._going: set[int] = set()
 
     # -- what others ask ----------------------------------------------------------------------
 
-    @property
-    def likely_degree(self) -> int | None:
-        """As many as are likely to run at once; None for as many as were planned."""
+    def find_likely_degree(self, starting: Member) -> int | None:
+        """As many as are likely to run at once; None for as many as were planned.
+
+        Args:
+            starting: A member that is about to start.
+        """
         waiting = [self._members.by_number[number] for number in self._members.waiting]
         running = self._members.running()
-        unknown = [m for m in (*running, *waiting) if m.spec.plan.gpu_memory_limit_mb is None]
+        all_here = (*running, *waiting, starting)
+        unknown = [m for m in all_here if m.spec.plan.gpu_memory_limit_mb is None]
         if not unknown or self._find_obstacle():
             return None
         if not running:
@@ -136,8 +147,7 @@ class MeasuredDegree:
             return ""
         if self._windows.is_open:
             return f"{BEING_MEASURED} with {format_members(len(running))}"
-        is_full = self._is_decided and len(running) >= self._record.degree
-        if (is_full or self._list_parked()) and not self._is_last_moment(member, 0.0):
+        if (self._is_full(member) or self._list_parked()) and not self._is_last_moment(member):
             return self._record.reason or say_no_more(self._record.degree)
         return self._memory.describe(member)
 
@@ -147,14 +157,26 @@ class MeasuredDegree:
         free = sum(place.occupant is None for place in self._members.places)
         if not running or not free or self._windows.is_open or self._list_parked():
             return 0
-        if self._is_decided and self._record.degree < len(running):
+        if self._is_off or self._find_obstacle():
             return 0
         if any(m.is_starting or self._memory.find_need_mb(m) is None for m in running):
             return 0
         room = self._memory.count_room(running[0])
-        # A pack that was measured at most doubles, and is measured again.
-        most = len(running) if self._is_decided else free
+        most = free
+        if self._is_decided:
+            # A pack that was measured at most doubles, and is measured again.
+            most = max(0, min(len(running), self._record.degree - len(running)))
         return min(free, most, free if room is None else room)
+
+    def _is_full(self, member: Member) -> bool:
+        """Whether no more may run by the last measurement, which tells of such members."""
+        running = self._members.running()
+        if not self._is_decided or len(running) < self._record.degree:
+            return False
+        kinds = self._to_measure.count_kinds([*running, member])
+        is_old = self._clock() >= self._measured_at + AGAIN_S
+        # One alone is never measured: with one more it is.
+        return set(kinds) <= set(self._measured) and not (is_old and len(running) == 1)
 
     # -- the runner's turn --------------------------------------------------------------------
 
@@ -165,8 +187,11 @@ class MeasuredDegree:
             self._begun_at = self._clock()
         self._pauser.check(running)
         if self._windows.is_open:
+            self._not_before = self._clock() + AFTER_ABORT_S
             measured = self._windows.work(running)
-            if measured is not None:
+            if measured is None:
+                self._note_abort()
+            else:
                 self._apply(measured, running)
             return
         self._resume_parked(running)
@@ -175,8 +200,8 @@ class MeasuredDegree:
             self._looked_at = now
             self._progress.work()
             self._to_measure.note_first(running)
-            if not self._is_off:
-                self._look(running)
+            self._note_company(running)
+            self._look(running)
 
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""
@@ -185,14 +210,40 @@ class MeasuredDegree:
             member.is_parked = False
         self._pauser.resume(self._members.running())
 
+    def _note_abort(self) -> None:
+        """Where a measurement has ended without a result half of the pack stood still meanwhile."""
+        if self._windows.is_open:
+            return
+        cost_s = self._record.cost_s + self._windows.lasted_s / 2
+        self._record = dataclasses.replace(self._record, cost_s=cost_s)
+
     # -- measuring ----------------------------------------------------------------------------
 
+    def _note_company(self, running: Sequence[Member]) -> None:
+        """Who runs beside whom: rates of before tell nothing of those after a change."""
+        going = {member.number for member in running if member.paused_at is None}
+        if going != self._going:
+            self._going = going
+            self._drift.forget()
+        kinds = set(self._to_measure.count_kinds(running)) if self._is_off else set()
+        if kinds - self._off_kinds and not self._find_obstacle():
+            # Of those that have come something may be measured.
+            self._is_off = False
+
     def _look(self, running: Sequence[Member]) -> None:
-        if len(self._members.places) < 2 or len(running) < 2 or self._members.takes_one:
+        if self._is_off or len(self._members.places) < 2 or self._members.takes_one:
             return
         if self._find_unwatched():
             # That nothing is watched has been said.
             self._is_off = True
+            return
+        if running and self._record.state is DegreeState.OFF and not self._find_obstacle():
+            self._record = dataclasses.replace(self._record, state=DegreeState.MEASURING)
+            self._write()
+        if len(running) < 2 or self._clock() < self._not_before:
+            return
+        if any(member.asked is not None or member.end_by is not None for member in running):
+            # They have their time to save what they have.
             return
         obstacle = self._find_obstacle()
         if not obstacle and not any(self._progress.counts_steps(member) for member in running):
@@ -201,6 +252,9 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
         counts = {member.number: self._rates.read(member) for member in running}
+        if self._to_measure.have_no_steps(running, counts):
+            self._give_up("nothing is measured: none of them has made a step that counts", running)
+            return
         if not self._to_measure.have_settled(running, counts):
             return
         self._wants = self._wants or self._find_reason(running)
@@ -226,9 +280,11 @@ class MeasuredDegree:
         return "" if drifting is None else f"the rate of member {drifting.number} has changed"
 
     def _may_cost(self) -> bool:
-        if not self._measured or self._begun_at is None:
-            return True
-        return self._record.cost_s <= COST_MOST * (self._clock() - self._begun_at)
+        begun_at = self._clock() if self._begun_at is None else self._begun_at
+        allowed_s = COST_MOST * (self._clock() - begun_at)
+        if not self._measured:
+            allowed_s = max(allowed_s, FIRST_COST_MOST_S)
+        return self._record.cost_s <= allowed_s
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)
@@ -237,7 +293,11 @@ class MeasuredDegree:
         for member in ordered:
             count = counts[member.number]
             may_pause = member.number not in obstacles
-            pausable.append(self._to_measure.build(member, count, may_pause=may_pause))
+            pausable.append(
+                self._to_measure.build(
+                    member, count, may_pause=may_pause, anew=bool(self._measured)
+                )
+            )
         if all(not member.may_pause for member in pausable):
             self._give_up("nothing is measured: none of them may be paused", running)
             return
@@ -274,9 +334,10 @@ class MeasuredDegree:
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
         parked = [
-            m
-            for m in ordered[measured.degree :]
-            if not self._to_measure.describe_parking_obstacle(m)
+            member
+            for member in ordered[measured.degree :]
+            if not self._to_measure.describe_parking_obstacle(member)
+            and not self._is_last_moment(member)
         ]
         for member in running:
             member.is_parked = member in parked
@@ -313,6 +374,7 @@ class MeasuredDegree:
     def _give_up(self, reason: str, running: Sequence[Member]) -> None:
         """As many run as were planned."""
         self._is_off = True
+        self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
         self._decide(DegreeState.OFF, len(self._members.places), None, running, reason)
 
@@ -340,7 +402,7 @@ class MeasuredDegree:
             if member.paused_at is None:
                 # A signal, or an end, has let it go on.
                 member.is_parked = False
-            elif self._is_last_moment(member, self._clock() - member.paused_at):
+            elif self._is_last_moment(member):
                 self._journal.write("not_parked", member=member.number, reason="too little time")
                 to_resume.append(member)
         if to_resume or len(self._list_parked()) != len(parked):
@@ -349,12 +411,19 @@ class MeasuredDegree:
             self._pauser.resume(to_resume)
             self._write()
 
-    def _is_last_moment(self, member: Member, paused_s: float) -> bool:
-        """Whether a member would have too little of the pack's time left if it waited longer."""
-        left_s = self._time_left.left_s
-        if left_s is None:
+    def _is_last_moment(self, member: Member) -> bool:
+        """Whether a member would have too little of the pack's time left if it waited longer.
+
+        It is judged by its `--time`, of which the wall limit is more than it needs where it does
+        not share.
+        """
+        left_s, wall_s = self._time_left.left_s, member.spec.plan.wall_limit_s
+        if left_s is None or wall_s is None:
             return False
-        needed_s: float | None = member.spec.plan.wall_limit_s
+        alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
+        has_run_s = 0.0
         if member.deadline is not None:
-            needed_s = member.deadline + paused_s - self._clock()
-        return needed_s is not None and left_s < needed_s + END_MARGIN_S
+            now = self._clock()
+            paused_s = 0.0 if member.paused_at is None else now - member.paused_at
+            has_run_s = max(0.0, wall_s - (member.deadline + paused_s - now))
+        return left_s < alone_s - has_run_s + END_MARGIN_S

@@ -62,6 +62,7 @@ class Member:
         outputs: Its output files, each with its size when it started.
         is_wide: It started with all of the GPU's threads, before it was known what it takes.
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
+        paused_s: Seconds that its processes were stopped since its present start.
         is_parked: It is paused until a place is free for it.
     """
 
@@ -84,6 +85,7 @@ class Member:
     outputs: tuple[tuple[str, int], ...] = ()
     is_wide: bool = False
     paused_at: float | None = None
+    paused_s: float = 0.0
     is_parked: bool = False
 
     @property
@@ -98,6 +100,7 @@ class Member:
 
     def add_time(self, seconds: float) -> None:
         """Set all that is due for it back by a time that was not its own."""
+        self.paused_s += seconds
         if self.deadline is not None:
             self.deadline += seconds
         if self.signal_at is not None:

@@ -45,6 +45,7 @@ class MembersToMeasure:
         self._pauser = pauser
         self._clock = clock
         self._seen_at: dict[tuple[int, int], float] = {}
+        self._had_company: set[tuple[int, int]] = set()
 
     def have_settled(self, running: Sequence[Member], counts: Counts) -> bool:
         """Whether all have made their first steps, but for those that will not soon."""
@@ -56,6 +57,14 @@ class MembersToMeasure:
             elif member.is_starting or self._is_young(member):
                 return False
         return settled > 0
+
+    def have_no_steps(self, running: Sequence[Member], counts: Counts) -> bool:
+        """Whether none has made a step that counts, and none will soon."""
+        if any(counts[member.number] is not None for member in running):
+            return False
+        # Of each it is noted when it was seen first.
+        young = [member.is_starting or self._is_young(member) for member in running]
+        return not any(young)
 
     def _is_young(self, member: Member) -> bool:
         now = self._clock()
@@ -70,19 +79,22 @@ class MembersToMeasure:
             kinds[kind] = kinds.get(kind, 0) + 1
         return kinds
 
-    def build(self, member: Member, count: StepCount | None, *, may_pause: bool) -> PausableMember:
+    def build(
+        self, member: Member, count: StepCount | None, *, may_pause: bool, anew: bool
+    ) -> PausableMember:
         """What a measurement is told of a member.
 
         Args:
             member: The member.
             count: Its steps; None where it counts none.
             may_pause: It may be paused.
+            anew: The pack was measured before: what its members do may have changed since.
         """
         alone = self._progress.find_rate_alone(member)
-        is_known = alone is not None and not self._is_measured_alone(member, alone)
-        elapsed_s = (
-            None if count is None or count.first_step_s is None else (count.at - count.first_step_s)
-        )
+        is_known = alone is not None and not anew and not self._is_measured_alone(member)
+        elapsed_s = None
+        if count is not None and count.first_step_s is not None:
+            elapsed_s = max(0.0, count.at - count.first_step_s - member.paused_s)
         return PausableMember(
             member.number,
             self._progress.find_family(member),
@@ -92,34 +104,36 @@ class MembersToMeasure:
             may_pause=may_pause,
         )
 
-    def _is_measured_alone(self, member: Member, alone: RateAlone) -> bool:
-        """Whether the rate alone of a member's kind is measured although there is one.
+    def _is_measured_alone(self, member: Member) -> bool:
+        """Whether the rate alone of a member's kind is measured although there may be one.
 
-        A figure of another day is measured once, since host or GPU may be another; so is one of
-        before the others had started. Where only members are left that have a part of the GPU's
-        threads, what one with all of them has shown is better.
+        A figure of another day is not enough: host or GPU may be another. But where only members
+        are left that have a part of the GPU's threads, what one with all of them has shown before
+        the others started is better.
         """
-        if alone.source is RateSource.PROFILE:
-            return True
         family = self._progress.find_family(member)
         alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
         if any(m.is_wide for m in alike):
-            return not any(
-                self._progress.rates_alone[m.number].source is RateSource.PAUSING
-                for m in alike
-                if m.number in self._progress.rates_alone
-            )
-        return False
+            return True
+        known = self._members.by_number
+        return not any(
+            rate.source is RateSource.FIRST and self._progress.find_family(known[number]) == family
+            for number, rate in self._progress.rates_alone.items()
+        )
 
     def note_first(self, running: Sequence[Member]) -> None:
         """The rate of the only member that runs, before another has started."""
-        if len(running) != 1 or not running[0].is_wide or running[0].is_starting:
+        if len(running) != 1:
+            self._had_company.update((m.number, m.record.starts) for m in running)
             return
-        member, count = running[0], self._rates.read(running[0])
-        if count is None or not count.has_settled:
+        member = running[0]
+        if not member.is_wide or member.is_starting:
+            return
+        count = self._rates.read(member)
+        if (member.number, member.record.starts) in self._had_company or count is None:
             return
         first, last = count.first_step_s, count.last_step_s
-        if first is None or last is None or last <= first:
+        if not count.has_settled or first is None or last is None or last <= first:
             return
         rate = (count.steps - 1) / (last - first)
         self._progress.rates_alone[member.number] = RateAlone(

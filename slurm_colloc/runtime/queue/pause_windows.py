@@ -15,6 +15,7 @@ from slurm_colloc.model.degree.measurement import (
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.runtime.watch.window_rates import WindowRates
+from slurm_colloc.store.pack.member_pauses import PARKED
 
 LATE_S = 1.0
 """A window that is ended so much later than it should was disturbed: it is measured again."""
@@ -47,6 +48,7 @@ class PauseWindows:
         self._begun_at: float | None = None
         self._due = 0.0
         self._again = 0
+        self._began_at = self._ended_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -66,37 +68,62 @@ class PauseWindows:
         """
         self._members = {member.number: member for member in members}
         self._starts = {member.number: member.record.starts for member in members}
-        self._measuring = measuring
         self._again = 0
-        self._open(next(measuring))
+        self._began_at = self._clock()
+        first = next(measuring)
+        self._measuring = measuring
+        try:
+            self._open(first)
+        except BaseException:
+            self.stop()
+            raise
 
     def work(self, running: Sequence[Member]) -> DegreeMeasurement | None:
         """Do what is due; what was measured once all windows are over, None before.
 
         Args:
-            running: Who runs now: a member that has come or gone ends the measurement.
+            running: Who runs now: a member that has come or gone, or is being ended, ends the
+                measurement (`is_open` is False then).
         """
         if not self.is_open:
             return None
-        if {m.number: m.record.starts for m in running} != self._starts or not self._holds():
+        try:
+            if not self._may_go_on(running):
+                self.stop()
+                return None
+            if self._clock() < self._due:
+                return None
+            if self._begun_at is None:
+                self._begun_at = self._clock()
+                self._rates.begin(self._list_running(), self._opened_at)
+                assert self._window is not None
+                self._due = self._begun_at + self._window.length_s
+                return None
+            return self._close()
+        except BaseException:
             self.stop()
-            return None
-        if self._clock() < self._due:
-            return None
-        if self._begun_at is None:
-            self._begun_at = self._clock()
-            self._rates.begin(self._list_running(), self._opened_at)
-            assert self._window is not None
-            self._due = self._begun_at + self._window.length_s
-            return None
-        return self._close()
+            raise
+
+    @property
+    def lasted_s(self) -> float:
+        """How long the measurement has lasted, or the last one did."""
+        return (self._clock() if self.is_open else self._ended_at) - self._began_at
 
     def stop(self) -> None:
         """End the measurement without a result; those that it has paused go on."""
-        if self._measuring is not None:
-            self._measuring.close()
-            self._measuring = None
-            self._pauser.resume(m for m in self._members.values() if not m.is_parked)
+        if self._measuring is None:
+            return
+        measuring, self._measuring = self._measuring, None
+        self._ended_at = self._clock()
+        measuring.close()
+        self._pauser.resume(m for m in self._members.values() if not m.is_parked)
+        parked = [m for m in self._members.values() if m.is_parked and m.process is not None]
+        self._pauser.pause(parked, PARKED)
+
+    def _may_go_on(self, running: Sequence[Member]) -> bool:
+        is_same = {m.number: m.record.starts for m in running} == self._starts
+        is_ending = any(m.asked is not None or m.end_by is not None for m in running)
+        return is_same and not is_ending and self._holds()
 
     def _holds(self) -> bool:
         """Whether just those run that are to run: a signal lets a paused member go on."""
@@ -132,6 +159,7 @@ class PauseWindows:
             self._open(self._measuring.send(WindowResult(rates, now - self._opened_at)))
         except StopIteration as end:
             self._measuring = None
+            self._ended_at = self._clock()
             measured = end.value
             assert isinstance(measured, DegreeMeasurement)
             return measured
