@@ -321,7 +321,6 @@ def build_parts(
         members=members,
         start_queue=start_queue,
         probe_window=probe_window,
-        measured_degree=measured_degree,
         memory=memory,
         gpu_mode=gpu_mode,
         starter=starter,

@@ -144,7 +144,7 @@ class Stage:
         rates = Counters(self)
         progress = ProgressReader(self.pack, self.members, rates, instruments=True, bound=1.5)
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
-        memory = GpuMemoryRoom(
+        self.memory = GpuMemoryRoom(
             shown_id="1", members=self.members, progress=progress,
             find_usable_mb=lambda: usable_mb, find_obstacle=lambda: self.obstacle,
             journal=journal, clock=lambda: self.now,
@@ -152,7 +152,7 @@ class Stage:
         self.measured_degree = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, members=self.members,
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
-            pauser=self.pauser, memory=memory, find_unwatched=lambda: "",
+            pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
             find_obstacle=lambda: self.obstacle,
             clock=lambda: self.now,
         )  # fmt: skip

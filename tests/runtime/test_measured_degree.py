@@ -69,7 +69,7 @@ def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
-    assert stage.measured_degree.find_likely_degree(stage.members.by_number[1]) == 1
+    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 1
     assert stage.start_all() == [1]
     stage.pass_time(3)
     assert stage.start_all() == []
@@ -80,7 +80,7 @@ def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
     stage.pass_time(3)
     # 3,000 MB and what one like it may need on top: 4,624 MB each.
-    assert stage.measured_degree.find_likely_degree(stage.members.by_number[2]) == 8
+    assert stage.memory.find_likely_degree(stage.members.by_number[2]) == 8
     assert stage.start_all() == [2, 3, 4, 5, 6, 7, 8]
     assert "the GPU has no memory left for it" in stage.members.by_number[9].record.reason
 

@@ -22,7 +22,6 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import StartQueue
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
@@ -40,7 +39,6 @@ class PlaceFiller:
         members: Its members and places.
         start_queue: Which member starts next.
         probe_window: Told of a member that starts.
-        measured_degree: As many as are likely to run at once in the end.
         memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
         starter: Starts members.
@@ -58,7 +56,6 @@ class PlaceFiller:
         members: PackMembers,
         start_queue: StartQueue,
         probe_window: ProbeWindow,
-        measured_degree: MeasuredDegree,
         memory: GpuMemoryRoom,
         gpu_mode: GpuMode,
         starter: MemberStarter,
@@ -73,7 +70,6 @@ class PlaceFiller:
         self._members = members
         self._start_queue = start_queue
         self._probe_window = probe_window
-        self._measured_degree = measured_degree
         self._memory = memory
         self._gpu_mode = gpu_mode
         self._starter = starter
@@ -167,7 +163,7 @@ class PlaceFiller:
 
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
-        likely = self._measured_degree.find_likely_degree(member)
+        likely = self._memory.find_likely_degree(member)
         if likely == 1 and len(self._members.places) > 1:
             # None runs, and it is not known what they take: it is to show that without limits.
             member.is_wide = True

@@ -98,6 +98,24 @@ class GpuMemoryRoom:
         # The only one that is not known yet: all that is left.
         return usable_mb - sum(need for need in needs if need is not None)
 
+    def find_likely_degree(self, starting: Member) -> int | None:
+        """As many as are likely to run at once; None for as many as were planned.
+
+        Args:
+            starting: A member that is about to start.
+        """
+        waiting = [self._members.by_number[number] for number in self._members.waiting]
+        running = self._members.running()
+        all_here = (*running, *waiting, starting)
+        unknown = [m for m in all_here if m.spec.plan.gpu_memory_limit_mb is None]
+        if not unknown or self._find_obstacle():
+            return None
+        if not running:
+            return 1
+        room = self.count_room(unknown[0])
+        places = len(self._members.places)
+        return None if room is None else max(1, min(places, len(running) + room))
+
     def count_room(self, like: Member) -> int | None:
         """How many more like a member fit; None where that is unknown."""
         usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(like)

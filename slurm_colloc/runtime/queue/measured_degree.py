@@ -32,13 +32,13 @@ from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.members_to_measure import MembersToMeasure
+from slurm_colloc.runtime.queue.parked_members import ParkedMembers
 from slurm_colloc.runtime.queue.pause_windows import PauseWindows
 from slurm_colloc.runtime.queue.rate_drift import RateDrift
-from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degree
-from slurm_colloc.store.pack.member_pauses import PARKED
 
 AGAIN_S = 600.0
 """How often a pack is measured again whose company has not changed."""
@@ -87,7 +87,6 @@ class MeasuredDegree:
     ) -> None:
         self._pack = pack
         self._members = members
-        self._time_left = time_left
         self._journal = journal
         self._progress = progress
         self._rates = rates
@@ -97,6 +96,10 @@ class MeasuredDegree:
         self._find_obstacle = find_obstacle
         self._clock = clock
         self._to_measure = MembersToMeasure(members, progress, rates, pauser, clock)
+        self._parked = ParkedMembers(
+            members=members, to_measure=self._to_measure, pauser=pauser,
+            time_left=time_left, journal=journal, clock=clock,
+        )  # fmt: skip
         self._windows = PauseWindows(pauser, rates, clock)
         self._drift = RateDrift(rates, clock)
         self._record = DegreeRecord(attempt, places=1)
@@ -112,24 +115,6 @@ class MeasuredDegree:
         self._going: set[int] = set()
 
     # -- what others ask ----------------------------------------------------------------------
-
-    def find_likely_degree(self, starting: Member) -> int | None:
-        """As many as are likely to run at once; None for as many as were planned.
-
-        Args:
-            starting: A member that is about to start.
-        """
-        waiting = [self._members.by_number[number] for number in self._members.waiting]
-        running = self._members.running()
-        all_here = (*running, *waiting, starting)
-        unknown = [m for m in all_here if m.spec.plan.gpu_memory_limit_mb is None]
-        if not unknown or self._find_obstacle():
-            return None
-        if not running:
-            return 1
-        room = self._memory.count_room(unknown[0])
-        places = len(self._members.places)
-        return None if room is None else max(1, min(places, len(running) + room))
 
     @property
     def is_measuring(self) -> bool:
@@ -147,7 +132,8 @@ class MeasuredDegree:
             return ""
         if self._windows.is_open:
             return f"{BEING_MEASURED} with {format_members(len(running))}"
-        if (self._is_full(member) or self._list_parked()) and not self._is_last_moment(member):
+        is_full = self._is_full(member) or self._parked.list_parked()
+        if is_full and not self._parked.is_last_moment(member):
             return self._record.reason or say_no_more(self._record.degree)
         return self._memory.describe(member)
 
@@ -155,7 +141,7 @@ class MeasuredDegree:
         """How many more members like those that run may start now, by what was measured."""
         running = self._members.running()
         free = sum(place.occupant is None for place in self._members.places)
-        if not running or not free or self._windows.is_open or self._list_parked():
+        if not running or not free or self._windows.is_open or self._parked.list_parked():
             return 0
         if self._is_off or self._find_obstacle():
             return 0
@@ -194,7 +180,8 @@ class MeasuredDegree:
             else:
                 self._apply(measured, running)
             return
-        self._resume_parked(running)
+        if self._parked.refill(self._record.degree):
+            self._write()
         now = self._clock()
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
@@ -206,9 +193,7 @@ class MeasuredDegree:
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""
         self._windows.stop()
-        for member in self._members.running():
-            member.is_parked = False
-        self._pauser.resume(self._members.running())
+        self._parked.let_go()
 
     def _note_abort(self) -> None:
         """Where a measurement has ended without a result half of the pack stood still meanwhile."""
@@ -272,7 +257,7 @@ class MeasuredDegree:
             return "another kind of member has come"
         if sum(kinds.values()) > sum(self._measured.values()):
             return "more members have come"
-        if self._list_parked() and set(kinds) != set(self._measured):
+        if self._parked.list_parked() and set(kinds) != set(self._measured):
             return "members of a kind have gone"
         if self._clock() >= self._measured_at + AGAIN_S:
             return f"{AGAIN_S / 60:g} minutes have gone by"
@@ -333,16 +318,7 @@ class MeasuredDegree:
             return
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
-        parked = [
-            member
-            for member in ordered[measured.degree :]
-            if not self._to_measure.describe_parking_obstacle(member)
-            and not self._is_last_moment(member)
-        ]
-        for member in running:
-            member.is_parked = member in parked
-        self._pauser.resume([member for member in running if not member.is_parked])
-        self._pauser.pause(parked, PARKED)
+        self._parked.park(running, ordered[measured.degree :])
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         # Where all go on, it is not known yet that one more would be too many.
         goes_on = measured.degree >= len(running)
@@ -379,51 +355,9 @@ class MeasuredDegree:
         self._decide(DegreeState.OFF, len(self._members.places), None, running, reason)
 
     def _write(self) -> None:
-        parked = tuple(member.number for member in self._list_parked())
+        parked = tuple(member.number for member in self._parked.list_parked())
         self._record = dataclasses.replace(
             self._record, places=len(self._members.places), parked=parked, room=self.find_room()
         )
         with contextlib.suppress(StateError):
             write_degree(self._pack, self._record)
-
-    # -- parked members -----------------------------------------------------------------------
-
-    def _list_parked(self) -> list[Member]:
-        return [member for member in self._members.running() if member.is_parked]
-
-    def _resume_parked(self, running: Sequence[Member]) -> None:
-        parked = self._list_parked()
-        if not parked:
-            return
-        going = len(running) - len(parked)
-        ordered = self._to_measure.order(parked, set())
-        to_resume = ordered[: max(0, self._record.degree - going)]
-        for member in ordered[len(to_resume) :]:
-            if member.paused_at is None:
-                # A signal, or an end, has let it go on.
-                member.is_parked = False
-            elif self._is_last_moment(member):
-                self._journal.write("not_parked", member=member.number, reason="too little time")
-                to_resume.append(member)
-        if to_resume or len(self._list_parked()) != len(parked):
-            for member in to_resume:
-                member.is_parked = False
-            self._pauser.resume(to_resume)
-            self._write()
-
-    def _is_last_moment(self, member: Member) -> bool:
-        """Whether a member would have too little of the pack's time left if it waited longer.
-
-        It is judged by its `--time`, of which the wall limit is more than it needs where it does
-        not share.
-        """
-        left_s, wall_s = self._time_left.left_s, member.spec.plan.wall_limit_s
-        if left_s is None or wall_s is None:
-            return False
-        alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
-        has_run_s = 0.0
-        if member.deadline is not None:
-            now = self._clock()
-            paused_s = 0.0 if member.paused_at is None else now - member.paused_at
-            has_run_s = max(0.0, wall_s - (member.deadline + paused_s - now))
-        return left_s < alone_s - has_run_s + END_MARGIN_S
