@@ -176,7 +176,8 @@ def test_who_is_parked_stays_so_when_slurm_has_suspended_the_job(
     administrate(user, "scontrol", "resume", job_id)
     wait_until(lambda: count_steps(user, job_id, 1) > before + 5 * RATE, "the first goes on")
     # Slurm lets all processes of a job go on, those that it had not stopped among them.
-    wait_until(lambda: find_state(user, job_id, 2) == "T", "the second is parked")
+    # It may have been a signal for the second: it is parked again a minute later.
+    wait_until(lambda: find_state(user, job_id, 2) == "T", "the second is parked", patience_s=150)
     stop.touch()
     (user.home / f"stop.{job_id}.1").touch()
     user.finish(job_id)

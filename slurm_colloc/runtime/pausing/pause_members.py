@@ -20,8 +20,6 @@ from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
 
 LOOK_S = 1.0
 """How often it is looked whether paused members still are."""
-SUSPENDED_S = 4.0
-"""A runner that takes so long from one look to the next stood still itself."""
 
 
 class MemberPauser:
@@ -123,26 +121,25 @@ class MemberPauser:
     def check(self, members: Iterable[Member]) -> None:
         """See whether paused members still are.
 
-        Where the runner itself stood still, Slurm had suspended the job, and has let all processes
-        go on: they are stopped again. Else somebody has sent a signal to a member, which is to be
-        heard: it goes on. A process that has come since is stopped.
+        Where all go on Slurm had suspended the job, and has resumed it: they are stopped again.
+        Else a member may have been sent a signal, which is to be heard: it goes on. A process that
+        has come since is stopped.
         """
         now = self._clock()
         if now < self._looked_at + LOOK_S:
             return
-        was_suspended = self._looked_at > 0.0 and now > self._looked_at + SUSPENDED_S
         self._looked_at = now
         paused = [m for m in members if m.paused_at is not None and m.number in self._stopped]
         let_go = [m for m in paused if any(map(_runs, self._stopped[m.number].processes))]
-        if let_go and not was_suspended:
+        if len(let_go) > 1 and let_go == paused:
+            for member in let_go:
+                self._journal.write("paused_again", member=member.number)
+                self._stopped[member.number] = StoppedMember()
+        elif let_go:
             for member in let_go:
                 self._journal.write("goes_on", member=member.number, reason="a signal")
             self.resume(let_go)
             paused = [m for m in paused if m not in let_go]
-        else:
-            for member in let_go:
-                self._journal.write("paused_again", member=member.number)
-                self._stopped[member.number] = StoppedMember()
         if paused:
             self._processes.stop(_list_wrappers(paused), self._stopped)
 

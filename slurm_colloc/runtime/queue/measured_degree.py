@@ -42,6 +42,8 @@ from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degr
 
 AGAIN_S = 600.0
 """How often a pack is measured again whose company has not changed."""
+AFTER_SIGNAL_S = 60.0
+"""What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
 AFTER_ABORT_S = 5.0
 """After a measurement that was ended by a member that came or went."""
 FIRST_COST_MOST_S = 10.0
@@ -182,6 +184,10 @@ class MeasuredDegree:
             return
         if self._parked.refill(self._record.degree):
             self._write()
+        if self._parked.has_let_go:
+            self._parked.has_let_go = False
+            self._not_before = self._clock() + AFTER_SIGNAL_S
+            self._wants = "a parked member has gone on"
         now = self._clock()
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now

@@ -41,6 +41,8 @@ class ParkedMembers:
         self._time_left = time_left
         self._journal = journal
         self._clock = clock
+        self.has_let_go = False
+        """A parked member has gone on although there was no place for it: it was sent a signal."""
 
     def list_parked(self) -> list[Member]:
         """Those that are."""
@@ -87,6 +89,7 @@ class ParkedMembers:
             if member.paused_at is None:
                 # A signal, or an end, has let it go on.
                 member.is_parked = False
+                self.has_let_go = True
             elif self.is_last_moment(member):
                 self._journal.write("not_parked", member=member.number, reason="too little time")
                 to_resume.append(member)

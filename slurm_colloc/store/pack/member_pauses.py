@@ -6,6 +6,7 @@ lasts the member is no neighbour of the others.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -67,6 +68,9 @@ def append_change(
     """
     change = {"at": at, "paused": paused, "resumed": resumed, "reason": reason}
     # O_APPEND and one write: a line is there whole, or what is left of it is passed over.
+    with contextlib.suppress(FileExistsError):
+        # The monitor, which makes it otherwise, may not have begun.
+        os.mkdir(f"{pack}/{NAME}".rpartition("/")[0], 0o700)
     descriptor = os.open(
         f"{pack}/{NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
     )
