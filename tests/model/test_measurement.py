@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.degree.measurement import (
+from slurm_colloc.model.degree.measurement import measure_degree
+from slurm_colloc.model.degree.measurement_windows import (
     DegreeMeasurement,
     PausableMember,
     Window,
     WindowResult,
-    measure_degree,
 )
 
 SETTLE_S = 0.3

@@ -64,7 +64,7 @@ def compute_gpu_memory_limit_mb(
 ) -> int | None:
     """GPU memory that a job may need at most, from the peak of earlier runs.
 
-    The job's CUDA context is in the peak, whoever says what that is.
+    The job's CUDA context is in the peak, by whichever source that is known.
 
     Args:
         profile: What is known of the job.

@@ -161,7 +161,7 @@ def _list_below(pid: int, children: Mapping[int, Sequence[Process]]) -> list[Pro
 
 
 def continue_stopped(pack: str) -> int:
-    """Let every process of a pack's members go on: whoever has stopped it is gone.
+    """Let every process of a pack's members go on: the runner that has stopped it is gone.
 
     One that was sent a SIGSTOP a moment ago may not show it yet, so all of them are told.
 

@@ -22,9 +22,9 @@ from slurm_colloc.model.degree.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.degree.measurement import (
+from slurm_colloc.model.degree.measurement import measure_degree
+from slurm_colloc.model.degree.measurement_windows import (
     DegreeMeasurement,
-    measure_degree,
 )
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
@@ -211,7 +211,7 @@ class MeasuredDegree:
     # -- measuring ----------------------------------------------------------------------------
 
     def _note_company(self, running: Sequence[Member]) -> None:
-        """Who runs beside whom: rates of before tell nothing of those after a change."""
+        """Who runs together: rates of before tell nothing of those after a change."""
         going = {member.number for member in running if member.paused_at is None}
         if going != self._going:
             self._going = going

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.degree.measurement import PausableMember
+from slurm_colloc.model.degree.measurement_windows import (
+    PausableMember,
+)
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
 from slurm_colloc.runtime.queue.members import Member, PackMembers

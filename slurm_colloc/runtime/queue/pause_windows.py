@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from slurm_colloc.model.degree.measurement import (
+from slurm_colloc.model.degree.measurement_windows import (
     SETTLE_S,
     DegreeMeasurement,
     Measuring,
