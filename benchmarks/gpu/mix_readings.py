@@ -13,7 +13,9 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.model.profile import PCIE_MIB_S
+from slurm_colloc.model.profile import (
+    PCIE_MIB_S,
+)
 
 _NVML_S = 60.0
 

@@ -22,7 +22,10 @@ from slurm_colloc.store.all_packs import State, open_state
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 
 if TYPE_CHECKING:
-    from slurm_colloc.report.member_survey import MemberView, PackView
+    from slurm_colloc.report.member_views import (
+        MemberView,
+        PackView,
+    )
     from slurm_colloc.submission.upkeep.sweep import OpenPack
 
 
@@ -203,7 +206,9 @@ class Session:
         jobs: Mapping[str, SlurmJob] | None,
         damaged: list[StateError] | None = None,
     ) -> list[PackView]:
-        from slurm_colloc.report.member_survey import survey_packs
+        from slurm_colloc.report.member_survey import (
+            survey_packs,
+        )
 
         known = {pack.pack_id: pack.record for pack in self.open_packs}
         return survey_packs(self.state, pack_ids, jobs, damaged, known)

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.profile import ProfileRecord, keep_newest
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+    keep_newest,
+)
 from slurm_colloc.model.shrunken_mean import LARGEST, ShrunkenMean
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
-from slurm_colloc.model.profile import RUN_MOST_S
+from slurm_colloc.model.profile import (
+    RUN_MOST_S,
+)
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.queue_rows import Found, build_member_json, format_elapsed_of
 from slurm_colloc.store.pack.pack_directory import read_end_limit
 from slurm_colloc.store.pack_reading import StateReader

@@ -6,7 +6,12 @@ import os
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.model.member import Selection
-from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.member_survey import (
+    survey_packs,
+)
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.store.pack_reading import StateReader
 
 SKEW_S = 60.0

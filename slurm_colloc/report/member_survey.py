@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.end_causes import choose_plain_cause
 from slurm_colloc.model.member import (
-    FINAL_STATES,
     MemberId,
     MemberState,
     SlurmJobState,
     effective_state,
 )
-from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import describe
-from slurm_colloc.model.share_request import AUTO
+from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.moving_members import find_stale, show_once
 from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import is_there, read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.store.pack.degree_record import read_degree
-from slurm_colloc.store.pack.member_pauses import PARKED, MemberPause, read_pauses
+from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import (
     is_local_alive,
@@ -34,15 +29,14 @@ from slurm_colloc.store.pack.pack_directory import (
     read_moved,
     read_slurm_job_id,
 )
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
-from slurm_colloc.store.pack.runner_kills import RunnerKill, find_kill
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_kills import find_kill
 from slurm_colloc.store.pack_reading import (
     MemberFiles,
     StateReader,
     explain_unreadable,
     list_member_files,
 )
-from slurm_colloc.store.record_files import parse_record
 
 _OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
 LOOKS_MOST = 2
@@ -52,143 +46,6 @@ MOVING = "it is being taken over by another pack of its submission"
 
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
-
-
-@dataclass(frozen=True)
-class MemberView:
-    """One member.
-
-    Attributes:
-        member: Its name.
-        state: What it is (see effective_state).
-        record: What its runner wrote last; None before its first start.
-        reason: Why it is in this state, in words.
-        name: Its job name.
-        wall_limit_s: Its wall limit as planned; None for none of its own.
-        is_held: It is held by itself: its runner does not start it.
-        moved_to: The pack in which it was submitted again; None if it was not.
-        files: Its directory.
-        is_parked: It runs, but its processes are paused until a place is free for it.
-    """
-
-    member: MemberId
-    state: MemberState
-    record: StateRecord | None
-    reason: str
-    name: str
-    wall_limit_s: int | None
-    is_held: bool
-    moved_to: str | None
-    files: MemberFiles
-    _value: Mapping[str, Any] = field(repr=False)
-    is_parked: bool = False
-
-    @cached_property
-    def spec(self) -> MemberSpec:
-        """What it runs; made of spec.json where it is asked for, thousands are not.
-
-        Raises:
-            StateError: Its spec.json is damaged.
-        """
-        return parse_record(MemberSpec, self._value, f"{self.files.path}/spec.json")
-
-    @property
-    def is_final(self) -> bool:
-        """It will not run again."""
-        if self.state in FINAL_STATES:
-            return True
-        return self.record is not None and self.record.is_final and self.state is self.record.state
-
-
-@dataclass(frozen=True)
-class PackView:
-    """One pack.
-
-    Attributes:
-        record: What was planned.
-        job_id: What Slurm calls it, `4711` or `4711_2`; empty while that is not known.
-        slurm: Slurm's row; None where Slurm has forgotten it or does not answer.
-        slurm_state: State of its Slurm job; None where Slurm could not be asked.
-        attempt: Its newest attempt, 0 before its first start.
-        is_elsewhere: Its Slurm job is not known to be one of this cluster.
-        members: Its members by number.
-        kill: The killed runner for which Slurm has put it back into its queue; None where it is
-            not there for one.
-    """
-
-    record: PackRecord
-    job_id: str
-    slurm: SlurmJob | None
-    slurm_state: SlurmJobState | None
-    attempt: int
-    is_elsewhere: bool
-    members: tuple[MemberView, ...]
-    kill: RunnerKill | None = None
-
-    def mode_of(self, member: MemberView) -> str:
-        """How a member shares the GPU; before its first start, how it will."""
-        if member.record is not None and member.record.gpu is not None:
-            return member.record.gpu.mode
-        if self.record.mode is not SharingMode.MPS or self.record.share != AUTO:
-            return self.record.mode.value
-        # A member that started without a GPU that could be named had no MPS.
-        has_started = member.record is not None and member.record.starts > 0
-        return SharingMode.TIMESLICE.value if has_started else AUTO
-
-    @staticmethod
-    def cause_of(member: MemberView) -> str:
-        """The class of a member's end; empty where it has not ended."""
-        record = member.record
-        if record is not None and record.cause and member.state is record.state:
-            return record.cause
-        code = record.exit_code if record else None
-        started = record is not None and record.starts > 0
-        cause = choose_plain_cause(member.state, code, started=started)
-        return cause.value if cause else ""
-
-    @cached_property
-    def _pauses(self) -> list[MemberPause]:
-        """When members were paused; read where it is asked for."""
-        return read_pauses(Path(self.members[0].files.path).parents[1])
-
-    def count_paused_s(self, member: MemberView, begin: float, end: float) -> float:
-        """For how much of a time of its present start its runner has paused a member.
-
-        Args:
-            member: The member.
-            begin: From when, in seconds since the epoch.
-            end: Until when; what has not ended lasts until then.
-        """
-        record = member.record
-        if record is None:
-            return 0.0
-        spans = [
-            (max(pause.begin, begin), end if pause.end is None else min(pause.end, end))
-            for pause in self._pauses
-            if (pause.member, pause.start) == (member.member.number, record.starts)
-        ]
-        return sum(max(0.0, high - low) for low, high in spans)
-
-    @property
-    def where_to_ask(self) -> str:
-        """Where Slurm knows the job of a pack that is elsewhere."""
-        cluster = self.record.cluster
-        return f"the cluster {cluster}" if cluster else f"the cluster of {self.record.submit_host}"
-
-    @property
-    def shown_id(self) -> str:
-        """The id that its members are named after: that of the whole submission."""
-        return self.record.shown_id or self.own_id
-
-    @property
-    def is_numbered_pack(self) -> bool:
-        """It is an element of an array whose index is that of no task and no member."""
-        return self.record.is_array and self.record.request is not None
-
-    @property
-    def own_id(self) -> str:
-        """The id of its Slurm job without an element; empty while that is not known."""
-        return self.job_id.partition("_")[0]
 
 
 def survey_packs(

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurm_colloc.report.member_survey import PackView
+    from slurm_colloc.report.member_views import (
+        PackView,
+    )
 
 
 def find_stale(views: Sequence[PackView]) -> list[int]:

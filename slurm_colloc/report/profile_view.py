@@ -5,8 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from slurm_colloc.model.observation import (
+    MeasuredBy,
+    RunningStatistics,
+)
 from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import MeasuredBy, ProfileRecord, RunningStatistics
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,

@@ -8,7 +8,10 @@ from typing import Any
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 
 HEADER = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
 

@@ -10,8 +10,13 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.member_survey import HELD as HELD_REASON
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_survey import (
+    HELD as HELD_REASON,
+)
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.waiting_reasons import REASONS, Reason, find_reason
 from slurm_colloc.report.why_line import Facts, explain_why
 

@@ -27,7 +27,13 @@ from slurm_colloc.report.degree_words import (
     describe_limit,
     explain_kept_waiting,
 )
-from slurm_colloc.report.member_survey import HELD, MemberView, PackView
+from slurm_colloc.report.member_survey import (
+    HELD,
+)
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
 from slurm_colloc.report.waiting_reasons import describe_reason, find_reason

@@ -15,7 +15,10 @@ from slurm_colloc.cli.submit.plan_command import parse_changes, split_pack
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.calibration import Calibration, ModeModel
-from slurm_colloc.model.profile import Completion, Observation
+from slurm_colloc.model.observation import (
+    Completion,
+    Observation,
+)
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_completions, add_observations

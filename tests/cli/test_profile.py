@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.observation import (
     MeasuredBy,
     Observation,
-    ProfileRecord,
     RunningStatistics,
+)
+from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.profile import (
+    ProfileRecord,
 )
 from slurm_colloc.model.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.profile_view import render_profile

@@ -13,7 +13,9 @@ import pytest
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
-from slurm_colloc.model.profile import ProfileRecord
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.report.summary.member_figures import compute_figures

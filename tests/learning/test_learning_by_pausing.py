@@ -11,7 +11,12 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.profile import MeasuredBy, ProfileRecord
+from slurm_colloc.model.observation import (
+    MeasuredBy,
+)
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
 from slurm_colloc.planning.job_needs import Question, build_subject
 from slurm_colloc.planning.known_packs import is_known
 from slurm_colloc.report.profile_view import render_profile

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_colloc.model.observation import (
+    Observation,
+)
 from slurm_colloc.model.prediction_feedback import Compared, Feedback, learn
-from slurm_colloc.model.profile import Observation, ProfileRecord
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
 
 OVERSHOOT = 1.15
 """What pressure keeps of a sensitivity that was not believed yet: at most 11 % after 15 packs."""

@@ -21,7 +21,12 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.member_survey import (
+    survey_packs,
+)
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.report.queue_rows import build_member_json, build_table
 from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.report.state_meanings import explain_member

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState, SlurmJobState
-from slurm_colloc.report.member_survey import MOVING, survey_packs
+from slurm_colloc.report.member_survey import (
+    MOVING,
+    survey_packs,
+)
 from slurm_colloc.report.moving_members import find_stale, show_once
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State

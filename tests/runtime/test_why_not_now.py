@@ -21,7 +21,12 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
-from slurm_colloc.report.member_survey import PackView, survey_packs
+from slurm_colloc.report.member_survey import (
+    survey_packs,
+)
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue import may_start

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState, SlurmJobState
-from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.report.member_survey import (
+    survey_packs,
+)
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state

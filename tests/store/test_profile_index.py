@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.profile import RUN_MOST_S, Observation, ProfileRecord, RunningStatistics
+from slurm_colloc.model.observation import (
+    Observation,
+    RunningStatistics,
+)
+from slurm_colloc.model.profile import (
+    RUN_MOST_S,
+    ProfileRecord,
+)
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.profile import Observation
+from slurm_colloc.model.observation import (
+    Observation,
+)
 from slurm_colloc.planning.join.join_fit import merge_policies
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.faults import compute_signature

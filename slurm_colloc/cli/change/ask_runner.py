@@ -18,7 +18,10 @@ from slurm_colloc.errors import (
 )
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.store.pack.runner_process import is_of_another_host, read_runner
 
 

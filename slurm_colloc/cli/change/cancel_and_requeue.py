@@ -20,7 +20,10 @@ from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_elapsed
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock

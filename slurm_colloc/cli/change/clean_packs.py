@@ -7,7 +7,9 @@ import time
 from slurm_colloc.cli.look.queue_and_history import parse_age
 from slurm_colloc.cli.session import Session
 from slurm_colloc.report.ended_members import collect_ended, list_changed_since
-from slurm_colloc.report.member_survey import PackView
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.store.pack.pack_directory import is_local_alive, read_ended
 from slurm_colloc.store.remove_packs import measure_bytes, remove_pack, remove_remains
 

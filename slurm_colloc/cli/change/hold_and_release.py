@@ -17,7 +17,10 @@ from slurm_colloc.cli.change.cancel_and_requeue import LOOKS_MOST, list_strayed
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.member_holds import (
     forget_hold,

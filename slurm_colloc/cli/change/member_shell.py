@@ -12,7 +12,10 @@ from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import NodeError, SlurmUnreachable, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.selection import Choice
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 
 
 def enter(session: Session, target: str, command: Sequence[str]) -> int:

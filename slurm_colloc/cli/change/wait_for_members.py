@@ -9,7 +9,10 @@ from slurm_colloc.cli.await_summaries import await_summaries
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.model.member import MemberState, Selection
 from slurm_colloc.model.selection import Choice
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.store.all_packs import State
 
 FIRST_PAUSE_S = 0.5

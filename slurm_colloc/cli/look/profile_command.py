@@ -15,7 +15,9 @@ from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.profile import ProfileRecord
+    from slurm_colloc.model.profile import (
+        ProfileRecord,
+    )
 
 profile = typer.Typer(
     name="profile",

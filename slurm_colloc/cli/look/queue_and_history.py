@@ -28,7 +28,10 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.report import ended_members as rows
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.queue_rows import Found, render_table
 from slurm_colloc.report.show_view import find_log_paths, read_from
 

@@ -24,7 +24,10 @@ from slurm_colloc.settings import load_settings
 from slurm_colloc.store.all_packs import open_own_state
 
 if TYPE_CHECKING:
-    from slurm_colloc.report.member_survey import MemberView, PackView
+    from slurm_colloc.report.member_views import (
+        MemberView,
+        PackView,
+    )
     from slurm_colloc.store.pack_reading import StateReader
 
 

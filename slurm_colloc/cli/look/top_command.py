@@ -15,7 +15,9 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.selection import Choice
-from slurm_colloc.report.member_survey import PackView
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.report.speed_words import STALE_S
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -74,7 +76,9 @@ def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
 
 def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: bool = False) -> str:
     """What is known of some packs now; empty where there are none."""
-    from slurm_colloc.report.member_survey import survey_packs
+    from slurm_colloc.report.member_survey import (
+        survey_packs,
+    )
     from slurm_colloc.report.terminal_tables import choose_width
 
     found = []

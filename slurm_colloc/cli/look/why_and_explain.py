@@ -16,7 +16,10 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.selection import Choice
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.report.last_output_line import read_last_line
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import Facts, explain_why

@@ -22,7 +22,10 @@ from slurm_colloc.model.sbatch.dependency import (
     reduce_dependency,
     render_for_slurm,
 )
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.job_options import parse_option

@@ -17,7 +17,10 @@ from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import MemberId, Selection
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.dependency import AFTERCORR, MEMBER_KINDS, Condition, Dependency
-from slurm_colloc.report.member_survey import MemberView, PackView
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 
 Standing = tuple[PackView, MemberView]
 """A member where it is now, which may be another pack than the one that it is named after."""

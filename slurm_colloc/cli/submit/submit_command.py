@@ -33,7 +33,9 @@ from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.submit import submit_call
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.profile import ProfileRecord
+    from slurm_colloc.model.profile import (
+        ProfileRecord,
+    )
     from slurm_colloc.submission.plan.plan_call import CallPlan
 
 JOIN_WAIT_S = 30.0

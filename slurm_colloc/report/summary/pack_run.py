@@ -15,8 +15,16 @@ from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out
 from slurm_colloc.metrics.rates import WINDOW_LEAST_S, Settled, settle
 from slurm_colloc.metrics.series import Window
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.profile import ProfileRecord
-from slurm_colloc.report.member_survey import MemberView, PackView, survey_packs
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
+from slurm_colloc.report.member_survey import (
+    survey_packs,
+)
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
 from slurm_colloc.report.summary.pack_samples import (
     NO_GPU,
     GpuSamples,

@@ -12,7 +12,9 @@ from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
 from slurm_colloc.report.degree_words import describe_degree
-from slurm_colloc.report.member_survey import PackView
+from slurm_colloc.report.member_views import (
+    PackView,
+)
 from slurm_colloc.report.show_view import read_fallbacks
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member

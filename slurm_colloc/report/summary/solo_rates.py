@@ -12,8 +12,14 @@ from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import Interval, Rate, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import find_covered
+from slurm_colloc.model.observation import (
+    MeasuredBy,
+)
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.profile import MeasuredBy, ProfileRecord, rates_agree
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+    rates_agree,
+)
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.rates_by_pausing import (

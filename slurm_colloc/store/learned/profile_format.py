@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.observation import (
+    MeasuredBy,
+    RunningStatistics,
+)
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.profile import (
     MEANS,
     PEAKS,
     STATISTICS,
-    MeasuredBy,
     ProfileRecord,
-    RunningStatistics,
 )
 from slurm_colloc.model.shrunken_mean import LARGEST, ShrunkenMean
 from slurm_colloc.store.foreign_json import show_foreign

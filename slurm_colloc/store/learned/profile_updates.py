@@ -12,8 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.observation import (
+    Completion,
+    MeasuredBy,
+    Observation,
+)
 from slurm_colloc.model.prediction_feedback import Feedback, learn
-from slurm_colloc.model.profile import Completion, MeasuredBy, Observation, ProfileRecord
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+)
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import ProfileRecord, is_near, rates_agree
+from slurm_colloc.model.profile import (
+    ProfileRecord,
+    is_near,
+    rates_agree,
+)
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.foreign_json import parse_foreign
 from slurm_colloc.store.learned.faults import compute_signature
