@@ -21,7 +21,9 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import make_places
-from slurm_colloc.runtime.wiring import build_parts
+from slurm_colloc.runtime.wiring import (
+    build_parts,
+)
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.pack import inbox

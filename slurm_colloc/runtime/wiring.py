@@ -6,7 +6,6 @@ Who: the user; where: the pack's compute node.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +49,7 @@ from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.runtime.watch.window_rates import WindowRates
@@ -57,42 +57,6 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class RunnerParts:
-    """The parts of a runner; what they do, and when, is the runner's.
-
-    Attributes:
-        lone: The pack has one member, which runs as its batch script would.
-        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
-    """
-
-    lone: bool
-    passes_on: bool
-    steps: GuardedSteps
-    starter: MemberStarter
-    members: PackMembers
-    states: StateWriter
-    fence: AttemptFence
-    slurm_decision: SlurmDecision
-    gpu_mode: GpuMode
-    monitor: PackMonitor
-    control: MemberControl
-    pauser: MemberPauser
-    requests: RequestHandler
-    probe_window: ProbeWindow
-    measured_degree: MeasuredDegree
-    start_queue: StartQueue
-    place_filler: PlaceFiller
-    intake: MemberIntake
-    take_over: MemberTakeOver
-    starts: StartCollector
-    ends: EndCollector
-    pack_end: PackEnd
-    dependents: Dependents
-    mails: MemberMails
-    last_work: LastWork
 
 
 def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:

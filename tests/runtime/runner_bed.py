@@ -19,7 +19,9 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackPlace
-from slurm_colloc.runtime.wiring import build_parts
+from slurm_colloc.runtime.wiring import (
+    build_parts,
+)
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State

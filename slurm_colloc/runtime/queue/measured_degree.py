@@ -19,12 +19,15 @@ from slurm_colloc.model.degree.describe_curve import describe_curve
 from slurm_colloc.model.degree.measured_curve import (
     DegreeDecision,
     DegreeState,
-    RateAlone,
-    RateSource,
 )
 from slurm_colloc.model.degree.measurement import measure_degree
 from slurm_colloc.model.degree.measurement_windows import (
     DegreeMeasurement,
+)
+from slurm_colloc.model.degree.measuring_reason import (
+    AGAIN_S,
+    find_measuring_reason,
+    may_cost,
 )
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
@@ -40,16 +43,10 @@ from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degree
 
-AGAIN_S = 600.0
-"""How often a pack is measured again whose company has not changed."""
 AFTER_SIGNAL_S = 60.0
 """What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
 AFTER_ABORT_S = 5.0
 """After a measurement that was ended by a member that came or went."""
-FIRST_COST_MOST_S = 10.0
-"""What the first measurement may cost, its attempts included."""
-COST_MOST = 0.01
-"""What measuring may cost of a pack's progress; only its first measurement may cost more."""
 LOOK_S = 0.25
 
 
@@ -249,33 +246,25 @@ class MeasuredDegree:
         if not self._to_measure.have_settled(running, counts):
             return
         self._wants = self._wants or self._find_reason(running)
-        if self._wants and self._may_cost():
+        elapsed_s = self._clock() - (self._begun_at or self._clock())
+        is_first = not self._measured
+        if self._wants and may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
             self._journal.write("measures", members=len(running), reason=self._wants)
             self._wants = ""
             self._begin(running, counts)
 
     def _find_reason(self, running: Sequence[Member]) -> str:
         """Why the pack is to be measured now; empty where it is not."""
-        kinds = self._to_measure.count_kinds(running)
-        if not self._measured:
-            return "it has settled"
-        if set(kinds) - set(self._measured):
-            return "another kind of member has come"
-        if sum(kinds.values()) > sum(self._measured.values()):
-            return "more members have come"
-        if self._parked.list_parked() and set(kinds) != set(self._measured):
-            return "members of a kind have gone"
-        if self._clock() >= self._measured_at + AGAIN_S:
-            return f"{AGAIN_S / 60:g} minutes have gone by"
+        reason = find_measuring_reason(
+            self._to_measure.count_kinds(running),
+            self._measured,
+            elapsed_s=self._clock() - self._measured_at,
+            has_parked=bool(self._parked.list_parked()),
+        )
+        if reason:
+            return reason
         drifting = self._drift.find([m for m in running if m.paused_at is None])
         return "" if drifting is None else f"the rate of member {drifting.number} has changed"
-
-    def _may_cost(self) -> bool:
-        begun_at = self._clock() if self._begun_at is None else self._begun_at
-        allowed_s = COST_MOST * (self._clock() - begun_at)
-        if not self._measured:
-            allowed_s = max(allowed_s, FIRST_COST_MOST_S)
-        return self._record.cost_s <= allowed_s
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)
@@ -302,12 +291,7 @@ class MeasuredDegree:
 
     def _apply(self, measured: DegreeMeasurement, running: Sequence[Member]) -> None:
         for rate in measured.rates_alone:
-            member = self._members.by_number[rate.member]
-            use = member.gpu
-            self._progress.rates_alone[rate.member] = RateAlone(
-                rate.member, rate.steps_per_s, rate.error, rate.window_s, time.time(),
-                RateSource.PAUSING, None if use is None else use.thread_percentage,
-            )  # fmt: skip
+            self._progress.note_alone(rate)
         self._drift.forget()
         self._measured = self._to_measure.count_kinds(running)
         self._measured_at = self._clock()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
+from slurm_colloc.model.degree.measurement_windows import MeasuredRate
 from slurm_colloc.model.plan import Policy, Rule
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
@@ -120,6 +121,14 @@ class ProgressReader:
     def find_bound(self, member: Member) -> float | None:
         """The slowdown that is accepted for a member; None for any."""
         return member.spec.plan.max_slowdown or self._bound
+
+    def note_alone(self, measured: MeasuredRate) -> None:
+        """The rate of a member while all others were paused."""
+        use = self._members.by_number[measured.member].gpu
+        self.rates_alone[measured.member] = RateAlone(
+            measured.member, measured.steps_per_s, measured.error, measured.window_s, time.time(),
+            RateSource.PAUSING, None if use is None else use.thread_percentage,
+        )  # fmt: skip
 
     def find_rate_alone(self, member: Member) -> RateAlone | None:
         """Its rate alone, by the plan or as measured: its own, or that of its family."""
