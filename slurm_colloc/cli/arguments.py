@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import CollocError, UsageProblem
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.store.all_packs import State
 
 _TOLD_MOST = 5

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.choose_access import open_slurm

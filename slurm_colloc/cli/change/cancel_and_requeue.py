@@ -37,7 +37,7 @@ from slurm_colloc.store.pack.take_over import withdraw_moving
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.selection import Choice
+    from slurm_colloc.cli.selection import Choice
 
 LOCK_WAIT_S = 10.0
 
@@ -220,7 +220,7 @@ def ask(found: Found) -> bool:
 
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.selection import Choice
+    from slurm_colloc.cli.selection import Choice
 
 
 def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:

@@ -32,7 +32,7 @@ from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import is_local_alive, list_members, read_moved
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.selection import Choice
+    from slurm_colloc.cli.selection import Choice
 
 LOCK_WAIT_S = 10.0
 RUNNER_ENDS_S = 10.0

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.cli.change.ask_runner import require_here
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import NodeError, SlurmUnreachable, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,

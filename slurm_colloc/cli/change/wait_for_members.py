@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.cli.await_summaries import await_summaries
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.model.member import MemberState, Selection
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,

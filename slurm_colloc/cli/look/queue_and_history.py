@@ -21,12 +21,12 @@ from slurm_colloc.cli.arguments import (
     tell_problems,
     tell_unreadable,
 )
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.member import ALL
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.report import ended_members as rows
 from slurm_colloc.report.member_views import (
     MemberView,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurm_colloc.cli.arguments import Json, Name, States, User, tell_problems
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.settings import load_settings
 from slurm_colloc.store.all_packs import open_own_state

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from slurm_colloc.cli.arguments import Name, States, Targets, User, describe_damaged
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ALL, MemberState
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.report.member_views import (
     PackView,
 )

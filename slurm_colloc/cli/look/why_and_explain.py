@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.selection import Choice
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.report.last_output_line import read_last_line
 from slurm_colloc.report.member_views import (

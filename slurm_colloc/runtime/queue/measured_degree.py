@@ -16,14 +16,9 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_no_more
 from slurm_colloc.model.degree.describe_curve import describe_curve
-from slurm_colloc.model.degree.measured_curve import (
-    DegreeDecision,
-    DegreeState,
-)
+from slurm_colloc.model.degree.measured_curve import DegreeDecision, DegreeState
 from slurm_colloc.model.degree.measurement import measure_degree
-from slurm_colloc.model.degree.measurement_windows import (
-    DegreeMeasurement,
-)
+from slurm_colloc.model.degree.measurement_windows import DegreeMeasurement
 from slurm_colloc.model.degree.measuring_reason import (
     AGAIN_S,
     find_measuring_reason,
