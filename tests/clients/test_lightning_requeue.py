@@ -16,7 +16,8 @@ from ..wait_until import wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.long]
 
 PROGRAM = Path(__file__).parent / "programs" / "train_until_requeued.py"
-STEPS = 520
+STEPS = 800
+"""Longer than a member's limit: in a pack it is its own times the accepted slowdown."""
 PATIENCE_S = 500
 HEAD = """#!/bin/bash
 #SBATCH --gres=gpu:1 --nodes=1 --ntasks-per-node=1 --cpus-per-task=2 --mem=1500M

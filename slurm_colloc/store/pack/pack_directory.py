@@ -30,6 +30,8 @@ from slurm_colloc.store.record_files import read_record
 
 ENTRY = "entry.json"
 """A joiner's entry, until it goes into the inbox."""
+SLURM_SECOND_S = 1.0
+"""Slurm says when a job ended in whole seconds, rounded down."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +140,10 @@ def read_end_limit(pack: Path) -> float | None:
         StateError: It is damaged.
     """
     record = read_record(f"{pack}/ended.json", PackEndRecord)
-    if record is None or record.ended_at is not None:
-        return None if record is None else record.ended_at
+    if record is None:
+        return None
+    if record.ended_at is not None:
+        return record.ended_at + SLURM_SECOND_S
     with contextlib.suppress(OSError):
         return (pack / "ended.json").stat().st_mtime
     return None

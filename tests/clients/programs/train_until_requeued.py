@@ -14,7 +14,7 @@ warnings.filterwarnings("ignore")
 import lightning.pytorch as pl  # noqa: E402
 from lightning.pytorch.plugins.environments import SLURMEnvironment  # noqa: E402
 
-STEPS = 520
+STEPS = 800
 STEP_S = 0.25
 
 
