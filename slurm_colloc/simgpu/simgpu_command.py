@@ -41,7 +41,12 @@ _FAULT = re.compile(
     r"|held=(GPU|MIG)-[\w-]+|vgpu|real-latency"
     r"|(hang|lost-in)=nvml\w+(#\d+)?|fail=nvml\w+(#\d+)?:\d+|slow=nvml\w+(#\d+)?:\d+(\.\d+)?"
 )
-_MIG_WORDS = {(0, 0): "", (1, 1): "  MIG", (0, 1): "  MIG pending", (1, 0): "  MIG, off pending"}
+_MIG_WORDS = {
+    "[0, 0]": "",
+    "[1, 1]": "  MIG",
+    "[0, 1]": "  MIG pending",
+    "[1, 0]": "  MIG, off pending",
+}
 _MODE_NAMES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 
 
@@ -129,11 +134,10 @@ def _render_status(*, as_json: bool) -> str:
         return json.dumps(rows, indent=2) + "\n"
     lines = []
     for row in rows:
-        current, pending = row["mig_mode"]  # type: ignore[misc]
         lines.append(
             f"{row['node']}:{row['nvml_index']}  {row['uuid']}  {row['name']}  "
             f"{row['compute_mode']}  {row['used_gpu_memory_mb']} of {row['gpu_memory_mb']} MiB"
-            f"{_MIG_WORDS[current, pending]}"
+            f"{_MIG_WORDS[str(row['mig_mode'])]}"
         )
         lines += [
             f"    {device['uuid']}  {device['profile']}  instance {device['instance']}  "
