@@ -2,8 +2,8 @@
 
 Sizes are those of NVIDIA's data sheets (B200, H200, H100 SXM5, A100 SXM4 with 80 and 40 GB, A30)
 and of the CUDA programming guide (multiprocessors, FP32 lanes: 128 each on Hopper and Blackwell,
-64 on these Amperes). The names and the gpu_memory are as nvidia-smi prints them. Idle power and what the
-driver reserves are plausible, not measured, and so is all of the B200 but its MIG profiles.
+64 on these Amperes). The names and the gpu_memory are as nvidia-smi prints them. Idle power and
+what the driver reserves are plausible, not measured, and so is most of the B200.
 """
 
 from __future__ import annotations
