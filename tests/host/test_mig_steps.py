@@ -114,11 +114,10 @@ def _occupy_something(double: MigDouble, uuid: str, data: st.DataObject) -> bool
         for one in double.gpus[uuid].instances or ()
         for compute in one.compute
     ]
-    if standing and data.draw(st.booleans()):
-        chosen = data.draw(st.integers(0, len(standing) - 1))
-        double.busy.add(standing[chosen])
-        return True
-    return False
+    number = data.draw(st.integers(-1, len(standing) - 1))
+    if number >= 0:
+        double.busy.add(standing[number])
+    return number >= 0
 
 
 @given(places())
