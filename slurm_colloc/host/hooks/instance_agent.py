@@ -33,8 +33,11 @@ from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.change_instances import change_instances
 from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.instance_records import describe_instances
+from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mig_state import MigClaim, MigGpu
+from slurm_colloc.host.mig.mig_state import (
+    MigGpu,
+)
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
 from slurm_colloc.model.printable import cut

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.mig.mig_state import MigProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import remove_groups
@@ -227,6 +226,7 @@ class JobUndo:
     def _restore_mig(self) -> None:
         """Take away what the GPUs are divided into for the job, and set MIG modes back."""
         from slurm_colloc.host.mig.mig_session import MigSession
+        from slurm_colloc.host.mig.mig_state import MigProblem
         from slurm_colloc.host.mig.restore_gpu import restore
 
         claims, report = self._checkpoint.mig, self.report
