@@ -47,6 +47,9 @@ REQUEST_MAX_BYTES = 4096
 _REQUEST_S = 2.0
 """How long a request may take to arrive: others wait meanwhile."""
 
+_DRAIN_S = 0.2
+_DRAINS_MAX = 16
+
 _CHANGE_S = 30.0
 _LOCK_S = 5.0
 _LOOK_S = 15.0
@@ -120,6 +123,7 @@ class InstanceAgent:
             with contextlib.suppress(OSError):
                 connection.settimeout(_REQUEST_S)
                 connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
+                _drain(connection)
 
     def _answer(self, data: bytes) -> dict[str, Any]:
         request = parse_request(data)
@@ -266,6 +270,16 @@ def _receive(connection: socket.socket) -> bytes:
     if len(line) > REQUEST_MAX_BYTES:
         raise NodeError(f"the request is longer than {REQUEST_MAX_BYTES} bytes")
     return line
+
+
+def _drain(connection: socket.socket) -> None:
+    """Take what was sent beyond the request: unread, it would cost the client the answer."""
+    connection.shutdown(socket.SHUT_WR)
+    ends_at = time.monotonic() + _DRAIN_S
+    for _ in range(_DRAINS_MAX):
+        connection.settimeout(max(0.001, ends_at - time.monotonic()))
+        if not connection.recv(REQUEST_MAX_BYTES):
+            break
 
 
 def _read_peer_uid(connection: socket.socket) -> int:
