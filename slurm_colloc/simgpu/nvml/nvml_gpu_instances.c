@@ -34,12 +34,19 @@ EXPORT result nvmlDeviceSetMigMode(struct device *device, unsigned mode, result 
     struct gpu gpu;
     struct instances instances;
     unsigned values[2];
+    int lock, done;
     ENTER_DEVICE(device, &gpu);
     NEED(mode <= 1 && activation);
     if (!gpu.mig)
         return NOT_SUPPORTED;
     if (geteuid() != 0)
         return NO_PERMISSION;
+    if (mode != gpu.mig_mode && gpu.architecture >= HOPPER)
+        take_time(MODE_S);
+    lock = lock_node(node, LOCK_EX);
+    if (lock < 0)
+        return UNKNOWN;
+    read_gpu(node, gpu.nvml_index, &gpu);
     read_instances(&gpu, &instances);
     if (mode == gpu.mig_mode)
         *activation = SUCCESS;
@@ -47,11 +54,11 @@ EXPORT result nvmlDeviceSetMigMode(struct device *device, unsigned mode, result 
         *activation = IN_USE;
     else
         *activation = gpu.architecture >= HOPPER ? SUCCESS : RESET_REQUIRED;
-    if (*activation == SUCCESS && mode != gpu.mig_mode)
-        take_time(MODE_S);
     values[0] = *activation == SUCCESS ? mode : gpu.mig_mode;
     values[1] = mode;
-    return write_gpu_values(node, &gpu, keys, values) ? SUCCESS : UNKNOWN;
+    done = write_gpu_values(node, &gpu, keys, values);
+    close(lock);
+    return done ? SUCCESS : UNKNOWN;
 }
 
 /* ---- instances --------------------------------------------------------------------------- */
@@ -186,7 +193,9 @@ static result create(const char *call, struct device *device, unsigned id,
     lock = lock_node(node, LOCK_EX);
     if (lock < 0)
         return UNKNOWN;
-    done = make_instance(&gpu, &table, &profile, placement, &serial);
+    /* Another program may have switched the mode meanwhile. */
+    read_gpu(node, gpu.nvml_index, &gpu);
+    done = gpu.mig_mode ? make_instance(&gpu, &table, &profile, placement, &serial) : NOT_SUPPORTED;
     close(lock);
     if (!done)
         *instance = get_handle(device, serial);

@@ -220,10 +220,8 @@ int write_gpu_values(const char *node, const struct gpu *gpu, const char *const 
                      const unsigned *values)
 {
     char path[PATH_MAX], temporary[PATH_MAX + 8], text[FILE_BYTES], *line, *rest = NULL;
-    int lock = lock_node(node, LOCK_EX), file, done = 0, number;
+    int file, done = 0, number;
     FILE *out = NULL;
-    if (lock < 0)
-        return 0;
     snprintf(path, sizeof path, "%s/gpus/%d", node, gpu->nvml_index);
     snprintf(temporary, sizeof temporary, "%s.new", path);
     if (read_text(path, text, sizeof text) >= 0) {
@@ -245,7 +243,6 @@ int write_gpu_values(const char *node, const struct gpu *gpu, const char *const 
             fprintf(out, "%s=%u\n", keys[number], values[number]);
         done = !fclose(out) && !rename(temporary, path);
     }
-    close(lock);
     return done;
 }
 
