@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY, SETUP, Checkpoint
+from slurm_colloc.host.hooks.checkpoint import READY, SETUP, UNDOING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, NodePolicy, read_policy
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.change_instances import change_instances
@@ -106,7 +106,7 @@ class InstanceAgent:
         return (
             checkpoint is not None
             and bool(checkpoint.mig)
-            and checkpoint.phase != "undoing"
+            and checkpoint.phase != UNDOING
             and checkpoint.boot == read_boot_id()
         )
 
