@@ -21,7 +21,14 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.job_needs import Need, Question, choose_time_limit_s, compute_need
+from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    choose_time_limit_s,
+    compute_need,
+    compute_needs,
+)
 from slurm_colloc.planning.limits.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.unknown_packs import plan_unknown
@@ -230,6 +237,11 @@ def _plan_bucket(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     if len(indices) == 1:
         # It gets what it asked for: no share of a node, no stretched time.
         return [build_lone_pack(indices[0], question.jobs[indices[0]], _NOBODY)]
+    layout = ShareRequest.parse(question.policy.share).layout
+    if layout and question.policy.mode is SharingMode.MIG:
+        from slurm_colloc.planning.mig.layout_packs import plan_on_layout
+
+        return plan_on_layout(question, compute_needs(question, indices), layout)
     if question.policy.rule is Rule.CSUB and (
         question.calibration is None or not question.profiles
     ):

@@ -49,6 +49,7 @@ class PackRecord:
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
             elements; in the packs of the first, where there are several.
         settings: What its runner goes by; None where an older csub wrote none.
+        layout: The words of the MIG instances that it asks its node for; none in other modes.
     """
 
     pack_id: str
@@ -81,6 +82,7 @@ class PackRecord:
     shown_id: str = ""
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     settings: RunnerSettings | None = None
+    layout: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,4 +121,6 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
         if value["plan"][name] is None:
             del value["plan"][name]
+    if not value["plan"]["instance"]:
+        del value["plan"]["instance"]
     return value
