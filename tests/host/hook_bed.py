@@ -61,6 +61,10 @@ class Bed:
         return self.home / "node.toml"
 
     @property
+    def slurm_conf(self) -> Path:
+        return self.home / "slurm.conf"
+
+    @property
     def audit_log(self) -> Path:
         return self.home / "log" / "hooks.log"
 
@@ -86,6 +90,7 @@ class Bed:
             "SLURM_JOB_PARTITION": "gpu",
             "SLURM_JOB_GPUS": "0",
             "SLURM_JOB_COMMENT": COMMENT,
+            "SLURM_CONF": str(self.slurm_conf),
             **variables,
         }
         return {name: value for name, value in found.items() if value is not None}
