@@ -37,12 +37,13 @@ struct opened {
     struct gpu_instance one;
 };
 
-static result open_instance(const struct instance_handle *handle, struct opened *opened)
+static result open_instance(const char *call, const struct instance_handle *handle,
+                            struct opened *opened)
 {
     const struct gpu_instance *one;
     const struct profile *profile;
     NEED(is_handle(handle));
-    ENTER_DEVICE_OF(NULL, handle->device, &opened->gpu);
+    ENTER_DEVICE_OF(call, handle->device, &opened->gpu);
     read_instances(&opened->gpu, &opened->instances);
     one = find_gpu_instance(&opened->instances, handle->serial);
     if (!one || !read_profiles(&opened->gpu, &opened->table))
@@ -55,9 +56,9 @@ static result open_instance(const struct instance_handle *handle, struct opened 
     return SUCCESS;
 }
 
-#define OPEN_INSTANCE(handle, opened)                                                              \
+#define OPEN_INSTANCE(call, handle, opened)                                                        \
     do {                                                                                           \
-        result opened_ = open_instance(handle, opened);                                            \
+        result opened_ = open_instance(call, handle, opened);                                      \
         if (opened_)                                                                               \
             return opened_;                                                                        \
     } while (0)
@@ -122,9 +123,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstanceProfileInfo(struct instance_handl
     struct opened opened;
     struct compute_profile profile;
     result found;
-    ENTER();
     NEED(info && engines == 0);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     found = get_compute_profile(&opened, number, &profile);
     if (!found)
         fill_info(&opened, &profile, info);
@@ -138,9 +138,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstanceProfileInfoV(struct instance_hand
     struct opened opened;
     struct compute_profile profile;
     result found;
-    ENTER();
     NEED(info && engines == 0);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     found = get_compute_profile(&opened, number, &profile);
     if (found)
         return found;
@@ -159,9 +158,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstancePossiblePlacements(struct instanc
     struct opened opened;
     struct compute_profile profile;
     result found;
-    ENTER();
     NEED(count);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     found = get_compute_profile(&opened, id, &profile);
     if (found)
         return found;
@@ -191,9 +189,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstanceRemainingCapacity(struct instance
     struct compute_profile profile;
     unsigned number;
     result found;
-    ENTER();
     NEED(count);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     found = get_compute_profile(&opened, id, &profile);
     if (found)
         return found;
@@ -247,19 +244,15 @@ static result create(const char *call, struct instance_handle *handle, unsigned 
     unsigned number, known = 0;
     result done;
     int lock;
-    struct faults faults;
-    done = enter(call, &faults);
-    if (done)
-        return done;
     NEED(instance);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(call, handle, &opened);
     if (geteuid() != 0)
         return NO_PERMISSION;
     take_time(CREATE_S);
     lock = lock_node(node, LOCK_EX);
     if (lock < 0)
         return UNKNOWN;
-    done = open_instance(handle, &opened);
+    done = open_instance(NULL, handle, &opened);
     if (!done)
         done = get_compute_profile(&opened, id, &profile);
     for (number = 0; !done && number < profile.count; number++) {
@@ -315,9 +308,8 @@ EXPORT result nvmlComputeInstanceDestroy(struct instance_handle *handle)
     struct compute_instance *part;
     result done = IN_USE;
     int lock;
-    ENTER();
     NEED(is_handle(handle));
-    ENTER_DEVICE_OF(NULL, handle->device, &gpu);
+    ENTER_DEVICE(handle->device, &gpu);
     if (geteuid() != 0)
         return NO_PERMISSION;
     take_time(DESTROY_S);
@@ -345,9 +337,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstances(struct instance_handle *handle,
     struct compute_profile profile;
     unsigned number;
     result known;
-    ENTER();
     NEED(found && count);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     if (geteuid() != 0)
         return NO_PERMISSION;
     known = get_compute_profile(&opened, id, &profile);
@@ -367,9 +358,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstanceById(struct instance_handle *hand
 {
     struct opened opened;
     unsigned number;
-    ENTER();
     NEED(found);
-    OPEN_INSTANCE(handle, &opened);
+    OPEN_INSTANCE(__func__, handle, &opened);
     if (geteuid() != 0)
         return NO_PERMISSION;
     for (number = 0; number < opened.instances.compute_count; number++) {
@@ -396,9 +386,8 @@ EXPORT result nvmlComputeInstanceGetInfo_v2(struct instance_handle *handle,
     struct instances instances;
     const struct compute_instance *part;
     unsigned number;
-    ENTER();
     NEED(is_handle(handle) && info);
-    ENTER_DEVICE_OF(NULL, handle->device, &gpu);
+    ENTER_DEVICE(handle->device, &gpu);
     read_instances(&gpu, &instances);
     part = find_compute_instance(&instances, handle->serial);
     if (!part)

@@ -393,9 +393,8 @@ EXPORT result nvmlGpuInstanceDestroy(struct instance_handle *handle)
     unsigned number;
     result done = IN_USE;
     int lock;
-    ENTER();
     NEED(is_handle(handle));
-    ENTER_DEVICE_OF(NULL, handle->device, &gpu);
+    ENTER_DEVICE(handle->device, &gpu);
     if (geteuid() != 0)
         return NO_PERMISSION;
     take_time(DESTROY_S);
@@ -481,9 +480,8 @@ EXPORT result nvmlGpuInstanceGetInfo(struct instance_handle *handle,
     struct gpu gpu;
     struct instances instances;
     const struct gpu_instance *one;
-    ENTER();
     NEED(is_handle(handle) && info);
-    ENTER_DEVICE_OF(NULL, handle->device, &gpu);
+    ENTER_DEVICE(handle->device, &gpu);
     read_instances(&gpu, &instances);
     one = find_gpu_instance(&instances, handle->serial);
     if (!one)
