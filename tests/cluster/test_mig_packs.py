@@ -1,0 +1,164 @@
+"""Packs on MIG instances that root's prolog makes and its epilog takes away, on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from ..signalling import send_signal
+from ..wait_until import wait_until
+from .conftest import CsubUser, user_of
+from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
+from .mps import Untouched, explained, read_setup, runner_pid
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root]
+
+LAYOUT = "--share=mig=3g+2g+1g+1g"
+OPTIONS = ("--gres=gpu:1", "-c1", "--mem=100M", "--time=5", "--no-requeue")
+TRAIN = 'echo "device=$CUDA_VISIBLE_DEVICES"; simgpu run --seconds 300 & pid=$!; '
+UNTIL_END = "until [ -e end ]; do kill -0 $pid || exit 1; sleep 0.1; done; kill $pid"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Sandbox]:
+    """One node with one simulated GPU whose MIG mode is on, and hooks that may divide it."""
+    with sandbox_with_hooks(gpus_per_node=1, mig=True, gpu_type="h100") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    require_other_users(accounts[0])
+    with user_of(cluster, accounts[0]) as somebody:
+        somebody.script("train.sh", TRAIN + UNTIL_END)
+        yield somebody
+
+
+def submit(user: CsubUser, share: str = LAYOUT, tasks: str = "1-4", *more: str) -> str:
+    return user.submit(share, *OPTIONS, *more, f"--array={tasks}", "train.sh")
+
+
+def wait_for_instances(user: CsubUser, job_id: str, *numbers: int) -> dict[int, str]:
+    """Wait until members run on instances; which each has."""
+    rows = user.wait_for_states(job_id, dict.fromkeys(numbers, "RUNNING"))
+
+    def told() -> bool:
+        return all("device=" in user.output(f"slurm-{job_id}_{n}.out") for n in numbers)
+
+    wait_until(told, "the members' own words")
+    found = {}
+    for number in numbers:
+        (uuid,) = rows[number]["gpu_uuids"]
+        assert user.output(f"slurm-{job_id}_{number}.out").startswith(f"device={uuid}\n")
+        found[number] = uuid
+    return found
+
+
+@pytest.mark.smoke
+def test_a_pack_runs_from_csub_to_the_report_each_member_on_its_own_instance(
+    user: CsubUser,
+) -> None:
+    untouched = Untouched(user)
+    planned = user.csub("plan", LAYOUT, *OPTIONS, "--array=1-4", "train.sh").stdout
+    assert "|   1g   |   1g   |        2g       |                 3g                |" in planned
+    job_id = submit(user)
+    with explained(user, job_id):
+        instances = wait_for_instances(user, job_id, 1, 2, 3, 4)
+        assert len(set(instances.values())) == 4
+        assert all(uuid.startswith("MIG-") for uuid in instances.values())
+        rows = user.members(job_id)
+        assert [rows[n]["mig_instance"] for n in (1, 2, 3, 4)] == [
+            "3g.40gb",
+            "2g.20gb",
+            "1g.10gb",
+            "1g.10gb",
+        ]
+        shown = user.csub("show", job_id).stdout
+        assert "Sharing:  mig, 4 at the same time (the node has cut the GPU" in shown
+        assert f"3g.40gb {instances[1]} (40448 MB, 60 SMs): {job_id}/1" in shown
+        inner = user.csub("show", f"{job_id}/2").stdout
+        assert f"mig, 2g.20gb {instances[2]}" in inner
+        (user.home / "end").touch()
+        assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
+        report = user.csub("report", job_id).stdout
+        assert "3g.40gb" in report
+        wait_for_epilog(user.sandbox, job_id)
+        untouched.check()
+
+
+def test_the_gpu_is_as_before_after_scancel(user: CsubUser) -> None:
+    untouched = Untouched(user)
+    job_id = submit(user)
+    with explained(user, job_id):
+        wait_for_instances(user, job_id, 1, 2, 3, 4)
+        user.run(["scancel", job_id])
+        wait_for_epilog(user.sandbox, job_id)
+        untouched.check()
+
+
+def find_agent(cluster: Sandbox, job_id: str) -> int | None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"agent" in words and job_id.encode() in words:
+                place = os.fsencode(str(cluster.layout.prepared))
+                if any(word.startswith(place) for word in words):
+                    return int(entry.name)
+    return None
+
+
+@pytest.mark.parametrize("part", ["runner", "agent", "member", "slurmd"])
+def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None:
+    untouched = Untouched(user)
+    job_id = submit(user)
+    with explained(user, job_id):
+        wait_for_instances(user, job_id, 1, 2, 3, 4)
+        if part == "slurmd":
+            node = user.sandbox.node_names[0]
+            user.sandbox.kill_node(node)
+            user.sandbox.start_node(node)
+        else:
+            pids = {
+                "runner": lambda: runner_pid(user, job_id),
+                "agent": lambda: find_agent(user.sandbox, job_id),
+                "member": lambda: int(user.members(job_id)[2]["pid"] or 0),
+            }
+            pid = pids[part]()
+            assert pid
+            known = identify(pid)
+            assert known is not None
+            assert send_signal(known, signal.SIGKILL)
+        (user.home / "end").touch()
+        user.finish(job_id)
+        wait_for_epilog(user.sandbox, job_id)
+        untouched.check()
+
+
+def test_the_slices_of_those_that_end_go_to_a_larger_one(user: CsubUser) -> None:
+    untouched = Untouched(user)
+    user.script("large.sh", TRAIN + "sleep 1; kill $pid")
+    job_id = user.submit(
+        "pack", "--share=mig=2g+2g+2g", *OPTIONS, "--pack-size=4", "train.sh", "train.sh",
+        "train.sh", "--gpu-mem=30G", "large.sh",
+    )  # fmt: skip
+    with explained(user, job_id):
+        wait_for_instances(user, job_id, 1, 2, 3)
+        user.csub("cancel", f"{job_id}/1", f"{job_id}/2")
+        rows = user.wait_for_rows(job_id, lambda rows: rows[4]["starts"], "the large one")
+        assert rows[4]["mig_instance"] in ("3g.40gb", "4g.40gb")
+        assert rows[3]["state"] == "RUNNING"
+        assert read_setup(user, job_id)["can_change"] is True
+        (user.home / "end").touch()
+        user.finish(job_id)
+        wait_for_epilog(user.sandbox, job_id)
+        untouched.check()
