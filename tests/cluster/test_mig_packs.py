@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -16,12 +17,12 @@ from ..signalling import send_signal
 from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
-from .mps import Untouched, explained, read_setup, runner_pid
+from .mps import Untouched, explained, pack_directory, read_setup, runner_pid
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
 LAYOUT = "--share=mig=3g+2g+1g+1g"
-OPTIONS = ("--gres=gpu:1", "-c1", "--mem=100M", "--time=5", "--no-requeue")
+OPTIONS = ("--gres=gpu:1", "-c1", "--mem=600M", "--time=5", "--no-requeue")
 TRAIN = 'echo "device=$CUDA_VISIBLE_DEVICES"; simgpu run --seconds 300 & pid=$!; '
 UNTIL_END = "until [ -e end ]; do kill -0 $pid || exit 1; sleep 0.1; done; kill $pid"
 
@@ -110,11 +111,18 @@ def find_agent(cluster: Sandbox, job_id: str) -> int | None:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"agent" in words and job_id.encode() in words:
+            if b"slurm_colloc.host.hooks.instance_agent" in words and job_id.encode() in words:
                 place = os.fsencode(str(cluster.layout.prepared))
                 if any(word.startswith(place) for word in words):
                     return int(entry.name)
     return None
+
+
+def member_pid(user: CsubUser, job_id: str, number: int) -> int:
+    """The script of a member that runs."""
+    folder = pack_directory(user, job_id) / "members" / f"{number:04d}"
+    (started,) = folder.glob("run.*.started")
+    return int(json.loads(started.read_text())["pid"])
 
 
 @pytest.mark.parametrize("part", ["runner", "agent", "member", "slurmd"])
@@ -128,12 +136,12 @@ def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None
             user.sandbox.kill_node(node)
             user.sandbox.start_node(node)
         else:
-            pids = {
-                "runner": lambda: runner_pid(user, job_id),
-                "agent": lambda: find_agent(user.sandbox, job_id),
-                "member": lambda: int(user.members(job_id)[2]["pid"] or 0),
-            }
-            pid = pids[part]()
+            if part == "runner":
+                pid: int | None = runner_pid(user, job_id)
+            elif part == "agent":
+                pid = find_agent(user.sandbox, job_id)
+            else:
+                pid = member_pid(user, job_id, 2)
             assert pid
             known = identify(pid)
             assert known is not None
@@ -146,11 +154,10 @@ def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None
 
 def test_the_slices_of_those_that_end_go_to_a_larger_one(user: CsubUser) -> None:
     untouched = Untouched(user)
-    user.script("large.sh", TRAIN + "sleep 1; kill $pid")
-    job_id = user.submit(
-        "pack", "--share=mig=2g+2g+2g", *OPTIONS, "--pack-size=4", "train.sh", "train.sh",
-        "train.sh", "--gpu-mem=30G", "large.sh",
-    )  # fmt: skip
+    user.script("large.sh", TRAIN + "sleep 1; kill $pid", directives="#CSUB --gpu-mem=30G")
+    small = ["train.sh"] * 3
+    options = ("--share=mig=2g+2g+2g", *OPTIONS, "--pack-size=4")
+    job_id = user.submit("pack", *options, *small, "large.sh")
     with explained(user, job_id):
         wait_for_instances(user, job_id, 1, 2, 3)
         user.csub("cancel", f"{job_id}/1", f"{job_id}/2")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.errors import NodeError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
 from slurm_colloc.runtime.gpu.mig_agent import MigChange, ask_for_change, read_answer
@@ -161,8 +162,15 @@ def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sock
 def test_without_an_agent_what_stands_is_all_there_is(bed: Bed) -> None:
     cut(bed, "1g.10gb", "1g.10gb")
     (large,) = want(bed, 5)
-    # Better than to wait for what never comes: its own words say what became of it.
-    assert start_all(bed) == {large.number: "1g.10gb"}
+    assert start_all(bed) == {}
+    told = "waits for a MIG instance with 38000 MB: the largest, 1g.10gb, has 9984 MB"
+    assert large.record.reason == told
+    with pytest.raises(NodeError, match="member 5 cannot be started: "):
+        bed.parts.place_filler.close()
+    # What another driver has rounded by a little is tried.
+    plan = dataclasses.replace(large.spec.plan, gpu_memory_limit_mb=9900, instance="1g")
+    large.spec = dataclasses.replace(large.spec, plan=plan)
+    assert start_all(bed) == {5: "1g.10gb"}
 
 
 def test_nothing_is_measured_where_members_have_walls(bed: Bed) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from slurm_colloc.model.mig.mig_layout import place as find_places
 from slurm_colloc.model.plan import (
     PackPlan,
     PlannedInstance,
@@ -22,7 +23,7 @@ from slurm_colloc.planning.mig.seat_members import (
     fits,
     seat_members,
 )
-from slurm_colloc.planning.mig.seats import Seat
+from slurm_colloc.planning.mig.seats import Seat, build_seats
 from slurm_colloc.planning.pack_description import describe_bounds, describe_sources
 from slurm_colloc.planning.pack_request import Prediction, build_pack
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
@@ -85,6 +86,8 @@ def plan_instances(
     found = []
     for place, subject in enumerate(subjects):
         seat = mine.get(place) or _find_smallest(subject, layout.seats)
+        if seat is None and seats:
+            seat = find_larger_seat(subject, gpu)
         if seat is None:
             return None
         found.append(seat)
@@ -101,6 +104,16 @@ def _find_smallest(subject: Subject, seats: Sequence[Seat]) -> Seat | None:
     """The smallest seat that a waiting member may have."""
     enough = [seat for seat in seats if fits(subject, seat)]
     return max(enough, key=lambda seat: seat.stretch, default=None)
+
+
+def find_larger_seat(subject: Subject, gpu: PlannedGpu) -> Seat | None:
+    """The smallest instance of the GPU that holds a job, whatever the layout; None for none."""
+    every = [
+        build_seats(placed, gpu)[0]
+        for profile in gpu.profiles
+        if (placed := find_places([profile])) is not None
+    ]
+    return _find_smallest(subject, every)
 
 
 def predict_on(

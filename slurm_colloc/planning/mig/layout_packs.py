@@ -14,6 +14,7 @@ from slurm_colloc.planning.mig.instance_packs import (
     InstancePlan,
     build_instance_pack,
     compute_gpu_s,
+    find_larger_seat,
     plan_instances,
 )
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu
@@ -46,6 +47,9 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
     for need in needs:
         subject = build_subject(question, need.index)
         misfit = describe_misfit(labels[need.index], subject, seats)
+        if misfit and question.policy.pack_size and find_larger_seat(subject, gpu):
+            # It waits until those that end have left it enough slices.
+            misfit = ""
         if misfit:
             if ShareRequest.parse(question.policy.share).strict:
                 raise NoPackPossible(misfit, hint="name a larger instance, or leave the ! out")
@@ -86,8 +90,10 @@ def find_refusal(
     overload = compute_overload(needs, at_once, question.capacity)
     if overload:
         return overload
-    subjects = [subject for _, subject in members]
-    if len(members) <= len(seats) and seat_members(subjects, seats) is None:
+    subjects = [subject for _, subject in members if any(fits(subject, seat) for seat in seats)]
+    if not subjects:
+        return "all of them need larger instances than the layout has"
+    if len(subjects) <= len(seats) and seat_members(subjects, seats) is None:
         return "its instances are too small for one more such job"
     return ""
 
@@ -98,13 +104,21 @@ def _build(
     if len(members) == 1:
         index = members[0][0].index
         return build_lone_pack(index, question.jobs[index], "no other job fits beside it")
-    ordered = sorted(members, key=lambda one: (-one[1].run_s, one[1].index))
+
+    def comes_late(subject: Subject) -> bool:
+        return not any(fits(subject, seat) for seat in seats)
+
+    ordered = sorted(members, key=lambda one: (comes_late(one[1]), -one[1].run_s, one[1].index))
     needs, subjects = [need for need, _ in ordered], [subject for _, subject in ordered]
-    at_once = min(len(subjects), question.policy.degree, len(seats))
+    seated = sum(not comes_late(subject) for subject in subjects)
+    at_once = min(seated, question.policy.degree, len(seats))
     planned = plan_instances(question, subjects, seats, at_once)
     if planned is None:
         # The longest would all have a seat only one after the other.
-        order = sorted(range(len(subjects)), key=lambda at: -(subjects[at].gpu_memory_mb or 0))
+        order = sorted(
+            range(len(subjects)),
+            key=lambda at: (comes_late(subjects[at]), -(subjects[at].gpu_memory_mb or 0)),
+        )
         needs, subjects = [needs[at] for at in order], [subjects[at] for at in order]
         planned = plan_instances(question, subjects, seats, at_once)
     assert planned is not None

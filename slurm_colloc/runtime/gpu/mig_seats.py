@@ -76,17 +76,16 @@ class MigSeats:
     def _is_enough(self, instance: MigInstance, need: SeatNeed) -> bool:
         if _has_room(instance.memory_mb, need) and _has_slices(instance.profile, need):
             return True
-        # Where none is as it was planned (another driver's names, or sizes), the largest is tried:
-        # it is better than to wait for what never comes.
+        # Where none is quite as it was planned (another driver rounds sizes otherwise), the largest
+        # is tried: it is better than to wait for what never comes.
         every = self._gpu.instances
-        planned = [
-            one for one in every
-            if _has_room(one.memory_mb, need) and _has_slices(one.profile, need)
-        ]  # fmt: skip
-        if planned or self._list_profiles(need):
+        if self._list_profiles(need) or any(
+            _has_room(one.memory_mb, need) and _has_slices(one.profile, need) for one in every
+        ):
             return False
-        roomy = [one for one in every if _has_room(one.memory_mb, need)] or [max(every, key=_size)]
-        return instance in roomy
+        largest = max(every, key=_size)
+        is_as_large = (instance.memory_mb, instance.sms) == (largest.memory_mb, largest.sms)
+        return is_as_large and (need.gpu_memory_mb or 0) <= instance.memory_mb
 
     def _list_profiles(self, need: SeatNeed) -> list[InstanceProfile]:
         """Profiles that would be enough, the least first; none where nothing can be changed."""

@@ -115,6 +115,8 @@ class PackInstances:
             instance=instance.profile,
             gpu_instance=instance.gpu_instance,
             gpu=self.gpu.uuid,
+            instance_sms=instance.sms,
+            gpu_sms=max((profile.sms for profile in self.gpu.profiles), default=None),
         )
         # CUDA sees one instance at most, and of several GPUs none by its index.
         return use, {"CUDA_VISIBLE_DEVICES": instance.uuid}

@@ -40,6 +40,8 @@ class GpuUse:
         instance: The profile of its MIG instance, `3g.40gb`; empty without one.
         gpu_instance: NVML's id of its GPU instance; None without one.
         gpu: The GPU of that by UUID; empty without one.
+        instance_sms: Streaming multiprocessors of its instance; None without one.
+        gpu_sms: Those of the whole GPU; None where unknown.
     """
 
     mode: str
@@ -50,6 +52,8 @@ class GpuUse:
     instance: str = ""
     gpu_instance: int | None = None
     gpu: str = ""
+    instance_sms: int | None = None
+    gpu_sms: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
