@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.simgpu.install import simulation_environment
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
+from .conftest import CsubUser, administrate, user_of, wait_until_quiet
 from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
-from .mps import Untouched, explained, pack_directory, read_setup, runner_pid
+from .mps import Untouched, explained, list_processes, pack_directory, read_setup, runner_pid
+from .test_hook_kills import find_hook
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -86,10 +89,25 @@ def test_a_pack_runs_from_csub_to_the_report_each_member_on_its_own_instance(
         assert f"3g.40gb {instances[1]} (40448 MB, 60 SMs): {job_id}/1" in shown
         inner = user.csub("show", f"{job_id}/2").stdout
         assert f"mig, 2g.20gb {instances[2]}" in inner
+        latest = pack_directory(user, job_id) / "latest.json"
+
+        def seen() -> bool:
+            gpus = json.loads(latest.read_text())["gpus"] if latest.exists() else {}
+            return all((gpus.get(u) or {}).get("sm_active") for u in instances.values())
+
+        wait_until(seen, "the monitor's figures of each instance")
         (user.home / "end").touch()
         assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
+        wait_until(lambda: user.csub("report", "--json", job_id, check=False).stdout, "the report")
         report = user.csub("report", job_id).stdout
         assert "3g.40gb" in report
+        assert "nothing tells that of a MIG instance" in " ".join(report.split())
+        (summary,) = json.loads(user.csub("report", "--json", job_id).stdout)
+        for member in summary["members"]:
+            assert member["mig"]["uuid"] == instances[member["member"]]
+            assert member["mig"]["gpu_memory_peak_mb"] > 0
+            assert member["mig"]["sm_active"] > 0
+            assert member["sm_share"]["attribution"] == "exact"
         wait_for_epilog(user.sandbox, job_id)
         untouched.check()
 
@@ -150,6 +168,70 @@ def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None
         user.finish(job_id)
         wait_for_epilog(user.sandbox, job_id)
         untouched.check()
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_the_gpu_is_as_before_once_a_hook_was_killed(user: CsubUser, hook: str) -> None:
+    untouched = Untouched(user)
+    job_id = submit(user)
+    with explained(user, job_id):
+        if hook == "epilog":
+            wait_for_instances(user, job_id, 1, 2, 3, 4)
+            (user.home / "end").touch()
+        pid = wait_until(lambda: find_hook(user.sandbox, hook), f"the {hook}")
+        known = identify(pid)
+        if known is not None:
+            send_signal(known, signal.SIGKILL)
+        (user.home / "end").touch()
+        user.run(["scancel", job_id], check=False)
+        wait_until_quiet(user)
+        # What a hook was killed at is Slurm's to say: the node is resumed by its administrator.
+        resume_node(user)
+        (user.home / "end").unlink()
+        # The next job's hooks undo what is left, and find the GPU as it was.
+        after = submit(user)
+        wait_for_instances(user, after, 1, 2, 3, 4)
+        (user.home / "end").touch()
+        user.finish(after)
+        wait_for_epilog(user.sandbox, after)
+        untouched.check()
+
+
+def test_the_gpu_is_as_a_boot_leaves_it_after_a_reboot(user: CsubUser) -> None:
+    untouched = Untouched(user)
+    job_id = submit(user)
+    node = user.sandbox.node_names[0]
+    with explained(user, job_id):
+        wait_for_instances(user, job_id, 1, 2, 3, 4)
+        user.sandbox.kill_node(node, jobs=True)
+        wait_until(lambda: not list_processes(user), "the end of all of its processes")
+        simulation = simulation_environment(user.sandbox.layout.simgpu, node)
+        command = [str(user.sandbox.layout.simgpu / "bin" / "simgpu")]
+        for words in (["reboot"], ["mig", "on"]):
+            subprocess.run([*command, *words], env={**os.environ, **simulation}, check=True)
+        user.sandbox.start_node(node)
+        resume_node(user)
+        user.run(["scancel", job_id], check=False)
+        wait_until_quiet(user)
+        (user.home / "end").touch()
+        after = submit(user)
+        user.finish(after)
+        wait_for_epilog(user.sandbox, after)
+        untouched.check()
+
+
+def resume_node(user: CsubUser) -> None:
+    """As an administrator does who has looked."""
+    node = user.sandbox.node_names[0]
+
+    def is_up() -> bool:
+        text = user.run(["sinfo", "-h", "-o", "%t"], check=False).stdout.split()
+        if text and text[0].rstrip("*") in ("idle", "mix", "alloc"):
+            return "*" not in text[0]
+        administrate(user, "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        return False
+
+    wait_until(is_up, "a node that takes jobs")
 
 
 def test_the_slices_of_those_that_end_go_to_a_larger_one(user: CsubUser) -> None:
