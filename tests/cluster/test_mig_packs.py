@@ -205,10 +205,10 @@ def test_the_gpu_is_as_a_boot_leaves_it_after_a_reboot(user: CsubUser) -> None:
         wait_for_instances(user, job_id, 1, 2, 3, 4)
         user.sandbox.kill_node(node, jobs=True)
         wait_until(lambda: not list_processes(user), "the end of all of its processes")
-        simulation = simulation_environment(user.sandbox.layout.simgpu, node)
+        simulation = simulation_environment(user.sandbox.layout.simgpu)
         command = [str(user.sandbox.layout.simgpu / "bin" / "simgpu")]
         for words in (["reboot"], ["mig", "on"]):
-            subprocess.run([*command, *words], env={**os.environ, **simulation}, check=True)
+            subprocess.run([*command, *words], env={**os.environ, **simulation, "SLURMD_NODENAME": node}, check=True)
         user.sandbox.start_node(node)
         resume_node(user)
         user.run(["scancel", job_id], check=False)
