@@ -12,7 +12,6 @@ from slurm_colloc.host.mig.mig_state import (
     GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
-    NOT_FOUND,
     ComputeInstance,
     GpuInstance,
     InstanceProcess,
@@ -22,7 +21,7 @@ from slurm_colloc.host.mig.mig_state import (
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile, Placement
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES
 
-NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
+INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 2, 3, 6
 
 
 class Killed(BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -15,65 +14,18 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.nvml.nvml_answer import UUID
-from slurm_colloc.host.system.node_processes import list_processes, read_command_line
-from slurm_colloc.simgpu.nvml.mig_instances import switch_mig_mode
 
-from .hook_bed import NOBODY, NODE, Bed, check_clean
+from .hook_bed import NODE, Bed, check_clean
+from .mig_bed import COMMENT, ask, list_agents, list_profiles, mig_on, switch
 
 pytestmark = pytest.mark.root
-COMMENT = "sweep [csub/1 mig=3g+2g+1g+1g]"
 
 
 @pytest.fixture
 def mig(bed: Bed) -> Iterator[Bed]:
     """Two H200 with MIG on, and a site that lets jobs use that."""
-    bed.write_policy(mig="where-on")
-    switch(bed, on=True)
-    yield bed
-    bed.fail_nvml()
-    for job_id in (path.stem for path in (bed.run / "jobs").glob("*.json")):
-        bed.epilog(job_id)
-    switch(bed, on=False)
-
-
-def switch(bed: Bed, *, on: bool) -> None:
-    for gpu in bed.node.read_gpus():
-        switch_mig_mode(bed.node, gpu, on=on)
-
-
-def list_profiles(bed: Bed, job_id: str = "11", gpu: int = 0) -> list[str]:
-    return [one["profile"] for one in bed.setup(job_id)["mig"]["gpus"][gpu]["instances"]]
-
-
-def ask(bed: Bed, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dict[str, Any]:
-    """Ask the agent as a user."""
-    data = request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n"
-    path = bed.setup(job_id)["mig"]["socket"]
-    code = (
-        "import os,socket,sys; os.setgroups([]); os.setgid(int(sys.argv[2])); "
-        "os.setuid(int(sys.argv[2])); s=socket.socket(socket.AF_UNIX); s.settimeout(40); "
-        "s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1); "
-        "sys.stdout.write(s.makefile().readline())"
-    )
-    ended = subprocess.run(
-        ["/usr/bin/python3", "-c", code, path, str(uid)],
-        input=data,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    if ended.returncode:
-        return {"refused": ended.stderr.decode().strip().splitlines()[-1]}
-    return dict(json.loads(ended.stdout or b"{}"))
-
-
-def list_agents(bed: Bed) -> list[int]:
-    return [
-        process.id.pid
-        for process in list_processes()
-        if {"slurm_colloc.host.hooks.instance_agent", str(bed.run)}
-        <= set(read_command_line(process.id.pid))
-    ]
+    with mig_on(bed):
+        yield bed
 
 
 def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Bed) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.mig.change_instances import change_instances
 from slurm_colloc.host.mig.cut_gpu import cut, plan_cut
 from slurm_colloc.host.mig.mig_state import (
     GPU_IS_LOST,
@@ -114,11 +115,10 @@ def _occupy_something(double: MigDouble, uuid: str, data: st.DataObject) -> bool
         for one in double.gpus[uuid].instances or ()
         for compute in one.compute
     ]
-    if standing and data.draw(st.booleans()):
-        chosen = data.draw(st.integers(0, len(standing) - 1))
-        double.busy.add(standing[chosen])
-        return True
-    return False
+    number = data.draw(st.integers(-1, len(standing) - 1))
+    if number >= 0:
+        double.busy.add(standing[number])
+    return number >= 0
 
 
 @given(places())
@@ -166,6 +166,25 @@ def test_an_instance_that_is_there_although_its_call_failed_is_taken() -> None:
     made = cut(double, claim, no_wait)
     assert failed
     assert len(made.instances or ()) == 2
+
+
+def test_an_instance_that_is_still_in_use_is_waited_for() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g+2g", may_switch=False)
+    made = cut(double, claim, no_wait)
+    first = (made.instances or ())[0]
+    double.busy = {(gpu.uuid, first.id, 0)}
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            double.busy.clear()
+
+    assert restore(double, claim, ends_at=FAR, wait=wait).unsafe == []
+    assert waits == sorted(waits)
+    assert double.gpus[gpu.uuid] == gpu
 
 
 def test_what_is_not_the_jobs_is_never_touched() -> None:
@@ -241,6 +260,81 @@ def _refuse(gpu: MigGpu) -> str:
     with pytest.raises(NodeError) as refused:
         plan_cut(gpu, "7g", may_switch=False)
     return refused.value.message
+
+
+# -- changing while the job runs ------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(places(), st.data())
+def test_a_change_that_fails_or_is_killed_leaves_what_stood_or_what_the_epilog_undoes(
+    place: tuple[MigDouble, str, str], data: st.DataObject
+) -> None:
+    double, uuid, layout = place
+    before = dict(double.gpus)
+    saved = [plan_cut(double.gpus[uuid], layout, may_switch=True)]
+    made = cut(double, saved[0], no_wait)
+    stands = dict(double.gpus)
+    standing = made.instances or ()
+    number = data.draw(st.integers(0, len(standing)))
+    destroy = [one.uuid or "" for instance in standing[:number] for one in instance.compute]
+    names = [profile.name for profile in made.profiles]
+    create = data.draw(st.lists(st.sampled_from(names), max_size=3))
+    _break_at_some_call(double, data)
+    outcome = None
+    with contextlib.suppress(NodeError, Killed):
+        outcome = change_instances(
+            double, saved[0], destroy=destroy, create=create, save=saved.append, wait=no_wait
+        )
+    _mend(double)
+    if outcome is None and len(saved) == 1:
+        assert _shape(double.gpus[uuid]) == _shape(stands[uuid]), "refused: nothing was changed"
+    elif outcome is not None and not outcome.problem:
+        kept = {one.profile_id for one in standing[number:]}
+        assert kept <= {one.profile_id for one in double.gpus[uuid].instances or ()}
+    elif outcome is not None and outcome.claim == saved[0]:
+        assert _shape(double.gpus[uuid]) == _shape(stands[uuid]), "what stood before is back"
+    # Whatever happened, the claim that was written last is enough to undo it.
+    report = restore(double, saved[-1], ends_at=FAR, wait=no_wait)
+    assert report.unsafe == []
+    assert double.gpus == before
+
+
+def _shape(gpu: MigGpu) -> list[tuple[int, Placement, list[int]]]:
+    return sorted(
+        (one.profile_id, one.placement, sorted(part.slices for part in one.compute))
+        for one in gpu.instances or ()
+    )
+
+
+def test_an_instance_with_a_process_on_it_stays() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g+2g", may_switch=False)
+    made = cut(double, claim, no_wait)
+    first = (made.instances or ())[0]
+    double.busy = {(gpu.uuid, first.id, 0)}
+    with pytest.raises(NodeError, match="process 4000 is on MIG-"):
+        change_instances(
+            double,
+            claim,
+            destroy=[first.compute[0].uuid or ""],
+            create=[],
+            save=lambda _claim: pytest.fail("nothing is written down"),
+            wait=no_wait,
+        )
+
+
+def test_a_part_of_a_shared_gpu_instance_does_not_go_alone() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3c.7g+4c.7g", may_switch=False)
+    made = cut(double, claim, no_wait)
+    first = (made.instances or ())[0].compute[0].uuid or ""
+    with pytest.raises(NodeError, match=r"shares a GPU instance with MIG-\S+, which is not to go"):
+        change_instances(
+            double, claim, destroy=[first], create=[], save=lambda _claim: None, wait=no_wait
+        )
 
 
 def test_layouts_of_the_table_are_words() -> None:

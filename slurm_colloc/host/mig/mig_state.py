@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 NO_ANSWER = -1
-NOT_FOUND, GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES = 6, 15, 19, 23
+GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES = 15, 19, 23
 """NVML's error numbers (nvml.h, nvmlReturn_t); NO_ANSWER is ours, for a call that hangs."""
 
 

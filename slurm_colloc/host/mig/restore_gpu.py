@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.gpu_holders import describe_holders
 from slurm_colloc.host.mig.mig_state import (
     IN_USE,
-    NOT_FOUND,
     GpuInstance,
     MigClaim,
     MigGpu,
@@ -134,21 +132,13 @@ def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
     """Destroy an instance; True where something uses it, and a part of it may be gone."""
     try:
         for compute in instance.compute:
-            _ignore_missing(partial(port.destroy_compute, gpu, instance.id, compute.id))
-        _ignore_missing(partial(port.destroy, gpu, instance.id))
+            port.destroy_compute(gpu, instance.id, compute.id)
+        port.destroy(gpu, instance.id)
     except MigProblem as problem:
         if problem.code != IN_USE:
             raise
         return True
     return False
-
-
-def _ignore_missing(call: Callable[[], None]) -> None:
-    try:
-        call()
-    except MigProblem as problem:
-        if problem.code != NOT_FOUND:
-            raise
 
 
 def _tell_held(gpu: MigGpu, instance: GpuInstance) -> str:

@@ -6,7 +6,6 @@ far back as it goes: what stays free is at the front, where the large profiles b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile, PlacedInstance, Placement
@@ -30,7 +29,7 @@ def place(
         taken |= instance.placement.mask
     if not _are_allowed([*wanted, *(instance.profile for instance in occupied)]):
         return None
-    found = _search(wanted, taken, None)
+    found = _search(wanted, taken, set())
     if found is None:
         return None
     return tuple(map(PlacedInstance, wanted, found))
@@ -50,7 +49,14 @@ def enumerate_layouts(
         for placement in profile.placements
     ]
     kinds.sort(key=lambda one: (one.placement.start, _rank(one.profile)))
-    return tuple(layout for layout in _extend(kinds, (), 0, 0) if not _has_room(kinds, layout))
+    masks = [one.placement.mask for one in kinds]
+    layouts = []
+    for chosen, taken in _extend(kinds, masks, (), 0):
+        free = [one for one, mask in zip(kinds, masks, strict=True) if not mask & taken]
+        layout = [kinds[number].profile for number in chosen]
+        if not any(_are_allowed([*layout, one.profile]) for one in free):
+            layouts.append(tuple(kinds[number] for number in chosen))
+    return tuple(layouts)
 
 
 def _rank(profile: InstanceProfile) -> tuple[int, int, int]:
@@ -60,48 +66,36 @@ def _rank(profile: InstanceProfile) -> tuple[int, int, int]:
 
 def _are_allowed(profiles: Sequence[InstanceProfile]) -> bool:
     """Whether a GPU has so many of each, wherever they lie."""
-    counts = Counter(profile.profile_id for profile in profiles)
-    return all(counts[profile.profile_id] <= profile.instances_max for profile in profiles) and (
+    ids = [profile.profile_id for profile in profiles]
+    return all(ids.count(profile.profile_id) <= profile.instances_max for profile in profiles) and (
         sum(profile.media_extensions for profile in profiles) <= 1
     )
 
 
 def _search(
-    wanted: Sequence[InstanceProfile], taken: int, before: PlacedInstance | None
+    wanted: Sequence[InstanceProfile], taken: int, dead: set[tuple[int, int]]
 ) -> tuple[Placement, ...] | None:
+    """Places for what is wanted; `dead` has how many were left, and where none was free for all."""
     if not wanted:
         return ()
-    first = wanted[0]
-    for placement in sorted(first.placements, reverse=True):
-        if placement.mask & taken:
-            continue
-        # Equal instances are interchangeable: only one order of them is tried.
-        if before is not None and before.profile == first and placement > before.placement:
-            continue
-        rest = _search(wanted[1:], taken | placement.mask, PlacedInstance(first, placement))
-        if rest is not None:
-            return (placement, *rest)
+    if (len(wanted), taken) in dead:
+        return None
+    for placement in sorted(wanted[0].placements, reverse=True):
+        if not placement.mask & taken:
+            rest = _search(wanted[1:], taken | placement.mask, dead)
+            if rest is not None:
+                return (placement, *rest)
+    dead.add((len(wanted), taken))
     return None
 
 
 def _extend(
-    kinds: Sequence[PlacedInstance], chosen: tuple[PlacedInstance, ...], taken: int, start: int
-) -> Iterator[tuple[PlacedInstance, ...]]:
-    yield chosen
-    for number in range(start, len(kinds)):
-        one = kinds[number]
-        if _fits(one, chosen, taken):
-            yield from _extend(kinds, (*chosen, one), taken | one.placement.mask, number + 1)
-
-
-def _fits(one: PlacedInstance, chosen: Sequence[PlacedInstance], taken: int) -> bool:
-    return not one.placement.mask & taken and _are_allowed(
-        [one.profile, *(other.profile for other in chosen)]
-    )
-
-
-def _has_room(kinds: Sequence[PlacedInstance], chosen: Sequence[PlacedInstance]) -> bool:
-    taken = 0
-    for one in chosen:
-        taken |= one.placement.mask
-    return any(_fits(one, chosen, taken) for one in kinds)
+    kinds: Sequence[PlacedInstance], masks: Sequence[int], chosen: tuple[int, ...], taken: int
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """All allowed layouts, each with the slices that it takes."""
+    yield chosen, taken
+    for number in range(chosen[-1] + 1 if chosen else 0, len(kinds)):
+        if not masks[number] & taken:
+            longer = (*chosen, number)
+            if _are_allowed([kinds[one].profile for one in longer]):
+                yield from _extend(kinds, masks, longer, taken | masks[number])

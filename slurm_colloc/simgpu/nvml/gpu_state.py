@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -206,9 +207,10 @@ class Node:
 
 def name_totals(process: SimulatedProcess) -> tuple[str, ...]:
     """Under which names it is kept what a process used: its GPU, and its GPU instance."""
-    if not process.gpus or not process.instance:
-        return process.gpus[:1]
     gpu_instance, _, _ = process.instance.partition("/")
+    # A user wrote it.
+    if not process.gpus or not re.fullmatch("[0-9]{1,2}", gpu_instance):
+        return process.gpus[:1]
     return (process.gpus[0], f"{process.gpus[0]}/{gpu_instance}")
 
 
