@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_colloc.host.hooks.recover_jobs import STARTING_S
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.simgpu.install import simulation_environment
@@ -18,7 +20,7 @@ from slurm_colloc.simgpu.install import simulation_environment
 from ..signalling import send_signal
 from ..wait_until import wait_until
 from .conftest import CsubUser, administrate, user_of, wait_until_quiet
-from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
+from .hooks import require_other_users, run_directory, sandbox_with_hooks, wait_for_epilog
 from .mps import Untouched, explained, list_processes, pack_directory, read_setup, runner_pid
 from .test_hook_kills import find_hook
 
@@ -186,6 +188,7 @@ def test_the_gpu_is_as_before_once_a_hook_was_killed(user: CsubUser, hook: str) 
         user.run(["scancel", job_id], check=False)
         wait_until_quiet(user)
         # What a hook was killed at is Slurm's to say: the node is resumed by its administrator.
+        change_checkpoints(user.sandbox, made_at=time.time() - 2 * STARTING_S)
         resume_node(user)
         (user.home / "end").unlink()
         # The next job's hooks undo what is left, and find the GPU as it was.
@@ -208,7 +211,12 @@ def test_the_gpu_is_as_a_boot_leaves_it_after_a_reboot(user: CsubUser) -> None:
         simulation = simulation_environment(user.sandbox.layout.simgpu)
         command = [str(user.sandbox.layout.simgpu / "bin" / "simgpu")]
         for words in (["reboot"], ["mig", "on"]):
-            subprocess.run([*command, *words], env={**os.environ, **simulation, "SLURMD_NODENAME": node}, check=True)
+            subprocess.run(
+                [*command, *words],
+                env={**os.environ, **simulation, "SLURMD_NODENAME": node},
+                check=True,
+            )
+        change_checkpoints(user.sandbox, boot="00000000-0000-0000-0000-000000000000")
         user.sandbox.start_node(node)
         resume_node(user)
         user.run(["scancel", job_id], check=False)
@@ -218,6 +226,12 @@ def test_the_gpu_is_as_a_boot_leaves_it_after_a_reboot(user: CsubUser) -> None:
         user.finish(after)
         wait_for_epilog(user.sandbox, after)
         untouched.check()
+
+
+def change_checkpoints(cluster: Sandbox, **changes: object) -> None:
+    """Let what is left of jobs be older, or of another boot, than a test has time for."""
+    for path in (run_directory(cluster) / "jobs").glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def resume_node(user: CsubUser) -> None:
