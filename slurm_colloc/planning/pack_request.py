@@ -20,8 +20,6 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.planning.job_needs import Need, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.mig.choose_layout import find_misfit
-from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
 MEASURED = (
@@ -83,6 +81,9 @@ def compute_overload(
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
     if mode is SharingMode.MIG and usable is not None and at_once > 1:
+        from slurm_colloc.planning.mig.choose_layout import find_misfit
+        from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
+
         needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
         misfit = find_misfit(needs_mb, choose_planned_gpu(capacity.gpu_memory_mb))
         if misfit is not None:

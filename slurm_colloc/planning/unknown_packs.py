@@ -15,7 +15,6 @@ from slurm_colloc.planning.job_needs import (
     has_only_rate,
 )
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_instances
 from slurm_colloc.planning.pack_request import (
     build_lone_pack,
     build_pack,
@@ -145,6 +144,9 @@ def build_unknown_pack(
 
 def _build_on_instances(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
     """The pack of these jobs on the layout that suits what is known of them."""
+    # Only packs with MIG instances wait for it.
+    from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_instances
+
     subjects = [build_subject(question, need.index) for need in needs]
     degree = choose_degree(needs, question.capacity, question.policy)
     planned = plan_instances(question, subjects, at_once=degree)

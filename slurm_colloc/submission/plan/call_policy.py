@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import PROBE_TIME_S, find_obstacle_to_counting
-from slurm_colloc.model.mig.layout_words import parse_layout
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
@@ -104,6 +103,8 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
     most = settings.caps.members_per_pack or None
     if share.mode is not SharingMode.MIG:
         return _at_most(call.degree or settings.degree, most)
+    from slurm_colloc.model.mig.layout_words import parse_layout
+
     words = len(parse_layout(share.layout)) if share.layout else 0
     instances = words or MIG_INSTANCES_MAX
     if call.degree is not None and call.degree > instances:
