@@ -77,6 +77,8 @@ class ShareRequest:
         Args:
             planned: The mode of the pack's plan.
         """
+        if self.mode is None and planned is SharingMode.MIG:
+            return "mig or one at a time"
         return planned.value if self.strict else _FALLBACKS.get(planned, planned.value)
 
     def __str__(self) -> str:

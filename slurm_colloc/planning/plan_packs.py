@@ -82,6 +82,8 @@ def plan(
             packs.append(build_lone_pack(index, job, why))
     for indices in buckets:
         packs += _plan_bucket(question, indices)
+    if policy.may_cut:
+        packs = _add_walls(question, packs)
     ordered = tuple(sorted(packs, key=find_first))
     packs_at_once = None
     reasons: list[str] = []
@@ -100,6 +102,31 @@ def plan(
     if policy.rule is not Rule.CSUB and buckets:
         reasons.append(f"packs were made by the rule {policy.rule}, for comparison")
     return Plan(ordered, packs_at_once, tuple(reasons))
+
+
+def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
+    """The packs, with MIG instances for jobs that would run alone because MPS does not hold them.
+
+    Only where the site's nodes make instances, and in a call of several jobs.
+    """
+    lone = [pack.members[0].job_index for pack in packs if len(pack.members) == 1]
+    jobs = list(question.jobs)
+    for index in lone:
+        if jobs[index].needs_wall:
+            jobs[index] = dataclasses.replace(jobs[index], alone_because="")
+    freed = dataclasses.replace(question, jobs=jobs)
+    buckets: dict[object, list[int]] = {}
+    for index, key in find_keys(freed).items():
+        if index in lone:
+            buckets.setdefault(key, []).append(index)
+    found: list[PackPlan] = []
+    for indices in buckets.values():
+        if len(indices) > 1:
+            from slurm_colloc.planning.mig.walls_for_lone_jobs import find_walled
+
+            found += find_walled(freed, indices)
+    walled = {member.job_index for pack in found for member in pack.members}
+    return [pack for pack in packs if pack.members[0].job_index not in walled] + found
 
 
 def describe_groups(count: int) -> str:

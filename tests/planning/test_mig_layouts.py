@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import NoPackPossible, UsageProblem
 from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES
@@ -26,7 +27,16 @@ from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.priced_packs import Subject
 from slurm_colloc.report.plan.plan_view import render_plan
 
-from .known_jobs import CALIBRATION, ROOMY, SMALL, build_call, build_job, build_profile
+from .known_jobs import (
+    CALIBRATION,
+    POLICY,
+    ROOMY,
+    SATURATING,
+    SMALL,
+    build_call,
+    build_job,
+    build_profile,
+)
 
 GPUS = {"H100 80GB": 81_559, "H200": 143_771, "A30": 24_576, "A100 80GB": 81_920}
 H100 = choose_planned_gpu(81_559, ("NVIDIA H100 80GB HBM3",))
@@ -213,3 +223,55 @@ def test_compute_instances_share_the_memory_of_a_gpu_instance() -> None:
 def test_a_layout_that_no_gpu_holds_is_refused_with_both_numbers(layout: str, told: str) -> None:
     with pytest.raises(UsageProblem, match=told.replace("+", r"\+").replace(".", r"\.")):
         read_seats(layout, H100)
+
+
+AUTO = dataclasses.replace(POLICY, may_cut=True)
+
+
+def plan_auto(jobs: Sequence[Job], known: dict[int, UsageProfile], policy: Policy = AUTO) -> Plan:
+    return plan(jobs, known, ROOMY, policy, CALIBRATION)
+
+
+HUNGRY = build_profile(0.5, 0.5, 1.0, gpu_memory_peak_mb=11_000)
+
+
+def test_auto_cuts_the_gpu_where_mps_breaks_a_bound_that_instances_keep() -> None:
+    jobs, known = build_call(("a", HUNGRY), ("b", HUNGRY))
+    policy = dataclasses.replace(AUTO, slowdown_bound=1.75)
+    assert len(plan_auto(jobs, known, dataclasses.replace(policy, may_cut=False)).packs) == 2
+    (pack,) = plan_auto(jobs, known, policy).packs
+    assert pack.mode is SharingMode.MIG
+    assert len(pack.layout) == 2
+    assert max(pack.predicted_slowdown or ()) * 1.05 <= 1.75
+    (why,) = [text for text in pack.reasons if text.startswith("MIG, as MPS would break")]
+    assert "--max-slowdown is 1.75" in why
+
+
+def test_auto_leaves_to_mps_what_mps_holds() -> None:
+    jobs, known = build_call(*[("small", SMALL)] * 4)
+    (pack,) = plan_auto(jobs, known).packs
+    assert pack.mode is SharingMode.MPS
+    jobs, known = build_call(("a", SATURATING), ("b", SATURATING))
+    packs = plan_auto(jobs, known).packs
+    assert [pack.mode for pack in packs] == [SharingMode.EXCLUSIVE] * 2
+
+
+def test_auto_puts_known_culprits_behind_walls_and_one_alone_stays_alone() -> None:
+    jobs = [
+        build_job(n, alone_because="its fault ended all clients of MPS", needs_wall=True)
+        for n in (1, 2, 3)
+    ]
+    (pack,) = plan_auto(jobs, {}).packs
+    assert pack.mode is SharingMode.MIG
+    assert len(pack.members) == 3
+    assert any("behind walls it stays with" in text for text in pack.reasons)
+    (lone,) = plan_auto(jobs[:1], {}).packs
+    assert lone.mode is SharingMode.EXCLUSIVE
+    assert "its fault ended all clients" in lone.reasons[0]
+    refused = plan_auto(jobs, {}, dataclasses.replace(AUTO, may_cut=False))
+    assert len(refused.packs) == 3
+
+
+def test_auto_does_not_cut_for_who_runs_alone_for_another_reason() -> None:
+    jobs = [build_job(n, alone_because="it is only probed") for n in (1, 2)]
+    assert len(plan_auto(jobs, {}).packs) == 2

@@ -137,6 +137,8 @@ def merge_parts(
     subjects: Sequence[Subject],
     parts: Sequence[tuple[int, ...]],
     limits: Limits,
+    *,
+    always: bool = False,
 ) -> list[tuple[int, ...]]:
     """Parts that hold the GPU for less time together, where unequal instances hold them.
 
@@ -148,9 +150,11 @@ def merge_parts(
         subjects: The jobs of known load.
         parts: The packs, by positions in them.
         limits: What one GPU has.
+        always: Also where equal instances would do: these parts were not made of such.
     """
     merged = list(parts)
-    if len(merged) > _MERGED_MOST or not _is_memory_in_the_way(question, subjects):
+    is_wanted = always or _is_memory_in_the_way(question, subjects)
+    if len(merged) > _MERGED_MOST or not is_wanted:
         return merged
     walls = dataclasses.replace(limits, has_instances=False)
     while True:

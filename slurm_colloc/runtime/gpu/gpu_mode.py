@@ -167,6 +167,13 @@ class GpuMode:
         )
         if gpu is None:
             self._lacks_mig = reason
+            if self._request.mode is None:
+                # csub has chosen it because MPS does not hold these members together.
+                self._takes_one_process = True
+                self._preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
+                self._settle(SharingMode.TIMESLICE, reason)
+                self._tell(f"members run one at a time: {reason}")
+                return True
             if self._request.strict:
                 self._fall_back(reason)
             return False

@@ -115,6 +115,7 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
     usual = {"pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
+    usual["needs_wall"] = False
     for name, item in usual.items():
         if value["job"][name] is item:
             del value["job"][name]

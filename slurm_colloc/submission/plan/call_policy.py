@@ -91,6 +91,11 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             MIG_INSTANCES_MAX if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX, most
         ),
         modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
+        may_cut=settings.mig
+        and settings.hooks != "never"
+        and share.mode is None
+        and rule is Rule.CSUB
+        and not call.options.flag("local"),
     )
 
 
