@@ -14,6 +14,7 @@ import pytest
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.mig_agent import MigChange, ask_for_change, read_answer
 from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
 from slurm_colloc.runtime.gpu.pack_instances import PackInstances
@@ -231,3 +232,26 @@ def test_an_srun_inside_a_member_stays_on_its_instance() -> None:
         arguments, _ = rewrite_srun(["python", "x"], {"CUDA_VISIBLE_DEVICES": device}, member)
         assert arguments is not None
         assert (f"CUDA_VISIBLE_DEVICES={device}" in arguments) == named
+
+
+@pytest.mark.parametrize(
+    ("share", "mode", "refusal"),
+    [
+        ("auto", SharingMode.TIMESLICE, False),
+        ("mig!", None, True),
+    ],
+)
+def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
+    bed: Bed, share: str, mode: SharingMode | None, *, refusal: bool
+) -> None:
+    record = dataclasses.replace(bed.record, share=share, mode=SharingMode.MIG, layout=("3g", "3g"))
+    allocation = dataclasses.replace(bed.allocation, gpus=("0",))
+    found = GpuMode(bed.pack, record, allocation, 1, bed.journal, lone=False)
+    found.open()
+    assert found.is_settled
+    assert found.mode is mode
+    assert bool(found.refusal) == refusal
+    told = found.refusal or found.setup.reason
+    assert "only a node's prolog can make MIG instances" in told
+    # What MPS does not hold together runs one at a time.
+    assert found.takes_one_member == (share == "auto")
