@@ -91,13 +91,25 @@ def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Bed)
 def test_words_that_do_not_fit_are_told_and_nothing_is_touched(
     mig: Bed, layout: str, reason: str
 ) -> None:
+    switch(mig, on=False)
     before = mig.snapshot()
-    mig.write_policy(mig="where-on", modes=[])
+    mig.write_policy(mig="switch", modes=[])
     ended = mig.prolog(SLURM_JOB_COMMENT=f"[csub/1 mig={layout}]")
     assert (ended.status, ended.audit["action"]) == (0, "told")
     assert reason in mig.setup()["reason"]
     assert mig.snapshot() == before
     mig.epilog()
+    check_clean(mig)
+
+
+def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(mig: Bed) -> None:
+    before = mig.snapshot()
+    ended = mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=4g+4g]")
+    assert (ended.status, ended.audit["mode"]) == (0, "mig")
+    assert list_profiles(mig) == ["7g.141gb"]
+    assert "one instance has the whole GPU; no layout 4g+4g: " in mig.setup()["reason"]
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
     check_clean(mig)
 
 
@@ -169,8 +181,8 @@ def test_whatever_call_fails_the_gpu_is_put_back_and_the_job_falls_back(
     assert ended.status == 0
     mig.fail_nvml()
     if mig.setup()["mode"] == "mig":
-        # The driver answered another time, or was asked a second time.
-        assert len(list_profiles(mig)) == 4
+        # The driver answered another time, or the job has the GPU whole.
+        assert len(list_profiles(mig)) in (1, 4)
     else:
         assert "no MIG: " in mig.setup()["reason"]
         assert mig.snapshot() == before

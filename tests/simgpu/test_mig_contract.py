@@ -28,6 +28,18 @@ from .mig_look import ALL_IDS, STRANGE_IDS
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
 KNOWN_NUMBERS = 17
 
+H100 = {
+    # By number: id, name, slices, count, SMs; engines for copies, decoding, JPEG and flow; MiB.
+    0: (19, "1g.10gb", 1, 7, 16, 1, 1, 1, 0, 9984),
+    1: (14, "2g.20gb", 2, 3, 32, 2, 2, 2, 0, 20096),
+    2: (9, "3g.40gb", 3, 2, 60, 3, 3, 3, 0, 40448),
+    3: (5, "4g.40gb", 4, 1, 64, 4, 4, 4, 0, 40448),
+    4: (0, "7g.80gb", 7, 1, 132, 8, 7, 7, 1, 81152),
+    7: (20, "1g.10gb+me", 1, 1, 16, 1, 1, 1, 1, 9984),
+    9: (15, "1g.20gb", 1, 4, 26, 1, 1, 1, 0, 20096),
+}
+"""As read on an H100 80GB HBM3 with driver 580.159.04, MIG off."""
+
 
 def look(environment: dict[str, str]) -> dict[str, Any]:
     program = Path(__file__).with_name("mig_look.py")
@@ -97,6 +109,16 @@ def test_the_profiles_are_those_of_the_table(
             "memory_mb": profile.memory_mb,
         }
     assert seen["first"]["profiles"] == expected
+
+
+def test_an_h100_is_as_it_was_read(seen: dict[str, Any]) -> None:
+    if seen["first"]["name"] != "NVIDIA H100 80GB HBM3":
+        pytest.skip("it is another GPU")
+    for number, (profile_id, name, *values) in H100.items():
+        assert list(seen["first"]["profiles"][number].values()) == [
+            *(profile_id, f"MIG {name}"),
+            *values,
+        ]
 
 
 def test_a_profile_is_found_by_its_id(

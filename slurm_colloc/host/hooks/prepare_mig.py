@@ -17,7 +17,7 @@ from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
-from slurm_colloc.host.mig.cut_gpu import cut, plan_cut
+from slurm_colloc.host.mig.cut_gpu import cut, name_whole, plan_cut
 from slurm_colloc.host.mig.instance_records import describe_gpu
 from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
@@ -38,11 +38,14 @@ _BACKLOG = 4
 class MigPreparation(JobPreparation):
     """Divides one job's GPUs."""
 
-    def divide(self, answer: NvmlAnswer, ends_at: float) -> tuple[Checkpoint, dict[str, Any]]:
-        """Make the layout that the token asks for, on each GPU of the job.
+    def divide(
+        self, answer: NvmlAnswer, layout: str, ends_at: float
+    ) -> tuple[Checkpoint, dict[str, Any]]:
+        """Make a layout on each GPU of the job.
 
         Args:
             answer: What NVML says of the job's GPUs.
+            layout: Its words; empty for one instance of the whole GPU.
             ends_at: Until when, on the monotonic clock.
 
         Returns:
@@ -67,7 +70,7 @@ class MigPreparation(JobPreparation):
             claims = tuple(
                 plan_cut(
                     gpu,
-                    self.token.layout,
+                    layout or name_whole(gpu),
                     may_switch=policy.mig == MIG_SWITCH,
                     allowed=policy.mig_profiles,
                 )

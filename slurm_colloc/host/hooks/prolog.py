@@ -152,7 +152,9 @@ class _Prolog:
         preparing.find_gpus(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
         self._recover(preparing.gpus, holders_only=True, budget_s=self._choose_holders_budget())
-        checkpoint, why_no_mig = self._divide(answer) if preparing.token.layout else (None, "")
+        checkpoint, why_no_mig = None, ""
+        if preparing.token.layout:
+            checkpoint, why_no_mig = self._divide(answer)
         if checkpoint is None:
             checkpoint = self._prepare_mps(answer, why_no_mig)
         self._run.write(dataclasses.replace(checkpoint, phase=READY))
@@ -178,20 +180,34 @@ class _Prolog:
 
     def _divide(self, answer: NvmlAnswer) -> tuple[Checkpoint | None, str]:
         """Divide the job's GPUs by MIG; None and the reason where that is not to be had."""
+        layout = self._preparing.token.layout
+        checkpoint, reason = self._try_layout(answer, layout, "the prolog has divided the GPU")
+        if checkpoint is not None or not self._is_mig_on(answer):
+            return checkpoint, reason
+        # Without any instance no process finds a GPU there, by whatever other way it shares.
+        told = f"MIG is on, and one instance has the whole GPU; no layout {layout}: {reason}"
+        checkpoint, _ = self._try_layout(answer, "", told)
+        return checkpoint, reason
+
+    def _try_layout(
+        self, answer: NvmlAnswer, layout: str, told: str
+    ) -> tuple[Checkpoint | None, str]:
         from slurm_colloc.host.hooks.prepare_mig import MIG, MigPreparation
 
         dividing = MigPreparation.share(self._preparing)
         try:
-            checkpoint, told = dividing.divide(answer, self._ends_at)
-            dividing.tell(MIG, "the node's prolog has divided the GPU by MIG", mig=told)
+            checkpoint, value = dividing.divide(answer, layout, self._ends_at)
+            dividing.tell(MIG, told, mig=value)
         except (CollocError, OSError) as error:
-            reason = error.message if isinstance(error, CollocError) else str(error)
-            if isinstance(error, CollocError) and error.hint:
-                reason = f"{reason} ({error.hint})"
-            self._report.details["no_mig"] = reason
+            reason = str(error)
+            self._report.details.setdefault("no_mig", reason)
             self._undo_own()
             return None, reason
         return checkpoint, ""
+
+    def _is_mig_on(self, answer: NvmlAnswer) -> bool:
+        gpus = [answer.find(uuid) for uuid in self._preparing.gpus]
+        return all(gpu is not None and gpu.mig_enabled for gpu in gpus)
 
     def _choose_holders_budget(self) -> float:
         """Instances that a dead job has left on this job's GPUs take longer to destroy."""

@@ -107,6 +107,12 @@ def _find_use(gpu: MigGpu) -> str:
     return ""
 
 
+def name_whole(gpu: MigGpu) -> str:
+    """The word of the one instance that has all of a GPU; empty where it has no profiles; pure."""
+    whole = max(gpu.profiles, key=lambda one: (one.compute_slices, one.memory_mb), default=None)
+    return whole.name if whole else ""
+
+
 def plan_instances(
     gpu: MigGpu,
     layout: str,

@@ -34,7 +34,7 @@ class MigSession:
     """NVML's calls for MIG, each with a time limit; a MigPort.
 
     Args:
-        lock: Path of root's lock file.
+        lock: Path of root's lock file; empty for a session that only reads.
         gpus: The GPUs that it is about, with their minor numbers.
         simulation: The directory of a simulated GPU; empty on a real node.
         node: Slurm's name of this node.

@@ -127,6 +127,7 @@ class MigGpu:
     Args:
         uuid: Its UUID.
         name: Its model.
+        pci_device_id: Its PCI device and vendor, such as 0x233010DE.
         minor_number: N of /dev/nvidiaN.
         compute_capability: Such as (9, 0).
         is_on: Its MIG mode; None where it has none.
@@ -140,6 +141,7 @@ class MigGpu:
 
     uuid: str
     name: str | None = None
+    pci_device_id: int | None = None
     minor_number: int | None = None
     compute_capability: tuple[int, int] | None = None
     is_on: bool | None = None

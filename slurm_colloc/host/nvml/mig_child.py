@@ -4,8 +4,9 @@
 
 A call into the driver can hang: who asks kills this process then. It holds the lock of each of its
 GPUs (a byte of LOCK) until it has ended, so that a call which it is killed in is over before the
-next hook looks. It dies with whoever started it. What it may do is in `_COMMANDS`: each is one
-call of NVML's, and answers `{"value": ...}` or `{"error": text, "code": number}`.
+next hook looks; without a LOCK it only reads. It dies with its parent. What it may do is
+in `_COMMANDS`: each is one call of NVML's, and answers `{"value": ...}` or `{"error": text,
+"code": number}`.
 """
 
 from __future__ import annotations
@@ -43,22 +44,25 @@ def main(argv: list[str]) -> int:
     nvml, problem = load_bindings()
     if problem:
         return say({"error": problem, "code": -1})
-    lock = os.open(argv[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    for minor in sorted(map(int, gpus.values())):
-        fcntl.lockf(lock, fcntl.LOCK_EX, 1, GPU_LOCKS_AT + minor)
+    if argv[1]:
+        lock = os.open(argv[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        for minor in sorted(map(int, gpus.values())):
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, GPU_LOCKS_AT + minor)
     if problem := start_nvml(nvml, []):
         return say({"error": problem, "code": -1})
     for line in sys.stdin:
-        say(answer(nvml, list(gpus), json.loads(line)))
+        say(answer(nvml, list(gpus), json.loads(line), may_change=bool(argv[1])))
     return 0
 
 
-def answer(nvml: Any, gpus: list[str], request: list[Any]) -> dict[str, Any]:
+def answer(nvml: Any, gpus: list[str], request: list[Any], *, may_change: bool) -> dict[str, Any]:
     """Do what one line asks for: a command and its arguments."""
     command, *arguments = request
     try:
         if command == "read":
             return {"value": [read_gpu(nvml, uuid) for uuid in gpus]}
+        if not may_change:
+            return {"error": "without a lock nothing is changed", "code": -1}
         return {"value": _COMMANDS[command](nvml, *arguments)}
     except nvml.NVMLError as error:
         return {"error": str(error), "code": int(error.value)}
@@ -118,6 +122,7 @@ def read_gpu(nvml: Any, uuid: str) -> dict[str, Any]:
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     virtual = ask(nvml, "nvmlDeviceGetVirtualizationMode", handle)
     profiles, problem = _read_profiles(nvml, handle) if mode is not None else ([], "")
     instances: list[dict[str, Any]] | None = []
@@ -135,6 +140,7 @@ def read_gpu(nvml: Any, uuid: str) -> dict[str, Any]:
     return {
         "uuid": uuid,
         "name": text(ask(nvml, "nvmlDeviceGetName", handle)),
+        "pci_device_id": None if pci is None else int(pci.pciDeviceId),
         "minor_number": ask(nvml, "nvmlDeviceGetMinorNumber", handle),
         "compute_capability": None if capability is None else [int(part) for part in capability],
         "is_on": None if mode is None else bool(mode[0]),
