@@ -472,3 +472,40 @@ def test_a_program_killed_between_two_steps_leaves_a_gpu_instance_without_parts(
         partitioned,
         "n.nvmlGpuInstanceDestroy(n.nvmlDeviceGetGpuInstanceById(h, 1)); answer = room()",
     ) == [7, 1, 4, 3, 2, 1, 1]
+
+
+def test_programs_that_change_a_gpu_at_once_never_make_instances_overlap(
+    partitioned: Simulation,
+) -> None:
+    code = f"""
+import pynvml as n, random, sys
+n.nvmlInit()
+{HELPERS}
+random.seed(int(sys.argv[1]))
+for _ in range(150):
+    profile, size, starts = random.choice([(19, 1, 7), (14, 2, 6), (9, 4, 8)])
+    try:
+        one = make(profile, random.randrange(0, starts, size), size)
+        part = fill(one)
+        n.nvmlComputeInstanceDestroy(part)
+        if random.random() < 0.8:
+            n.nvmlGpuInstanceDestroy(one)
+    except n.NVMLError as error:
+        assert error.value in (2, 23), error
+"""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code, str(seed)], env=partitioned.environment())
+        for seed in range(3)
+    ]
+    gpu = partitioned.node.read_gpus()[0]
+    while any(program.poll() is None for program in programs):
+        whole, parts = read_instances(partitioned.node, gpu)
+        used = [
+            k
+            for one in whole
+            for k in range(one.placement.start, one.placement.start + one.placement.size)
+        ]
+        assert len(used) == len(set(used))
+        assert {part.gpu_instance for part in parts} <= {one.instance_id for one in whole}
+    assert [program.returncode for program in programs] == [0, 0, 0]
+    assert read_instances(partitioned.node, gpu)[0]

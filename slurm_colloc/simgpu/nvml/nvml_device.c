@@ -1,6 +1,8 @@
 /* NVML: what a GPU is, and its compute mode. */
 #include "nvml_mig.h"
 
+#include <sys/file.h>
+
 EXPORT result nvmlDeviceGetIndex(struct device *device, unsigned *index)
 {
     struct gpu gpu;
@@ -115,13 +117,19 @@ EXPORT result nvmlDeviceSetComputeMode(struct device *device, unsigned mode)
 {
     static const char *const keys[] = {"compute_mode", NULL};
     struct gpu gpu;
+    int lock, done;
     ENTER_DEVICE(device, &gpu);
     NEED(mode <= 3);
     if (mode == 1) /* exclusive thread, gone since CUDA 8 */
         return NOT_SUPPORTED;
     if (geteuid() != 0)
         return NO_PERMISSION;
-    return write_gpu_values(node, &gpu, keys, &mode) ? SUCCESS : UNKNOWN;
+    lock = lock_node(node, LOCK_EX);
+    if (lock < 0)
+        return UNKNOWN;
+    done = write_gpu_values(node, &gpu, keys, &mode);
+    close(lock);
+    return done ? SUCCESS : UNKNOWN;
 }
 
 /* Modes: 0 none, 1 passed through, 2 a vGPU in a guest. */

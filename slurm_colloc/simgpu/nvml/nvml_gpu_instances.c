@@ -34,12 +34,19 @@ EXPORT result nvmlDeviceSetMigMode(struct device *device, unsigned mode, result 
     struct gpu gpu;
     struct instances instances;
     unsigned values[2];
+    int lock, done;
     ENTER_DEVICE(device, &gpu);
     NEED(mode <= 1 && activation);
     if (!gpu.mig)
         return NOT_SUPPORTED;
     if (geteuid() != 0)
         return NO_PERMISSION;
+    if (mode != gpu.mig_mode && gpu.architecture >= HOPPER)
+        take_time(MODE_S);
+    lock = lock_node(node, LOCK_EX);
+    if (lock < 0)
+        return UNKNOWN;
+    read_gpu(node, gpu.nvml_index, &gpu);
     read_instances(&gpu, &instances);
     if (mode == gpu.mig_mode)
         *activation = SUCCESS;
@@ -47,187 +54,11 @@ EXPORT result nvmlDeviceSetMigMode(struct device *device, unsigned mode, result 
         *activation = IN_USE;
     else
         *activation = gpu.architecture >= HOPPER ? SUCCESS : RESET_REQUIRED;
-    if (*activation == SUCCESS && mode != gpu.mig_mode)
-        take_time(MODE_S);
     values[0] = *activation == SUCCESS ? mode : gpu.mig_mode;
     values[1] = mode;
-    return write_gpu_values(node, &gpu, keys, values) ? SUCCESS : UNKNOWN;
-}
-
-/* ---- profiles ---------------------------------------------------------------------------- */
-
-struct profile_info {
-    unsigned id, is_p2p, slices, count, sms, copy_engines, decoders, encoders, jpegs, ofas;
-    unsigned long long gpu_memory_mb;
-};
-
-struct profile_info_v2 {
-    unsigned version;
-    unsigned id, is_p2p, slices, count, sms, copy_engines, decoders, encoders, jpegs, ofas;
-    unsigned long long gpu_memory_mb;
-    char name[96];
-};
-
-struct profile_info_v3 {
-    unsigned version;
-    unsigned id, slices, count, sms, copy_engines, decoders, encoders, jpegs, ofas;
-    unsigned long long gpu_memory_mb;
-    char name[96];
-    unsigned capabilities;
-};
-
-static result find_by_number(const struct gpu *gpu, unsigned number, struct profile *profile)
-{
-    struct profile_table table;
-    unsigned row;
-    if (!read_profiles(gpu, &table))
-        return NOT_SUPPORTED;
-    NEED(number < table.known_profiles);
-    for (row = 0; row < table.count; row++) {
-        if (table.profiles[row].nvml_profile == number) {
-            *profile = table.profiles[row];
-            return SUCCESS;
-        }
-    }
-    return NOT_SUPPORTED;
-}
-
-static result fill_versioned(const struct profile *profile, void *info)
-{
-    struct profile_info_v2 *second = info;
-    struct profile_info_v3 *third = info;
-    unsigned version = second->version;
-    if (version == (sizeof *second | 2u << 24)) {
-        memset(second, 0, sizeof *second);
-        second->version = version;
-        second->id = profile->id;
-        second->slices = profile->slices;
-        second->count = profile->most;
-        second->sms = profile->sms;
-        second->copy_engines = profile->copy_engines;
-        second->decoders = profile->decoders;
-        second->encoders = profile->encoders;
-        second->jpegs = profile->jpegs;
-        second->ofas = profile->ofas;
-        second->gpu_memory_mb = profile->gpu_memory_mb;
-        snprintf(second->name, sizeof second->name, "MIG %s", profile->name);
-        return SUCCESS;
-    }
-    /* Measured: not a version mismatch. */
-    NEED(version == (sizeof *third | 3u << 24));
-    memset(third, 0, sizeof *third);
-    third->version = version;
-    third->id = profile->id;
-    third->slices = profile->slices;
-    third->count = profile->most;
-    third->sms = profile->sms;
-    third->copy_engines = profile->copy_engines;
-    third->decoders = profile->decoders;
-    third->encoders = profile->encoders;
-    third->jpegs = profile->jpegs;
-    third->ofas = profile->ofas;
-    third->gpu_memory_mb = profile->gpu_memory_mb;
-    snprintf(third->name, sizeof third->name, "MIG %s", profile->name);
-    return SUCCESS;
-}
-
-EXPORT result nvmlDeviceGetGpuInstanceProfileInfo(struct device *device, unsigned number,
-                                                  struct profile_info *info)
-{
-    struct gpu gpu;
-    struct profile profile;
-    result found;
-    ENTER_DEVICE(device, &gpu);
-    NEED(info);
-    found = find_by_number(&gpu, number, &profile);
-    if (found)
-        return found;
-    memset(info, 0, sizeof *info);
-    info->id = profile.id;
-    info->slices = profile.slices;
-    info->count = profile.most;
-    info->sms = profile.sms;
-    info->copy_engines = profile.copy_engines;
-    info->decoders = profile.decoders;
-    info->encoders = profile.encoders;
-    info->jpegs = profile.jpegs;
-    info->ofas = profile.ofas;
-    info->gpu_memory_mb = profile.gpu_memory_mb;
-    return SUCCESS;
-}
-
-EXPORT result nvmlDeviceGetGpuInstanceProfileInfoV(struct device *device, unsigned number,
-                                                   void *info)
-{
-    struct gpu gpu;
-    struct profile profile;
-    result found;
-    ENTER_DEVICE(device, &gpu);
-    NEED(info);
-    found = find_by_number(&gpu, number, &profile);
-    return found ? found : fill_versioned(&profile, info);
-}
-
-/*
- * The profile with that id; `found` is its copy. Measured: an id that only other GPUs have is not
- * supported, one that the driver does not know an invalid argument.
- */
-static const unsigned known_ids[] = {0, 5, 6, 9, 14, 15, 19, 20, 21};
-
-static result get_profile(const struct gpu *gpu, unsigned id, struct profile_table *table,
-                          struct profile *found)
-{
-    const struct profile *profile;
-    unsigned number;
-    if (!read_profiles(gpu, table))
-        return NOT_SUPPORTED;
-    profile = find_profile(table, id);
-    if (profile) {
-        *found = *profile;
-        return SUCCESS;
-    }
-    for (number = 0; number < sizeof known_ids / sizeof *known_ids; number++)
-        if (known_ids[number] == id)
-            return NOT_SUPPORTED;
-    return INVALID_ARGUMENT;
-}
-
-EXPORT result nvmlDeviceGetGpuInstanceProfileInfoByIdV(struct device *device, unsigned id,
-                                                       void *info)
-{
-    struct gpu gpu;
-    struct profile_table table;
-    struct profile profile;
-    result found;
-    ENTER_DEVICE(device, &gpu);
-    NEED(info);
-    found = get_profile(&gpu, id, &table, &profile);
-    if (found == NOT_SUPPORTED && table.count)
-        return NOT_FOUND;
-    return found ? found : fill_versioned(&profile, info);
-}
-
-/*
- * All of the profile, occupied or not, whether MIG is on or not. Measured: how long the list is
- * does not matter to the driver.
- */
-EXPORT result nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct device *device, unsigned id,
-                                                            struct placement *placements,
-                                                            unsigned *count)
-{
-    struct gpu gpu;
-    struct profile_table table;
-    struct profile profile;
-    result found;
-    ENTER_DEVICE(device, &gpu);
-    NEED(count);
-    found = get_profile(&gpu, id, &table, &profile);
-    if (found)
-        return found;
-    *count = profile.placement_count;
-    if (placements)
-        memcpy(placements, profile.placements, profile.placement_count * sizeof *placements);
-    return SUCCESS;
+    done = write_gpu_values(node, &gpu, keys, values);
+    close(lock);
+    return done ? SUCCESS : UNKNOWN;
 }
 
 /* ---- instances --------------------------------------------------------------------------- */
@@ -362,7 +193,9 @@ static result create(const char *call, struct device *device, unsigned id,
     lock = lock_node(node, LOCK_EX);
     if (lock < 0)
         return UNKNOWN;
-    done = make_instance(&gpu, &table, &profile, placement, &serial);
+    /* Another program may have switched the mode meanwhile. */
+    read_gpu(node, gpu.nvml_index, &gpu);
+    done = gpu.mig_mode ? make_instance(&gpu, &table, &profile, placement, &serial) : NOT_SUPPORTED;
     close(lock);
     if (!done)
         *instance = get_handle(device, serial);

@@ -74,6 +74,9 @@ int read_profiles(const struct gpu *gpu, struct profile_table *table);
 void read_instances(const struct gpu *gpu, struct instances *instances);
 int write_instances(const struct gpu *gpu, const struct instances *instances);
 
+/* The profile with that id and its table, or NVML's error; `found` is a copy. */
+result get_profile(const struct gpu *gpu, unsigned id, struct profile_table *table,
+                   struct profile *found);
 const struct profile *find_profile(const struct profile_table *table, unsigned id);
 struct gpu_instance *find_gpu_instance(struct instances *instances, unsigned long long serial);
 struct compute_instance *find_compute_instance(struct instances *instances,

@@ -92,7 +92,7 @@ ssize_t read_text(const char *path, char *text, size_t size);
 int read_gpu(const char *node, int nvml_index, struct gpu *gpu);
 int is_permitted(const struct gpu *gpu);
 
-/* Replace values of a GPU's file: pairs of key and number, NULL at the end. The lock is not held. */
+/* Replace values of a GPU's file: keys, NULL at the end, and numbers. The lock is held. */
 int write_gpu_values(const char *node, const struct gpu *gpu, const char *const *keys,
                      const unsigned *values);
 
