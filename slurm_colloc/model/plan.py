@@ -208,6 +208,11 @@ class PlannedInstance:
     gpu_slices: int
 
 
+def name_seat(word: str, number: int) -> PlannedInstance:
+    """A seat of which only its word is left, in a plan that is taken up again."""
+    return PlannedInstance(word, word, number, 0, 0, None, 0, 0)
+
+
 @dataclass(frozen=True)
 class MemberPlan:
     """A member's place in a pack.

@@ -31,7 +31,7 @@ class MigInstance:
 
     Attributes:
         uuid: What CUDA calls it, `MIG-...`.
-        profile: NVML's name of its GPU instance's profile, `3g.40gb`.
+        profile: NVML's name of its profile, `3g.40gb`; `3c.7g.80gb` where it has a part of one.
         gpu_instance: The id of that.
         compute_instance: Its own id in there.
         placement: The memory slices of its GPU instance.
@@ -46,6 +46,22 @@ class MigInstance:
     placement: Placement
     sms: int
     memory_mb: int
+
+    @property
+    def gpu_profile(self) -> str:
+        """The profile of its GPU instance, of which it may have a part only."""
+        return re.sub(r"^[1-7]c\.", "", self.profile)
+
+    @property
+    def slices(self) -> int:
+        """What it computes with."""
+        return count_slices(self.profile)
+
+
+def count_slices(name: str) -> int:
+    """Compute slices of what a profile or a layout's word names: 3 of `3g.40gb` and `3c.7g`."""
+    match = re.match(r"(?:([1-7])c\.)?([1-7])g", name)
+    return 0 if match is None else int(match[1] or match[2])
 
 
 @dataclass(frozen=True)
@@ -68,9 +84,9 @@ class MigGpu:
         """Some of its GPU instances, and where they lie."""
         by_name = {profile.name: profile for profile in self.profiles}
         found = {
-            one.gpu_instance: PlacedInstance(by_name[one.profile], one.placement)
+            one.gpu_instance: PlacedInstance(by_name[one.gpu_profile], one.placement)
             for one in self.instances
-            if one.gpu_instance in gpu_instances and one.profile in by_name
+            if one.gpu_instance in gpu_instances and one.gpu_profile in by_name
         }
         return tuple(found.values())
 

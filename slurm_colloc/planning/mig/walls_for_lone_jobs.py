@@ -42,6 +42,7 @@ def _ask_with_walls(question: Question) -> Question:
         question.policy,
         mode=SharingMode.MIG,
         modes=(SharingMode.MIG,),
+        measures=False,
         degree_max=min(question.policy.degree_max, MIG_INSTANCES_MAX),
         degree=min(question.policy.degree, MIG_INSTANCES_MAX),
     )

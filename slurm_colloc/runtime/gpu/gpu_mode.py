@@ -27,6 +27,7 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
+    from slurm_colloc.host.keeper.prepared_mig import MigGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
@@ -165,24 +166,38 @@ class GpuMode:
         gpu, socket, reason = find_instances(
             {} if self._record.local else self._allocation.environment
         )
-        if gpu is None:
-            self._lacks_mig = reason
-            if self._request.mode is None:
-                # csub has chosen it because MPS does not hold these members together.
-                self._takes_one_process = True
-                self._preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
-                self._settle(SharingMode.TIMESLICE, reason)
-                self._tell(f"members run one at a time: {reason}")
-                return True
-            if self._request.strict:
-                self._fall_back(reason)
-            return False
+        if gpu is None or reason:
+            return self._go_without_layout(gpu, reason)
         from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
         self.instances = PackInstances(gpu, socket, self._journal)
         self._preparation.note_instances(gpu, can_change=bool(socket))
         self._settle(SharingMode.MIG, "the node has cut the GPU for this pack")
         return True
+
+    def _go_without_layout(self, whole: MigGpu | None, reason: str) -> bool:
+        """What follows where the layout could not be had; True where that settles it.
+
+        Args:
+            whole: The GPU where one instance has all of it; None where it has none.
+            reason: Why there is no layout.
+        """
+        if whole is not None:
+            self._preparation.note_whole_instance(whole)
+        if self._request.strict:
+            self._fall_back(reason)
+            return True
+        if self._request.mode is None:
+            # csub has chosen it because MPS does not hold these members together.
+            self._takes_one_process = True
+            self._preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
+            self._settle(SharingMode.TIMESLICE, reason)
+            self._tell(f"members run one at a time: {reason}")
+            return True
+        self._lacks_mig = reason
+        if whole is not None:
+            self._fall_back("no MPS daemon is started inside an instance")
+        return whole is not None
 
     def _follow_instances(self, instances: PackInstances) -> None:
         """Write down what stands after a change."""
@@ -366,7 +381,9 @@ class GpuMode:
         mode = self.mode or SharingMode.TIMESLICE
         apart = SharingMode.TIMESLICE if mode is SharingMode.MPS else mode
         uuids = tuple(gpu for gpu in self.setup.gpus if gpu.startswith(("GPU-", "MIG-")))
-        return GpuUse(apart.value, uuids=uuids), {}
+        is_instance = any(uuid.startswith("MIG-") for uuid in uuids)
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if is_instance else {}
+        return GpuUse(apart.value, uuids=uuids), environment
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""

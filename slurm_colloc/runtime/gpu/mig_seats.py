@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
-from slurm_colloc.host.keeper.prepared_mig import MigGpu, MigInstance
+from slurm_colloc.host.keeper.prepared_mig import MigGpu, MigInstance, count_slices
 from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.why_not_now import NO_INSTANCE
@@ -31,8 +31,7 @@ class SeatNeed:
 def read_need(member: Member) -> SeatNeed:
     """What a member needs, by its plan."""
     plan = member.spec.plan
-    head = plan.instance.partition("g")[0].rpartition(".")[2].rpartition("c")[2]
-    return SeatNeed(plan.gpu_memory_limit_mb, int(head) if head.isdecimal() else 0)
+    return SeatNeed(plan.gpu_memory_limit_mb, count_slices(plan.instance))
 
 
 class MigSeats:
@@ -174,8 +173,7 @@ def _has_room(memory_mb: int, need: SeatNeed) -> bool:
 
 
 def _has_slices(profile: str, need: SeatNeed) -> bool:
-    head = profile.partition("g")[0]
-    return not head.isdecimal() or int(head) >= need.slices
+    return count_slices(profile) >= need.slices
 
 
 def _size(instance: MigInstance) -> tuple[int, int, int, int]:

@@ -10,6 +10,9 @@ from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
 from slurm_colloc.host.keeper.prepared_mig import MigGpu
 
+WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
+"""How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""
+
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
 names is believed only where only root can have written it."""
@@ -62,7 +65,8 @@ def find_instances(environ: Mapping[str, str]) -> tuple[MigGpu | None, str, str]
 
     Returns:
         The GPU with its instances, and the socket where they can be changed; or None, and why
-        there are none.
+        there are none. Both the GPU and a reason where the layout could not be had and one
+        instance has all of the GPU, because no process finds a GPU there without any.
     """
     try:
         setup = _read_setup(environ)
@@ -74,7 +78,8 @@ def find_instances(environ: Mapping[str, str]) -> tuple[MigGpu | None, str, str]
         return None, "", f"the node has made no MIG instances: {setup.reason}"
     if len(setup.mig.gpus) != 1 or not setup.mig.gpus[0].instances:
         return None, "", f"the node has cut {len(setup.mig.gpus)} GPUs, and a pack shares one"
-    return setup.mig.gpus[0], setup.mig.socket, ""
+    is_whole = setup.reason.startswith(WHOLE_GPU)
+    return setup.mig.gpus[0], setup.mig.socket, setup.reason if is_whole else ""
 
 
 def _read_setup(environ: Mapping[str, str]) -> PreparedSetup | None:

@@ -71,6 +71,11 @@ class SetupRecord:
             can_change=can_change,
         )
 
+    def note_whole_instance(self, gpu: MigGpu) -> None:
+        """The GPU is one MIG instance, which members share otherwise."""
+        (whole, *_) = gpu.instances
+        self._change(gpus=(whole.uuid,), gpu_name=gpu.name, gpu_memory_mb=whole.memory_mb)
+
     def note_control(self, by: str, control_ms: float, restarts: int) -> None:
         """An MPS daemon answers."""
         self._change(by=by, control_ms=control_ms, stop_ms=None, restarts=restarts)

@@ -81,7 +81,10 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         share=str(share),
         start_margin_s=settings.start_margin_s,
         measure_s=measure_s,
-        measures=may_measure(settings) and settings.instrument,
+        # Behind walls nothing is measured, and so nothing is corrected.
+        measures=may_measure(settings)
+        and settings.instrument
+        and share.mode is not SharingMode.MIG,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
