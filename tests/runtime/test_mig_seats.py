@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.keeper.prepared_mig import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
@@ -255,3 +256,34 @@ def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
     assert "only a node's prolog can make MIG instances" in told
     # What MPS does not hold together runs one at a time.
     assert found.takes_one_member == (share == "auto")
+
+
+def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can write what is believed")
+    record = dataclasses.replace(bed.record, share="mig", mode=SharingMode.MIG, layout=("3g", "3g"))
+    with tempfile.TemporaryDirectory(dir="/run") as run:
+        Path(run).chmod(0o755)
+        (Path(run) / "7").mkdir()
+        setup = build_setup("7", ["7g.80gb"])
+        setup["reason"] = "MIG is on, and one instance has the whole GPU; no layout 3g+3g: in use"
+        (Path(run) / "7" / "setup.json").write_text(json.dumps(setup))
+        environment = {**bed.allocation.environment, "SLURM_JOB_ID": "7", RUN_VARIABLE: run}
+        allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)
+        for share, mode in (("mig", SharingMode.TIMESLICE), ("mig!", None)):
+            asked = dataclasses.replace(record, share=share)
+            found = GpuMode(bed.pack, asked, allocation, 1, bed.journal, lone=False)
+            found.open()
+            assert found.mode is mode
+            assert "no layout 3g+3g: in use" in (found.refusal or found.setup.reason)
+            if mode is not None:
+                (member,) = want(bed, 1)
+                use, given = found.place(member)
+                assert use is not None
+                assert given == {"CUDA_VISIBLE_DEVICES": name_instance(1)}
+                assert use.mode == "timeslice"
+
+
+def test_compute_instances_count_by_what_they_compute_with() -> None:
+    names = {"3g.40gb": 3, "3c.7g": 3, "1c.3g.40gb": 1, "1g.10gb+me": 1, "": 0}
+    assert {name: count_slices(name) for name in names} == names
