@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.store.learned.faults import compute_signature, note_culprit
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
@@ -84,3 +88,25 @@ def test_no_job_joins_a_pack_whose_gpu_is_cut(user: CsubUser, slurm: FakeSlurm) 
         "--share=mig=3g+3g", "--join", "--verbose", *OPTIONS, "train.sh", check=False
     )
     assert len(slurm.look()) == 2, joined.stderr
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_known_culprits_are_put_behind_walls_where_the_site_has_them(
+    user: CsubUser, slurm: FakeSlurm, *, is_allowed: bool
+) -> None:
+    scripts = [user.script(f"wild{n}.sh", f"exit {n}") for n in (1, 2)]
+    job = Job(1, "wild", "wild.sh", (), "/")
+    for script in scripts:
+        note_culprit(user.state, compute_signature(script.read_bytes(), job), "4711/3", ())
+    for path in (user.state, *user.state.rglob("*")):
+        os.chown(path, user.uid, user.gid)
+    settings = user.home / ".config" / "slurm_colloc" / "settings.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"mig = {str(is_allowed).lower()}\n")
+    slurm.pause()
+    answer = user.csub("pack", *OPTIONS, "--json", "wild1.sh", "wild2.sh")
+    (submitted,) = json.loads(answer.stdout)["submitted"]
+    modes = [pack["mode"] for pack in submitted["packs"]]
+    assert modes == (["mig"] if is_allowed else ["exclusive", "exclusive"])
+    assert any("[csub/1 mig=" in comment for comment in read_comments(slurm)) == is_allowed
+    assert ("runs alone: its fault" in answer.stderr) != is_allowed
