@@ -94,6 +94,11 @@ def _build_rows(
         (Column("MEMBER", is_number=False), lambda m: str(m["id"]), True),
         (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), True),
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
+        (
+            Column("INSTANCE", is_number=False),
+            lambda m: (m.get("mig") or {}).get("profile") or "",
+            any(m.get("mig") for m in members),
+        ),
         (Column("STEPS"), lambda m: _format_count(m["steps"]), wide),
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
         (Column("SAMPLES/S"), lambda m: _format_rate(m, "samples"), wide),
