@@ -53,7 +53,11 @@ class InstancePlan:
 
 
 def plan_instances(
-    question: Question, subjects: Sequence[Subject], seats: Sequence[Seat] = (), at_once: int = 0
+    question: Question,
+    subjects: Sequence[Subject],
+    seats: Sequence[Seat] = (),
+    at_once: int = 0,
+    gpu: PlannedGpu | None = None,
 ) -> InstancePlan | None:
     """Members on the seats that were asked for, or on the best layout.
 
@@ -62,11 +66,12 @@ def plan_instances(
         subjects: The members, in start order.
         seats: The seats of the layout that was asked for; none for one that csub chooses.
         at_once: How many run at once; 0 for all, or for as many as there are seats.
+        gpu: The GPU; None for that on which these jobs will run, as far as that is known.
 
     Returns:
         None where one of them can have no seat.
     """
-    gpu = find_planned_gpu(question, [subject.index for subject in subjects])
+    gpu = gpu or find_planned_gpu(question, [subject.index for subject in subjects])
     degree = min(at_once or len(seats) or len(subjects), len(subjects))
     # Where some wait, the layout is for those that need most: then it is one for all.
     order = sorted(
