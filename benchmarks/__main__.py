@@ -82,7 +82,16 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "dividing", "leftovers", "instrument", "planning", "layouts", *GROUPS]
+    names = [
+        "startup",
+        "hooks",
+        "dividing",
+        "leftovers",
+        "instrument",
+        "planning",
+        "layouts",
+        *GROUPS,
+    ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.mig.mig_layout import place as find_places
 from slurm_colloc.model.plan import (
     PackPlan,
-    PlannedInstance,
+    PlannedSeat,
     Policy,
     SharingMode,
     UsageProfile,
@@ -52,7 +52,7 @@ class InstancePlan:
     duration_s: float | None
 
 
-def plan_instances(
+def plan_seats(
     question: Question,
     subjects: Sequence[Subject],
     seats: Sequence[Seat] = (),
@@ -237,10 +237,10 @@ def _describe_layout(planned: InstancePlan, needs: Sequence[Need], question: Que
     return f"{text}: predicted slowdown {spread} ({describe_bounds(bounds)}{over})"
 
 
-def describe_seats(planned: InstancePlan) -> tuple[PlannedInstance, ...]:
+def describe_seats(planned: InstancePlan) -> tuple[PlannedSeat, ...]:
     """The seats of a layout, as they stand in a plan."""
     return tuple(
-        PlannedInstance(
+        PlannedSeat(
             seat.word,
             seat.profile.name if planned.gpu.has_names else f"{seat.profile.compute_slices}g",
             seat.instance,

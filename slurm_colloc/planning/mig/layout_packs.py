@@ -15,7 +15,7 @@ from slurm_colloc.planning.mig.instance_packs import (
     build_instance_pack,
     compute_gpu_s,
     find_larger_seat,
-    plan_instances,
+    plan_seats,
 )
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
 from slurm_colloc.planning.mig.seat_members import fits, seat_members
@@ -117,7 +117,7 @@ def _build(
     needs, subjects = [need for need, _ in ordered], [subject for _, subject in ordered]
     seated = sum(not comes_late(subject) for subject in subjects)
     at_once = min(seated, question.policy.degree, len(seats))
-    planned = plan_instances(question, subjects, seats, at_once, gpu)
+    planned = plan_seats(question, subjects, seats, at_once, gpu)
     if planned is None:
         # The longest would all have a seat only one after the other.
         order = sorted(
@@ -125,7 +125,7 @@ def _build(
             key=lambda at: (comes_late(subjects[at]), -(subjects[at].gpu_memory_mb or 0)),
         )
         needs, subjects = [needs[at] for at in order], [subjects[at] for at in order]
-        planned = plan_instances(question, subjects, seats, at_once, gpu)
+        planned = plan_seats(question, subjects, seats, at_once, gpu)
     assert planned is not None
     notes = []
     if len(subjects) > at_once:
@@ -215,7 +215,7 @@ def _compute_held_s(question: Question, members: Sequence[Subject]) -> float | N
 
 def plan_known(question: Question, members: Sequence[Subject]) -> InstancePlan | None:
     """Members of known load on instances that keep all bounds; None where there are none."""
-    planned = plan_instances(question, members)
+    planned = plan_seats(question, members)
     if planned is None or planned.slowdowns is None:
         return None
     for member, slowdown in zip(members, planned.slowdowns, strict=True):
