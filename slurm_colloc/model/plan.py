@@ -184,7 +184,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class PlannedInstance:
+class PlannedSeat:
     """One seat of a planned MIG layout: a compute instance, mostly of a GPU instance of its own.
 
     Attributes:
@@ -208,9 +208,9 @@ class PlannedInstance:
     gpu_slices: int
 
 
-def name_seat(word: str, number: int) -> PlannedInstance:
+def name_seat(word: str, number: int) -> PlannedSeat:
     """A seat of which only its word is left, in a plan that is taken up again."""
-    return PlannedInstance(word, word, number, 0, 0, None, 0, 0)
+    return PlannedSeat(word, word, number, 0, 0, None, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class PackPlan:
     reasons: tuple[str, ...]
     predicted_finish_s: float | None = None
     known: bool = False
-    layout: tuple[PlannedInstance, ...] = ()
+    layout: tuple[PlannedSeat, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from slurm_colloc.planning.job_needs import (
 from slurm_colloc.planning.limits.broken_limits import Weighing
 from slurm_colloc.planning.limits.gpu_limits import build_limits, list_modes
 from slurm_colloc.planning.limits.lone_reasons import Declining
-from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_instances
+from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 from slurm_colloc.planning.mig.layout_packs import merge_parts
 from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
 from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
@@ -170,7 +170,7 @@ def build_known_pack(
     Where that is MIG, its instances need not be equal; without a setting it has unequal ones.
     """
     if priced is None or priced.setting.mode is SharingMode.MIG:
-        planned = plan_instances(question, members)
+        planned = plan_seats(question, members)
         assert planned is not None
         needs = build_needs(question, members)
         return build_instance_pack(question, needs, members, planned, closing_reason)
@@ -238,7 +238,7 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
         sums = other_rules.describe_sums(policy.rule, chosen)
         told = f"the rule {policy.rule} put them together: {sums}"
         if policy.mode is SharingMode.MIG:
-            planned = plan_instances(question, chosen)
+            planned = plan_seats(question, chosen)
             assert planned is not None
             needs = build_needs(question, chosen)
             packs.append(build_instance_pack(question, needs, chosen, planned, notes=[told]))

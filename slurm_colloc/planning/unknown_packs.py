@@ -145,11 +145,11 @@ def build_unknown_pack(
 def _build_on_instances(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
     """The pack of these jobs on the layout that suits what is known of them."""
     # Only packs with MIG instances wait for it.
-    from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_instances
+    from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 
     subjects = [build_subject(question, need.index) for need in needs]
     degree = choose_degree(needs, question.capacity, question.policy)
-    planned = plan_instances(question, subjects, at_once=degree)
+    planned = plan_seats(question, subjects, at_once=degree)
     assert planned is not None
     return build_instance_pack(question, needs, subjects, planned, closing_reason)
 

@@ -210,6 +210,23 @@ def test_compute_instances_share_the_memory_of_a_gpu_instance() -> None:
     assert seats[0].stretch > seats[1].stretch
 
 
+def test_names_that_another_driver_rounds_otherwise_are_understood() -> None:
+    assert [seat.profile.name for seat in read_seats("3g.39gb+1g.11gb", H100)] == [
+        "3g.40gb",
+        "1g.10gb",
+    ]
+    seats = read_seats("3g.77gb+1g", choose_planned_gpu(None))
+    assert [(seat.word, seat.room_mb) for seat in seats] == [("3g.77gb", None), ("1g", None)]
+
+
+def test_the_names_of_a_layout_tell_the_gpu_that_nothing_else_does() -> None:
+    jobs = [build_job(n) for n in range(1, 8)]
+    nowhere = dataclasses.replace(ROOMY, gpu_memory_mb=None)
+    made, _ = make(jobs, {}, "mig=" + "+".join(["1g.18gb"] * 7), capacity=nowhere)
+    (pack,) = made.packs
+    assert {one.memory_mb for one in pack.layout} == {16_384}
+
+
 @pytest.mark.parametrize(
     ("layout", "told"),
     [

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.keeper.prepared_mig import MigGpu, MigInstance
+from slurm_colloc.host.keeper.prepared_mig import MigInstance, PreparedGpu
 from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import PlacedInstance, describe_profile
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES
@@ -67,7 +67,7 @@ def build_setup(job_id: str, names: list[str], socket_path: str = "") -> dict[st
     }
 
 
-def build_gpu(*names: str) -> MigGpu:
+def build_gpu(*names: str) -> PreparedGpu:
     from slurm_colloc.host.keeper.prepared_mig import parse_mig
 
     return parse_mig(build_setup("7", list(names))["mig"]).gpus[0]
@@ -82,7 +82,7 @@ class Agent:
         refusal: Why it refuses everything; empty where it does not.
     """
 
-    def __init__(self, path: Path, gpu: MigGpu, refusal: str = "") -> None:
+    def __init__(self, path: Path, gpu: PreparedGpu, refusal: str = "") -> None:
         self.requests: list[dict[str, Any]] = []
         self._standing = {one.uuid: one for one in gpu.instances}
         self._refusal = refusal

@@ -65,7 +65,7 @@ def count_slices(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class MigGpu:
+class PreparedGpu:
     """A GPU that is cut into instances.
 
     Attributes:
@@ -101,7 +101,7 @@ class PreparedMig:
         mps_inside: The site allows an MPS daemon in an instance.
     """
 
-    gpus: tuple[MigGpu, ...]
+    gpus: tuple[PreparedGpu, ...]
     socket: str = ""
     mps_inside: bool = False
 
@@ -115,7 +115,7 @@ def parse_mig(value: Mapping[str, Any]) -> PreparedMig:
         ValueError: Likewise.
     """
     gpus = tuple(
-        MigGpu(
+        PreparedGpu(
             _match(UUID, gpu["uuid"]),
             str(gpu["name"]),
             parse_instances(gpu["instances"]),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.mig.mig_layout import place as find_places
 from slurm_colloc.model.plan import (
     PackPlan,
-    PlannedInstance,
+    PlannedSeat,
     Policy,
     SharingMode,
     UsageProfile,
@@ -52,8 +52,12 @@ class InstancePlan:
     duration_s: float | None
 
 
-def plan_instances(
-    question: Question, subjects: Sequence[Subject], seats: Sequence[Seat] = (), at_once: int = 0
+def plan_seats(
+    question: Question,
+    subjects: Sequence[Subject],
+    seats: Sequence[Seat] = (),
+    at_once: int = 0,
+    gpu: PlannedGpu | None = None,
 ) -> InstancePlan | None:
     """Members on the seats that were asked for, or on the best layout.
 
@@ -62,11 +66,12 @@ def plan_instances(
         subjects: The members, in start order.
         seats: The seats of the layout that was asked for; none for one that csub chooses.
         at_once: How many run at once; 0 for all, or for as many as there are seats.
+        gpu: The GPU; None for that on which these jobs will run, as far as that is known.
 
     Returns:
         None where one of them can have no seat.
     """
-    gpu = find_planned_gpu(question, [subject.index for subject in subjects])
+    gpu = gpu or find_planned_gpu(question, [subject.index for subject in subjects])
     degree = min(at_once or len(seats) or len(subjects), len(subjects))
     # Where some wait, the layout is for those that need most: then it is one for all.
     order = sorted(
@@ -232,10 +237,10 @@ def _describe_layout(planned: InstancePlan, needs: Sequence[Need], question: Que
     return f"{text}: predicted slowdown {spread} ({describe_bounds(bounds)}{over})"
 
 
-def describe_seats(planned: InstancePlan) -> tuple[PlannedInstance, ...]:
+def describe_seats(planned: InstancePlan) -> tuple[PlannedSeat, ...]:
     """The seats of a layout, as they stand in a plan."""
     return tuple(
-        PlannedInstance(
+        PlannedSeat(
             seat.word,
             seat.profile.name if planned.gpu.has_names else f"{seat.profile.compute_slices}g",
             seat.instance,

@@ -15,9 +15,9 @@ from slurm_colloc.planning.mig.instance_packs import (
     build_instance_pack,
     compute_gpu_s,
     find_larger_seat,
-    plan_instances,
+    plan_seats,
 )
-from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu
+from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
 from slurm_colloc.planning.mig.seat_members import fits, seat_members
 from slurm_colloc.planning.mig.seats import Seat, read_seats
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
@@ -40,6 +40,8 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
         NoPackPossible: A job fits none of its instances, and no other way is allowed.
     """
     gpu = find_planned_gpu(question, [need.index for need in needs])
+    if not gpu.has_memory:
+        gpu = recognise_gpu(layout) or gpu
     seats = read_seats(layout, gpu)
     labels = label_jobs((job.name, job.number) for job in question.jobs)
     packs: list[PackPlan] = []
@@ -62,7 +64,7 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
                 break
         else:
             open_packs.append([one])
-    return packs + [_build(question, members, seats) for members in open_packs]
+    return packs + [_build(question, members, seats, gpu) for members in open_packs]
 
 
 def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
@@ -99,7 +101,10 @@ def find_refusal(
 
 
 def _build(
-    question: Question, members: Sequence[tuple[Need, Subject]], seats: Sequence[Seat]
+    question: Question,
+    members: Sequence[tuple[Need, Subject]],
+    seats: Sequence[Seat],
+    gpu: PlannedGpu,
 ) -> PackPlan:
     if len(members) == 1:
         index = members[0][0].index
@@ -112,7 +117,7 @@ def _build(
     needs, subjects = [need for need, _ in ordered], [subject for _, subject in ordered]
     seated = sum(not comes_late(subject) for subject in subjects)
     at_once = min(seated, question.policy.degree, len(seats))
-    planned = plan_instances(question, subjects, seats, at_once)
+    planned = plan_seats(question, subjects, seats, at_once, gpu)
     if planned is None:
         # The longest would all have a seat only one after the other.
         order = sorted(
@@ -120,7 +125,7 @@ def _build(
             key=lambda at: (comes_late(subjects[at]), -(subjects[at].gpu_memory_mb or 0)),
         )
         needs, subjects = [needs[at] for at in order], [subjects[at] for at in order]
-        planned = plan_instances(question, subjects, seats, at_once)
+        planned = plan_seats(question, subjects, seats, at_once, gpu)
     assert planned is not None
     notes = []
     if len(subjects) > at_once:
@@ -210,7 +215,7 @@ def _compute_held_s(question: Question, members: Sequence[Subject]) -> float | N
 
 def plan_known(question: Question, members: Sequence[Subject]) -> InstancePlan | None:
     """Members of known load on instances that keep all bounds; None where there are none."""
-    planned = plan_instances(question, members)
+    planned = plan_seats(question, members)
     if planned is None or planned.slowdowns is None:
         return None
     for member, slowdown in zip(members, planned.slowdowns, strict=True):

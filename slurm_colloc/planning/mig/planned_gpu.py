@@ -6,9 +6,12 @@ they are the same on each GPU with seven slices.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.mig.layout_words import parse_layout, resolve_word
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
 from slurm_colloc.planning.job_needs import Question
@@ -75,6 +78,21 @@ def choose_planned_gpu(gpu_memory_mb: int | None, models: Sequence[str] = ()) ->
         if abs(gpu_memory_mb - largest_mb) < largest_mb * _NEAR:
             return _build(model, profiles)
     return _build("", _scale(MIG_TABLES[_NOMINAL], gpu_memory_mb))
+
+
+def recognise_gpu(layout: str) -> PlannedGpu | None:
+    """The GPU whose profiles have the names that a layout speaks of; None where it names none.
+
+    Args:
+        layout: Its words.
+    """
+    named = [word for word in parse_layout(layout) if word.memory_gb is not None]
+    for model, profiles in MIG_TABLES.items() if named else ():
+        with contextlib.suppress(UsageProblem):
+            for word in named:
+                resolve_word(word, profiles)
+            return _build(model, profiles)
+    return None
 
 
 def find_planned_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu:

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.mig.layout_words import group_words, parse_layout, resolve_word
+from slurm_colloc.model.mig.layout_words import (
+    LayoutWord,
+    group_words,
+    parse_layout,
+    resolve_word,
+)
 from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile, PlacedInstance
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, name_profile
+
+_ROUNDED_GB = 2
+"""By how much names of one profile differ between drivers: 3g.40gb is 3g.39gb under 535."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ def read_seats(layout: str, gpu: PlannedGpu) -> tuple[Seat, ...]:
         UsageProblem: It is no layout, has a profile that this GPU does not have, or does not fit.
     """
     groups = group_words(parse_layout(layout))
-    profiles = [resolve_word(group[0], _list_candidates(gpu)) for group in groups]
+    profiles = [_resolve(group[0], gpu) for group in groups]
     placed = place(profiles)
     if placed is None:
         raise UsageProblem(
@@ -85,8 +93,29 @@ def build_seats(placed: Sequence[PlacedInstance], gpu: PlannedGpu) -> tuple[Seat
     )
 
 
-def _list_candidates(gpu: PlannedGpu) -> tuple[InstanceProfile, ...]:
-    return gpu.every if gpu.has_names else (*gpu.profiles, *gpu.every)
+def _resolve(word: LayoutWord, gpu: PlannedGpu) -> InstanceProfile:
+    """The profile that a word means; NVML's names on the node decide, and a driver rounds them.
+
+    Raises:
+        UsageProblem: The GPU has none with so many slices, or so much memory.
+    """
+    try:
+        return resolve_word(word, gpu.every)
+    except UsageProblem:
+        alike = [
+            profile
+            for profile in gpu.every
+            if profile.compute_slices == word.gpu_instance_slices
+            and profile.attributes == word.attributes
+        ]
+        asked_gb = word.memory_gb or 0
+        nearest = min(alike, key=lambda one: abs((one.memory_gb or 0) - asked_gb), default=None)
+        if nearest is None:
+            raise
+        is_rounded = abs((nearest.memory_gb or 0) - asked_gb) <= _ROUNDED_GB
+        if gpu.has_names and not is_rounded:
+            raise
+        return nearest
 
 
 def _build_seat(

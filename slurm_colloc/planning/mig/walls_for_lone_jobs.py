@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.plan import MIG_INSTANCES_MAX, PackPlan, SharingMode
 from slurm_colloc.planning.job_needs import Question, build_subject, label_jobs
 from slurm_colloc.planning.known_packs import build_needs, is_known, weigh
-from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_instances
+from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 from slurm_colloc.planning.mig.layout_packs import merge_parts, plan_known
 from slurm_colloc.planning.unknown_packs import fill_packs
 
@@ -53,7 +53,7 @@ def _pack_culprits(question: Question, indices: Sequence[int]) -> list[PackPlan]
     packs = []
     for needs, _ in fill_packs(question, indices) if len(indices) > 1 else ():
         subjects = [build_subject(question, need.index) for need in needs]
-        planned = plan_instances(question, subjects) if len(subjects) > 1 else None
+        planned = plan_seats(question, subjects) if len(subjects) > 1 else None
         if planned is not None:
             packs.append(build_instance_pack(question, needs, subjects, planned, notes=[_CULPRIT]))
     return packs

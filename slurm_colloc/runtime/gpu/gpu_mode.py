@@ -27,7 +27,7 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
-    from slurm_colloc.host.keeper.prepared_mig import MigGpu
+    from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
@@ -175,7 +175,7 @@ class GpuMode:
         self._settle(SharingMode.MIG, "the node has cut the GPU for this pack")
         return True
 
-    def _go_without_layout(self, whole: MigGpu | None, reason: str) -> bool:
+    def _go_without_layout(self, whole: PreparedGpu | None, reason: str) -> bool:
         """What follows where the layout could not be had; True where that settles it.
 
         Args:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
-from slurm_colloc.host.keeper.prepared_mig import MigGpu, MigInstance, count_slices
+from slurm_colloc.host.keeper.prepared_mig import MigInstance, PreparedGpu, count_slices
 from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.why_not_now import NO_INSTANCE
@@ -42,14 +42,14 @@ class MigSeats:
         can_change: Root changes them on request.
     """
 
-    def __init__(self, gpu: MigGpu, *, can_change: bool) -> None:
+    def __init__(self, gpu: PreparedGpu, *, can_change: bool) -> None:
         self._gpu = gpu
         self._can_change = can_change
         self._occupants: dict[str, int] = {}
         self._refused: set[tuple[str, ...]] = set()
 
     @property
-    def gpu(self) -> MigGpu:
+    def gpu(self) -> PreparedGpu:
         """The GPU, with what stands on it now."""
         return self._gpu
 

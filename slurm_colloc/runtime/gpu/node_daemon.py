@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
-from slurm_colloc.host.keeper.prepared_mig import MigGpu
+from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
 
 WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
 """How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""
@@ -57,7 +57,7 @@ def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFi
     return PreparedFinding(daemon)
 
 
-def find_instances(environ: Mapping[str, str]) -> tuple[MigGpu | None, str, str]:
+def find_instances(environ: Mapping[str, str]) -> tuple[PreparedGpu | None, str, str]:
     """Look for the MIG instances that the prolog has made.
 
     Args:

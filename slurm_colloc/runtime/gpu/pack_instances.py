@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from slurm_colloc.host.keeper.prepared_mig import MigGpu
+from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES, NO_INSTANCE
 from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall
@@ -24,7 +24,7 @@ class PackInstances:
         journal: The pack's log.
     """
 
-    def __init__(self, gpu: MigGpu, socket: str, journal: Journal) -> None:
+    def __init__(self, gpu: PreparedGpu, socket: str, journal: Journal) -> None:
         self._seats = MigSeats(gpu, can_change=bool(socket))
         self._socket = socket
         self._journal = journal
@@ -33,7 +33,7 @@ class PackInstances:
         self._problem = ""
 
     @property
-    def gpu(self) -> MigGpu:
+    def gpu(self) -> PreparedGpu:
         """The GPU, with what stands on it now."""
         return self._seats.gpu
 

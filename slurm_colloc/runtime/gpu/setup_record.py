@@ -16,7 +16,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.store.pack.node_setup import Setup, SetupInstance, write_setup
 
 if TYPE_CHECKING:
-    from slurm_colloc.host.keeper.prepared_mig import MigGpu
+    from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
 
@@ -51,7 +51,7 @@ class SetupRecord:
             notes=finding.notes,
         )
 
-    def note_instances(self, gpu: MigGpu, *, can_change: bool) -> None:
+    def note_instances(self, gpu: PreparedGpu, *, can_change: bool) -> None:
         """The MIG instances that stand on the GPU.
 
         Args:
@@ -71,7 +71,7 @@ class SetupRecord:
             can_change=can_change,
         )
 
-    def note_whole_instance(self, gpu: MigGpu) -> None:
+    def note_whole_instance(self, gpu: PreparedGpu) -> None:
         """The GPU is one MIG instance, which members share otherwise."""
         (whole, *_) = gpu.instances
         self._change(gpus=(whole.uuid,), gpu_name=gpu.name, gpu_memory_mb=whole.memory_mb)
