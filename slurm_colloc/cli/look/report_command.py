@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +49,9 @@ def report(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a line for each member, with commas.")
     ] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Tell all figures: STP, ANTT, energy, the GPU's use.")
+    ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
     ] = None,
@@ -67,18 +70,15 @@ def report(
         with session.reading(view):
             found.append((_summarise(session.state, view), _choose_numbers(view, members)))
     if as_json:
-        say(json.dumps([_narrow(summary, numbers) for summary, numbers in found]))
+        say(json.dumps(_tell_all(found)))
     elif as_csv:
         say(render_csv(found))
     else:
-        from slurm_colloc.report.report_view import render_report
+        from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width
 
         width, styled = choose_width(), sys.stdout.isatty()
-        parts = [
-            render_report(summary, width, numbers, styled=styled) for summary, numbers in found
-        ]
-        say("\n".join(parts), styled=styled)
+        say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
     tell_problems(session)
 
 
@@ -96,6 +96,22 @@ def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int]
     if len(members) == len(view.members):
         return None
     return frozenset(member.member.number for member in members)
+
+
+def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
+    """The summaries for programs, each with the first sentence on its submission."""
+    from slurm_colloc.report.headline import tell_headline
+    from slurm_colloc.report.report_view import choose_ids, group_submissions
+
+    headlines = {
+        id(summary): tell_headline([other for other, _ in own], choose_ids(own))
+        for own in group_submissions(found)
+        for summary, _ in own
+    }
+    return [
+        {"headline": headlines[id(summary)], **_narrow(summary, numbers)}
+        for summary, numbers in found
+    ]
 
 
 def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:
