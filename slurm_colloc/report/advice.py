@@ -54,8 +54,12 @@ class Advice:
 
     def say(self) -> str:
         """`54/2 waited for data 52 % of its time: give its DataLoader more workers`."""
+        return f"{self.describe()}: {self.act}"
+
+    def describe(self) -> str:
+        """Whom it is about and what was seen, without the act."""
         who = name_members(self.members)
-        return f"{who}{' ' if who else ''}{self.finding}: {self.act}"
+        return f"{who}{' ' if who else ''}{self.finding}"
 
 
 def name_members(ids: Sequence[str]) -> str:
@@ -136,11 +140,11 @@ def _waits_for_data(_summary: Summary, member: Member) -> _Told:
     if wait is None or wait < _WAIT_LEAST:
         return
     cpus, used = (member.get("request") or {}).get("cpus"), member["cpu_cores"]
-    act = "give its DataLoader more workers (num_workers), or make its data cheaper to prepare"
+    act = "give the DataLoader more workers (num_workers), or make its data cheaper to prepare"
     if cpus and used is not None and used >= 0.85 * cpus:
         act = (
-            f"its {'CPU is' if cpus == 1 else f'{cpus} CPUs are'} busy, so ask for more "
-            f"(--cpus-per-task={2 * cpus}) and give its DataLoader as many workers"
+            f"the {'CPU is' if cpus == 1 else f'{cpus} CPUs are'} busy, so ask for more "
+            f"(--cpus-per-task={2 * cpus}) and give the DataLoader as many workers"
         )
     yield "waited for data {share} of the time", wait, act
 

@@ -35,6 +35,8 @@ _ENDS = {
     MemberState.NODE_FAIL.value: "lost with its node",
     MemberState.LOST.value: "lost",
 }
+BAD_STATES = frozenset(_ENDS)
+"""States of members that did not end well."""
 
 
 def tell_headline(

@@ -19,6 +19,7 @@ from slurm_colloc.report.terminal_tables import (
     format_figure,
     format_mb_figure,
     format_share,
+    format_slowdown,
     render,
 )
 
@@ -82,7 +83,7 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
     if detail:
         parts.append(build_lines(notes))
         for summary, numbers in found:
-            parts += ["", build_lines([*_build_head(summary), *_build_detail(summary, numbers)])]
+            parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
         return render(parts, width, styled=styled)
     job = str(members[0]["id"]).partition("/")[0] if members else summaries[0]["job"]
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
@@ -96,7 +97,8 @@ def _build_text(text: str) -> RenderableType:
     return Text(escape_controls(text), style="bold")
 
 
-def _build_detail(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
+def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
+    """All that is told of a pack beside its table, as labelled sentences."""
     members = _choose(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
@@ -108,7 +110,8 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
     return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
 
 
-def _build_head(summary: Summary) -> list[tuple[str, str]]:
+def list_setup(summary: Summary) -> list[tuple[str, str]]:
+    """Where a pack ran and how its GPU was shared, as labelled sentences."""
     gpu, setup = summary["gpu"], summary["setup"]
     where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
     job = summary["job"] or summary["pack_id"]
@@ -165,7 +168,7 @@ def _build_rows(
             lambda m: _format_rate(m, "samples"),
             wide and any(m["rate"]["samples_per_s"] is not None for m in members),
         ),
-        (Column("SLOW-\nDOWN"), lambda m: format_figure(m["slowdown"]), True),
+        (Column("SLOW-\nDOWN"), lambda m: format_slowdown(m["slowdown"]), True),
         # A summary of an older csub has none.
         (
             Column("PRE-\nDICTED"),
@@ -211,7 +214,7 @@ def _format_part(
 
 
 def _format_prediction(value: float | None) -> str:
-    return "" if value is None else format_figure(value)
+    return "" if value is None else format_slowdown(value)
 
 
 def _format_rate(member: _Member, of: str) -> str:
