@@ -197,6 +197,7 @@ def _too_short(summary: Summary, member: Member) -> _Told:
 def _no_rate_alone(summary: Summary, member: Member) -> _Told:
     if (
         summary["pack"]["overlap_s"] > 0
+        and (member.get("request") or {}).get("gpus") != 0
         and member["rate"]["steps_per_s"] is not None
         and member["solo"] is None
     ):
@@ -207,13 +208,14 @@ def _no_rate_alone(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _over_bound(_summary: Summary, member: Member) -> _Told:
+def _over_bound(summary: Summary, member: Member) -> _Told:
     if find_over_bound([member]):
         bound = format_figure(member["accepted_slowdown"])
+        fewer = max(1, summary["pack"]["members_most"] - 1)
         yield (
             f"ran more than the accepted {bound} times slower than alone",
             None,
-            "fewer at a time (--degree=N) make each faster, --max-slowdown accepts more",
+            f"--degree={fewer} makes each faster, --max-slowdown accepts more",
         )
 
 
@@ -234,7 +236,8 @@ def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
 
 def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
     room = count_room(summaries)
-    if room and all(summary["final"] for summary in summaries):
+    crowded = any(find_over_bound(summary["members"]) for summary in summaries)
+    if room and not crowded and all(summary["final"] for summary in summaries):
         most = max(summary["pack"]["members_most"] for summary in summaries)
         each = f"--degree={most + room}" if len(summaries) == 1 else "a larger --degree"
         yield (
