@@ -186,7 +186,9 @@ def _counts_no_steps(summary: Summary, member: Member) -> _Told:
 
 
 def _too_short(summary: Summary, member: Member) -> _Told:
-    if member["steps"] and member["rate"]["steps_per_s"] is None and summary["final"]:
+    # What ended badly has a note of its own.
+    is_whole = member["state"] == MemberState.COMPLETED.value and summary["final"]
+    if member["steps"] and member["rate"]["steps_per_s"] is None and is_whole:
         yield (
             "ran too short for a rate",
             None,

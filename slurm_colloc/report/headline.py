@@ -208,7 +208,10 @@ def _tell_cost(members: Sequence[Member]) -> str:
     if not slowdowns:
         return ""
     low, high = min(slowdowns), max(slowdowns)
-    who = "each" if len(slowdowns) == len(members) else f"the {len(slowdowns)} that are known"
+    who = "each"
+    if len(slowdowns) < len(members):
+        known = len(slowdowns)
+        who = "the one that is known" if known == 1 else f"the {known} that are known"
     if high < _EVEN:
         return f"{who} ran as fast as alone"
     if high / low <= _ALIKE and low >= _EVEN:

@@ -101,6 +101,8 @@ def make_summary(
                         "time_limit_s": 600},
         }  # fmt: skip
         member["rate"] |= {"steps_per_s": _ALONE / slowdown, "unknown": None}
+        member["sm_share"] = {"value": 0.15, "attribution": "modelled"}
+        member["energy_j"] = {"value": 4500.0, "attribution": "modelled"}
         member["stall"] |= {"data": 0.02, "sharing": 1 - 1 / slowdown}
         members.append(member)
     made |= {

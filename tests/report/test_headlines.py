@@ -24,6 +24,13 @@ def test_the_document_has_what_is_said_of_each_situation() -> None:
     assert build_document() == DOCUMENT.read_text(), "python -m tests.report.situations"
 
 
+def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
+    text = (DOCUMENT.parent / "report.md").read_text()
+    shown = text.partition("$ csub report 54\n")[2].partition("```")[0]
+    sources = SITUATIONS["slower than the bound"].make(tmp_path)
+    assert shown == render_reports([(source.summary, None) for source in sources], 120)
+
+
 @pytest.mark.parametrize("name", [n for n, s in SITUATIONS.items() if is_there(s)])
 def test_the_terminal_begins_with_the_sentence_and_has_the_notes(name: str, tmp_path: Path) -> None:
     headline, notes = describe(SITUATIONS[name], tmp_path / "one")
