@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from slurm_colloc.report.page.render_page import render_page
 
@@ -33,7 +34,8 @@ def main() -> None:
         for name, situation, scheme, size, part in SHOTS:
             file = Path(folder) / "page.html"
             file.write_text(render_page(SITUATIONS[situation].make(Path(folder))))
-            page = browser.new_page(viewport=size, color_scheme=scheme)
+            options: dict[str, Any] = {"viewport": size, "color_scheme": scheme}
+            page = browser.new_page(**options)
             page.goto(file.as_uri())
             if part:
                 page.locator(part).first.evaluate("one => one.scrollIntoView()")
