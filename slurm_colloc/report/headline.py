@@ -112,6 +112,13 @@ def _tell_not_started(members: Sequence[Member]) -> str:
         who = "The job" if count == 1 else f"None of the {count} jobs"
         told = "never started" if count == 1 else "was ever started"
         return f"{who} {told}. {_tell_ends(members)}"
+    started = [m for m in members if m["starts"] or m["state"] == MemberState.RUNNING.value]
+    if started:
+        verb = "has" if len(started) == 1 else "have"
+        who = "The job has" if count == 1 else f"{len(started)} of {count} jobs {verb}"
+        if len(started) == count > 1:
+            who = f"The {count} jobs have"
+        return f"{who} just started; nothing is measured yet."
     if count == 1:
         return "The job has not started yet."
     return f"None of the {count} jobs has started yet."

@@ -62,8 +62,10 @@ def test_before_anything_has_started_that_is_said() -> None:
         member |= {"started_at": None, "state": "PENDING", "starts": 0}
     waiting = {**summary, "window": None, "final": False}
     assert tell_headline([waiting]) == "None of the 2 jobs has started yet."
+    summary["members"][0] |= {"state": "RUNNING", "starts": 1}
+    assert tell_headline([waiting]) == "1 of 2 jobs has just started; nothing is measured yet."
     for member in summary["members"]:
-        member["state"] = "CANCELLED"
+        member |= {"state": "CANCELLED", "starts": 0}
     assert tell_headline([{**waiting, "final": True}]) == (
         "None of the 2 jobs was ever started. All 2 were cancelled (54/1, 54/2)."
     )

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.browser
 
 WIDE = {"width": 1100, "height": 900}
 PHONE = {"width": 360, "height": 740}
+DARK_LINE = (0x3A, 0x42, 0x4C)
+"""The lines of the grid in dark, as page.css has them."""
 SEVERE = ("serious", "critical")
 
 
@@ -64,16 +66,20 @@ class Opened:
         if url != file.as_uri() and not url.startswith("data:"):
             self.wrong.append(f"request: {url}")
 
-    def count_drawn(self) -> int:
-        """Points of all canvases that are not as the page is behind them."""
+    def count_drawn(self, colour: tuple[int, int, int] | None = None) -> int:
+        """Points of all canvases that are drawn, of one colour where that is given."""
         found: int = self.page.evaluate(
-            """() => [...document.querySelectorAll("canvas")].reduce((sum, canvas) => {
+            """(colour) => [...document.querySelectorAll("canvas")].reduce((sum, canvas) => {
                 const { width, height } = canvas;
                 const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
                 let drawn = 0;
-                for (let i = 3; i < data.length; i += 4) if (data[i]) drawn += 1;
+                for (let i = 0; i < data.length; i += 4) {
+                    const same = !colour || colour.every((c, k) => c === data[i + k]);
+                    if (data[i + 3] && same) drawn += 1;
+                }
                 return sum + drawn;
-            }, 0)"""
+            }, 0)""",
+            None if colour is None else list(colour),
         )
         return found
 
@@ -242,8 +248,11 @@ def test_the_other_theme_is_a_button_away(opened: Opened) -> None:
 
 def test_it_prints_in_black_on_white_without_its_buttons(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, color_scheme="dark")
-    opened.page.emulate_media(media="print")
+    assert opened.count_drawn(DARK_LINE) > 100
+    # As a browser does it: the pictures are drawn before the paper's colours hold.
     opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.count_drawn(DARK_LINE) == 0
+    opened.page.emulate_media(media="print")
     assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == (
         "rgb(255, 255, 255)"
     )

@@ -11,7 +11,9 @@
   let printing = false;
   const isDark = () => !printing && (root.dataset.theme || (dark.matches ? "dark" : "light")) === "dark";
   const colour = (i) => (isDark() ? DARK : LIGHT)[i % LIGHT.length];
-  const look = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // The colours of the paper hold only after the pictures were drawn for it.
+  const PAPER = { "--back": "#ffffff", "--soft": "#444444", "--line": "#bbbbbb" };
+  const look = (name) => (printing ? PAPER[name] : getComputedStyle(root).getPropertyValue(name).trim());
 
   const pad = (n) => String(n).padStart(2, "0");
   const span = (s) => {
@@ -360,7 +362,7 @@
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(drawAll);
   });
-  addEventListener("beforeprint", () => { printing = true; drawAll(); for (const d of document.querySelectorAll("details.moments")) d.dataset.was = d.open ? "open" : "shut"; });
+  addEventListener("beforeprint", () => { printing = true; drawAll(); });
   addEventListener("afterprint", () => { printing = false; drawAll(); });
   tellTheme();
   drawAll();
