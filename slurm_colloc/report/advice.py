@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.headline import (
     compute_gain,
@@ -60,15 +60,6 @@ class Advice:
         """Whom it is about and what was seen, without the act."""
         who = name_members(self.members)
         return f"{who}{' ' if who else ''}{self.finding}"
-
-
-def name_members(ids: Sequence[str]) -> str:
-    """`54/1-4,7`, as csub takes it; of several submissions with commas between."""
-    numbers: dict[str, list[int]] = {}
-    for name in ids:
-        job, _, number = name.partition("/")
-        numbers.setdefault(job, []).append(int(number))
-    return ", ".join(f"{job}/{format_task_runs(sorted(own))}" for job, own in numbers.items())
 
 
 def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = None) -> list[Advice]:

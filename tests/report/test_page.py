@@ -23,6 +23,7 @@ from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.pack.member_pauses import PARKED, read_pauses
 
 from ..calls import run_csub
+from ..wait_until import wait_until
 from .generated import T0, UUID, Truth, make_pack, write_stops
 from .generated_days import SPIKE, write_days
 from .situations import SITUATIONS, is_there, make_summary
@@ -266,6 +267,19 @@ def test_the_command_writes_the_page_and_says_the_sentence_and_its_path(home: Pa
     one = call(home, "report", "--html", "4711/2", "one.html")
     assert one.stdout.splitlines()[1] == str(home / "one.html")
     assert len(read_drawing((home / "one.html").read_text())["packs"][0]["members"]) == 1
+
+
+def test_with_open_a_browser_shows_the_page(home: Path) -> None:
+    program = home / "browser"
+    program.write_text(
+        f'#!/bin/sh\necho "$1" >{home}/shown.tmp && mv {home}/shown.tmp {home}/shown\n'
+    )
+    program.chmod(0o755)
+    environment = {"HOME": str(home), "PATH": os.defpath, "BROWSER": f"{program} %s"}
+    done = run_csub("report", "4711", "--open", environment=environment, directory=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    wait_until((home / "shown").exists, "the browser was started")
+    assert (home / "shown").read_text().strip() == (home / "csub-report-4711.html").as_uri()
 
 
 def test_with_open_and_no_screen_it_says_where_the_page_is(home: Path) -> None:
