@@ -217,6 +217,22 @@ def _was_watched(summary: Summary) -> bool:
     return coverage is not None and not coverage["not_watched"]
 
 
+def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
+    reasons = [
+        summary["coverage"]["not_watched"]
+        for summary in summaries
+        if summary["coverage"] is not None and summary["coverage"]["not_watched"]
+    ]
+    # A pack that travels in its batch script cannot be measured at all.
+    acts = {
+        "host memory": "a larger --mem has it measured",
+        "settings": "csub config monitor true has the next one measured",
+    }
+    for word, act in acts.items():
+        if reasons and word in reasons[0]:
+            yield f"Nothing was measured ({reasons[0]})", act
+
+
 def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
     serial_s, shared_s = compute_gain(summaries)
     shared = any(summary["pack"]["overlap_s"] > 0 for summary in summaries)
@@ -277,5 +293,5 @@ _OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
     _no_rate_alone
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[Sequence[Summary]], _ToldOfAll], ...] = (
-    _did_not_pay, _fell_back, _has_room, _looks_busy,
+    _not_watched, _did_not_pay, _fell_back, _has_room, _looks_busy,
 )  # fmt: skip

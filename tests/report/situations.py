@@ -48,7 +48,7 @@ class Situation:
 
 
 _HEAD = """\
-# What a report says of 22 situations
+# What a report says of 23 situations
 
 The first sentence of `csub report` and of its page, and the notes below it, for packs that were
 recorded on an H200 or made for this (`tests/report/situations.py`, which writes this page; a test
@@ -206,6 +206,18 @@ def _lose_readings(summary: Summary) -> None:
                             "gap_s": 7.0}  # fmt: skip
 
 
+def _go_unwatched(summary: Summary) -> None:
+    summary["coverage"] |= {
+        "share": None,
+        "not_watched": "the pack has 200 MB of host memory, and the monitor would take 90 MB; "
+        "packs with 1024 MB are watched",
+    }
+    summary["pack"]["serial_s"] = None
+    for member in summary["members"]:
+        member |= {"steps": None, "solo": None, "slowdown": None, "gpu_memory_mb": None}
+        member["rate"] |= {"steps_per_s": None}
+
+
 def _keep_running(summary: Summary) -> None:
     summary["final"] = False
     for member in summary["members"]:
@@ -300,6 +312,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "asks for too much": Situation("Eight times the memory that is used", _made(_ask_much, 3, 1.3)),
     "no GPU": Situation("Two jobs without a GPU", _made(_take_gpu, 2, 1.0)),
     "gaps": Situation("The monitor was stopped for a while", _made(_lose_readings, 4, 1.3)),
+    "not watched": Situation("Two too small to be watched", _made(_go_unwatched, 2, 1.0)),
     "still running": Situation("Four that still run", _made(_keep_running, 4, 1.3)),
     "cancelled": Situation("Two of four were cancelled", _made(_cancel, 4, 1.3)),
     "resumed": Situation("Four that were preempted and went on", _made(_resume, 4, 1.3)),
