@@ -10,8 +10,8 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_view import render_reports
-from slurm_colloc.report.report_words import WORDS, find_word
-from slurm_colloc.report.state_meanings import explain_word
+from slurm_colloc.report.words.report_words import WORDS, find_word
+from slurm_colloc.report.words.state_meanings import explain_word
 
 from .situations import DOCUMENT, SITUATIONS, build_document, describe, is_there, make_summary
 

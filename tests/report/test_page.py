@@ -266,7 +266,10 @@ def test_the_command_writes_the_page_and_says_the_sentence_and_its_path(home: Pa
     assert headline in Tags(Path(path).read_text()).text
     one = call(home, "report", "--html", "4711/2", "one.html")
     assert one.stdout.splitlines()[1] == str(home / "one.html")
-    assert len(read_drawing((home / "one.html").read_text())["packs"][0]["members"]) == 1
+    only = (home / "one.html").read_text()
+    assert len(read_drawing(only)["packs"][0]["members"]) == 1
+    assert "4711/2 started" in Tags(only).text
+    assert "4711/1" not in Tags(only).text, "nothing of the others"
 
 
 def test_with_open_a_browser_shows_the_page(home: Path) -> None:

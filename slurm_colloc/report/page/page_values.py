@@ -241,7 +241,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         edges = (window["from"], window["to"])
         series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
-    moments = list_moments(summary, bands, source.path)
+    moments = list_moments({**summary, "members": source.members}, bands, source.path)
     where = summary["gpu"]["model"] or "a GPU that is not known"
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"

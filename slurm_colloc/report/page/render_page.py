@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc import __version__
 from slurm_colloc.report.headline import BAD_STATES
 from slurm_colloc.report.page.page_values import PageSource, build_page
-from slurm_colloc.report.report_words import WORDS
+from slurm_colloc.report.words.report_words import WORDS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
