@@ -243,7 +243,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "share",
         _REQ,
         Concern.GROUP,
-        "auto, mps, mig, mig=3g+2g+1g+1g, timeslice, exclusive; mps! forbids a fallback",
+        "auto, mps, mig, mig=3g+2g, timeslice, exclusive; with ! no fallback",
     ),
     _own("max-slowdown", _REQ, Concern.MEMBER, "the slowdown that the job accepts, 1 or more"),
     _own("gpu-mem", _REQ, Concern.MEMBER, "the GPU memory that the job needs, as in 10G"),
