@@ -80,6 +80,17 @@ def test_more_at_once_than_instances_is_refused(user: CsubUser) -> None:
     assert list_jobs(user) == []
 
 
+def test_what_no_prolog_is_asked_for_is_refused_where_nothing_else_will_do(user: CsubUser) -> None:
+    settings = user.home / ".config" / "slurm_colloc" / "settings.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('hooks = "never"\n')
+    user.script("train.sh", "exit 0")
+    refused = user.csub("--share=mig!", *OPTIONS, "--array=1-2", "train.sh", check=False)
+    assert refused.returncode == 2
+    assert "(hooks = never)" in refused.stderr
+    assert list_jobs(user) == []
+
+
 def test_no_job_joins_a_pack_whose_gpu_is_cut(user: CsubUser, slurm: FakeSlurm) -> None:
     user.script("train.sh", "exit 0")
     slurm.pause()

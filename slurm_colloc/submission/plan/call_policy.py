@@ -44,6 +44,12 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
     rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
     most = settings.caps.members_per_pack or None
     share = choose_share(call, settings)
+    if share.mode is SharingMode.MIG and share.strict and settings.hooks == "never":
+        raise UsageProblem(
+            f"--share={share} needs a node's prolog, which the settings keep from being asked "
+            "(hooks = never)",
+            hint="leave the ! out for MPS instead",
+        )
     degree = _choose_degree(call, share, settings)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
