@@ -117,6 +117,9 @@ def _run_hook(command: str, place: HookPlace, job: HookJob) -> int:
             report = run_prolog(place, policy, job)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not drain the node
         report = HookReport(outcome=f"unforeseen: {type(error).__name__}: {error}")
+    # Whatever the way out, no job starts on a GPU that is divided for one that is over.
+    if report.action != "prepared" and not report.exit_status:
+        _fail_if_divided(command, place, job, report)
     if problem:
         report.details["policy"] = problem
     if report.action != "none" or report.outcome != "nothing was prepared":
@@ -124,6 +127,17 @@ def _run_hook(command: str, place: HookPlace, job: HookJob) -> int:
     if command == "prolog" and report.exit_status:
         return UNSAFE_PROLOG
     return report.exit_status
+
+
+def _fail_if_divided(command: str, place: HookPlace, job: HookJob, report: HookReport) -> None:
+    if not os.path.lexists(f"{place.run}/jobs/{job.job_id}.json"):
+        return
+    from slurm_colloc.host.hooks.whole_node import find_divided
+
+    divided = find_divided(place, job.job_id, spares_ready=command == "prolog")
+    if divided:
+        report.exit_status = 1
+        report.outcome = f"{divided}; {report.outcome}" if report.outcome else divided
 
 
 def _read_policy(place: HookPlace) -> tuple[NodePolicy, str]:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.errors import NodeError
+from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.mig.change_instances import change_instances
 from slurm_colloc.host.mig.cut_gpu import cut, plan_cut
-from slurm_colloc.host.mig.mig_claim import describe_claim, parse_claim
+from slurm_colloc.host.mig.gpu_holders import describe_holders
+from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance, describe_claim, parse_claim
 from slurm_colloc.host.mig.mig_state import (
     GPU_IS_LOST,
     IN_USE,
@@ -186,6 +187,42 @@ def test_an_instance_that_is_still_in_use_is_waited_for() -> None:
     assert double.gpus[gpu.uuid] == gpu
 
 
+def test_who_holds_an_instance_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g", may_switch=False)
+    made = cut(double, claim, no_wait)
+    double.busy = {(gpu.uuid, (made.instances or ())[0].id, 0)}
+    looks = []
+
+    def look(gpu: MigGpu | None) -> str:
+        looks.append(gpu)
+        return describe_holders(gpu)
+
+    monkeypatch.setattr("slurm_colloc.host.mig.restore_gpu.describe_holders", look)
+    report = restore(double, claim, ends_at=FAR, wait=no_wait)
+    assert "is in use: process 4000" in report.unsafe[0]
+    assert len(looks) == 1
+
+
+def test_another_instance_in_the_place_of_the_jobs_is_left() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g", may_switch=False)
+    claim = claim.identify(cut(double, claim, no_wait))
+    (instance,) = double.gpus[gpu.uuid].instances or ()
+    double.destroy_compute(gpu.uuid, instance.id, 0)
+    double.create_compute(gpu.uuid, instance.id, 3)
+    stands = double.gpus[gpu.uuid]
+    report = restore(double, claim, ends_at=FAR, wait=no_wait)
+    assert "stands where the job's was, and is not the job's" in report.unsafe[0]
+    assert double.gpus[gpu.uuid] == stands
+    # One whose compute instances have gone is known by its id: an epilog was killed over it.
+    double.destroy_compute(gpu.uuid, instance.id, 0)
+    assert restore(double, claim, ends_at=FAR, wait=no_wait).unsafe == []
+    assert double.gpus[gpu.uuid] == gpu
+
+
 def test_what_is_not_the_jobs_is_never_touched() -> None:
     gpu = build_gpu(is_on=False)
     double = MigDouble({gpu.uuid: gpu})
@@ -271,8 +308,9 @@ def test_a_change_that_fails_or_is_killed_leaves_what_stood_or_what_the_epilog_u
 ) -> None:
     double, uuid, layout = place
     before = dict(double.gpus)
-    saved = [plan_cut(double.gpus[uuid], layout, may_switch=True)]
-    made = cut(double, saved[0], no_wait)
+    planned = plan_cut(double.gpus[uuid], layout, may_switch=True)
+    made = cut(double, planned, no_wait)
+    saved = [planned.identify(made)]
     stands = dict(double.gpus)
     standing = made.instances or ()
     number = data.draw(st.integers(0, len(standing)))
@@ -291,12 +329,16 @@ def test_a_change_that_fails_or_is_killed_leaves_what_stood_or_what_the_epilog_u
     elif outcome is not None and not outcome.problem:
         kept = {one.profile_id for one in standing[number:]}
         assert kept <= {one.profile_id for one in double.gpus[uuid].instances or ()}
-    elif outcome is not None and outcome.claim == saved[0]:
+    elif outcome is not None and _forget(outcome.claim) == _forget(saved[0]):
         assert _shape(double.gpus[uuid]) == _shape(stands[uuid]), "what stood before is back"
     # Whatever happened, the claim that was written last is enough to undo it.
     report = restore(double, saved[-1], ends_at=FAR, wait=no_wait)
     assert report.unsafe == []
     assert double.gpus == before
+
+
+def _forget(claim: MigClaim) -> list[PlannedInstance]:
+    return sorted((one.forget() for one in claim.planned), key=str)
 
 
 def _shape(gpu: MigGpu) -> list[tuple[int, Placement, list[int]]]:
@@ -322,6 +364,49 @@ def test_an_instance_with_a_process_on_it_stays() -> None:
             save=lambda _claim: pytest.fail("nothing is written down"),
             wait=no_wait,
         )
+
+
+def test_a_disk_that_is_full_when_all_is_made_is_told_as_that() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g", may_switch=False)
+    cut(double, claim, no_wait)
+    stands = double.gpus[gpu.uuid]
+    saved: list[MigClaim] = []
+
+    def save(claim: MigClaim) -> None:
+        saved.append(claim)
+        if len(saved) == 2:
+            raise StateError("the checkpoint cannot be written (No space left on device)")
+
+    outcome = change_instances(double, claim, destroy=[], create=["1g"], save=save, wait=no_wait)
+    assert outcome.problem == "the checkpoint cannot be written (No space left on device)"
+    assert _shape(double.gpus[gpu.uuid]) == _shape(stands)
+
+
+def test_what_an_earlier_change_could_not_make_is_no_longer_claimed() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g+2g", may_switch=False)
+    cut(double, plan_cut(gpu, "3g", may_switch=False), no_wait)
+    saved: list[MigClaim] = []
+    outcome = change_instances(
+        double, claim, destroy=[], create=["1g", "1g", "1g"], save=saved.append, wait=no_wait
+    )
+    assert outcome.problem == ""
+    assert len(saved[-1].planned) == 4
+
+
+def test_an_instance_that_another_has_made_in_the_meantime_is_not_taken() -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g", may_switch=False)
+    (planned,) = claim.planned
+    double.create(gpu.uuid, planned.profile_id, planned.placement)
+    with pytest.raises(NodeError, match="has no room"):
+        cut(double, claim, no_wait)
+    ((instance),) = double.gpus[gpu.uuid].instances or ()
+    assert instance.compute == ()
 
 
 def test_a_part_of_a_shared_gpu_instance_does_not_go_alone() -> None:

@@ -6,11 +6,13 @@ it runs, and an epilog may come without any credential.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id
 
 TYPE_CHECKING = False
@@ -57,6 +59,8 @@ class Checkpoint:
         seen: Slurm was seen to run something of the job.
         boot: The boot in which this was written.
         made_at: When (seconds since 1970).
+        doubt: Why it is not known whether a GPU is divided for the job; empty where it is. Never in
+            a file.
     """
 
     job_id: str
@@ -74,6 +78,25 @@ class Checkpoint:
     seen: bool = False
     boot: str = field(default_factory=read_boot_id)
     made_at: float = field(default_factory=time.time)
+    doubt: str = ""
+
+    @property
+    def divides(self) -> bool:
+        """A GPU is, or may be, divided for the job in this boot."""
+        return bool(self.mig or self.doubt) and self.boot == read_boot_id()
+
+
+class DamagedCheckpoint(StateError):
+    """A checkpoint cannot be read, or is of a newer version.
+
+    Args:
+        message: In words.
+        data: What is in its file.
+    """
+
+    def __init__(self, message: str, data: bytes = b"") -> None:
+        super().__init__(message)
+        self.data = data
 
 
 def is_job_id(text: str) -> bool:
@@ -83,9 +106,11 @@ def is_job_id(text: str) -> bool:
 
 def pack_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint as the JSON object of its file; pure."""
+    values = dict(vars(checkpoint))
+    del values["doubt"]
     return {
         "schema": SCHEMA,
-        **vars(checkpoint),
+        **values,
         "compute_modes": dict(checkpoint.compute_modes),
         "mig": [_describe_claim(claim) for claim in checkpoint.mig],
     }
@@ -119,6 +144,28 @@ def parse_checkpoint(job_id: str, value: Mapping[str, Any]) -> Checkpoint:
         boot=str(value["boot"]),
         made_at=float(value["made_at"]),
     )
+
+
+def guess_checkpoint(job_id: str, problem: DamagedCheckpoint) -> Checkpoint:
+    """What can be undone by a checkpoint that cannot be read whole; pure.
+
+    Args:
+        job_id: The job.
+        problem: What was raised.
+    """
+    try:
+        value = json.loads(problem.data.decode("ascii"))
+        return Checkpoint(
+            job_id,
+            -1,
+            -1,
+            phase=UNDOING,
+            gpus=tuple(map(str, value["gpus"])),
+            mig=tuple(map(_parse_claim, value["mig"])),
+            boot=str(value["boot"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Checkpoint(job_id, -1, -1, phase=UNDOING, doubt=str(problem))
 
 
 # Most jobs have none, and their hooks do not load what reads them.

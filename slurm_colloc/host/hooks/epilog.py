@@ -57,7 +57,7 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     except OutOfTime:
         report.outcome = "the hook has run out of its time; the next one goes on"
         known = run.read_quietly(job.job_id)
-        if known is not None and (known.compute_modes or known.mig):
+        if known is not None and known.compute_modes:
             report.exit_status = 1
     finally:
         run.close()

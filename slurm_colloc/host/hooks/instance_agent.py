@@ -3,7 +3,7 @@
     python -m slurm_colloc.host.hooks.instance_agent RUN POLICY JOB SIMULATION NODE <LISTENER
 
 Standard input is the listening socket, which the prolog has made. A request is one line of JSON, at
-most REQUEST_MAX_BYTES, and so is the answer:
+most 4096 bytes, and so is the answer:
 
     {"request": "status", "gpu": "GPU-..."}
     {"request": "change", "gpu": "GPU-...", "destroy": ["MIG-..."], "create": ["3g.40gb"]}
@@ -24,10 +24,19 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.checkpoint import READY, SETUP, UNDOING, Checkpoint
+from slurm_colloc.host.hooks.instance_request import (
+    REQUEST_S,
+    InstanceRequest,
+    drain,
+    parse_request,
+    receive,
+)
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, NodePolicy, read_policy
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.change_instances import change_instances
@@ -35,30 +44,21 @@ from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.instance_records import describe_instances
 from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mig_state import (
-    MigGpu,
-)
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
-from slurm_colloc.model.printable import cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-REQUEST_MAX_BYTES = 4096
-_REQUEST_S = 2.0
-"""How long a request may take to arrive: others wait meanwhile."""
-
-_DRAIN_S = 0.2
-_DRAINS_MAX = 16
-
 _CHANGE_S = 30.0
+_CHANGES_MAX = 30
+_CHANGES_WITHIN_S = 60.0
+"""A job asks for so many changes in that time; on hardware each of them takes seconds."""
+
 _LOCK_S = 5.0
 _LOOK_S = 15.0
 """How often it looks whether its job is still there."""
-
-_MOST_WORDS = 7
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,7 +98,7 @@ class InstanceAgent:
         self._policy = policy
         self._job_id = job_id
         self._place = (simulation, node)
-        self._before: Checkpoint | None = None
+        self._changes: deque[float] = deque(maxlen=_CHANGES_MAX)
 
     def is_wanted(self) -> bool:
         """Whether the job is still prepared, or being prepared, in this boot."""
@@ -113,20 +113,20 @@ class InstanceAgent:
     def serve(self, connection: socket.socket) -> None:
         """Answer one client and close its connection."""
         with connection:
-            connection.settimeout(_REQUEST_S)
+            connection.settimeout(REQUEST_S)
             try:
                 checkpoint = self._read_checkpoint()
                 if _read_peer_uid(connection) != checkpoint.uid:
                     raise NodeError("only the job's own user is answered")
-                answer = self._answer(_receive(connection))
+                answer = self._answer(receive(connection))
             except CollocError as error:
                 answer = {"ok": False, "reason": str(error), "instances": []}
             except (OSError, ValueError) as error:
                 answer = {"ok": False, "reason": f"not understood: {error}", "instances": []}
             with contextlib.suppress(OSError):
-                connection.settimeout(_REQUEST_S)
+                connection.settimeout(REQUEST_S)
                 connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
-                _drain(connection)
+                drain(connection)
 
     def _answer(self, data: bytes) -> dict[str, Any]:
         request = parse_request(data)
@@ -156,20 +156,62 @@ class InstanceAgent:
                 gpu = read_one(session, claim.gpu)
                 return {"ok": True, "instances": describe_instances(gpu, claim.planned)}
             _check_policy(policy)
-            outcome = change_instances(
-                session,
-                claim,
-                destroy=request.destroy,
-                create=request.create,
-                allowed=policy.mig_profiles,
-                save=self._save,
-            )
-        instances = describe_instances(outcome.gpu, outcome.claim.planned) if outcome.gpu else []
-        if outcome.gpu is not None:
-            self._tell(outcome.gpu, instances)
+            self._check_rate()
+            began, told = time.monotonic(), "it broke off"
+            try:
+                outcome = change_instances(
+                    session,
+                    claim,
+                    destroy=request.destroy,
+                    create=request.create,
+                    allowed=policy.mig_profiles,
+                    save=self._save,
+                )
+                told = outcome.problem
+            except CollocError as error:
+                told = str(error)
+                raise
+            finally:
+                self._audit(policy, checkpoint, request, told, began)
+        instances = describe_instances(outcome.gpu, outcome.claim.planned) if outcome.gpu else None
+        # What is not known is offered to no member that starts.
+        self._tell(claim.gpu, instances or [])
         if outcome.problem:
             return {"ok": False, "reason": outcome.problem, "instances": instances}
         return {"ok": True, "instances": instances}
+
+    def _check_rate(self) -> None:
+        now = time.monotonic()
+        if len(self._changes) == _CHANGES_MAX and now - self._changes[0] < _CHANGES_WITHIN_S:
+            raise NodeError(
+                f"the job has asked for {_CHANGES_MAX} changes within {_CHANGES_WITHIN_S:.0f} s: "
+                f"it may ask again later"
+            )
+        self._changes.append(now)
+
+    def _audit(
+        self,
+        policy: NodePolicy,
+        checkpoint: Checkpoint,
+        request: InstanceRequest,
+        problem: str,
+        began: float,
+    ) -> None:
+        """One line for each change that was tried; the words are the user's, and bounded."""
+        entry = {
+            "hook": "agent",
+            "job": checkpoint.job_id,
+            "uid": checkpoint.uid,
+            "node": self._place[1],
+            "mode": checkpoint.mode,
+            "action": "none" if problem else "changed",
+            "outcome": problem,
+            "ms": round((time.monotonic() - began) * 1000, 1),
+            "gpu": request.gpu,
+            "destroy": list(request.destroy),
+            "create": list(request.create),
+        }
+        write_audit(policy.audit_log, entry)
 
     def _read_checkpoint(self) -> Checkpoint:
         checkpoint = self._run.read_quietly(self._job_id)
@@ -186,103 +228,20 @@ class InstanceAgent:
         except OSError as error:
             raise StateError(f"the checkpoint cannot be written ({error.strerror})") from error
 
-    def _tell(self, gpu: MigGpu, instances: list[dict[str, Any]]) -> None:
+    def _tell(self, gpu: str, instances: list[dict[str, Any]]) -> None:
         """Bring setup.json up to date; the answer has the same."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(f"{self._run.path}/{self._job_id}/{SETUP}", encoding="utf-8") as file:
                 setup = json.load(file)
             for one in setup["mig"]["gpus"]:
-                if one["uuid"] == gpu.uuid:
+                if one["uuid"] == gpu:
                     one["instances"] = instances
             self._run.write_setup(self._job_id, setup)
-
-
-# -- requests, pure -------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class InstanceRequest:
-    """What a job's runner asks for.
-
-    Args:
-        gpu: The UUID of a GPU.
-        is_change: Something is to be changed.
-        destroy: UUIDs of instances that are to go.
-        create: Words of instances that are to come.
-    """
-
-    gpu: str
-    is_change: bool = False
-    destroy: tuple[str, ...] = ()
-    create: tuple[str, ...] = ()
-
-
-def parse_request(data: bytes) -> InstanceRequest:
-    """Read one request; pure.
-
-    Raises:
-        NodeError: It is none.
-    """
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise NodeError("the request is no JSON") from error
-    if not isinstance(value, Mapping):
-        raise NodeError("the request is no JSON object")
-    kind = value.get("request")
-    if kind not in ("status", "change"):
-        raise NodeError("the request is neither status nor change")
-    unknown = set(value) - {"request", "gpu", "destroy", "create"}
-    if unknown:
-        raise NodeError(f"the request has the unknown key {cut(ascii(min(unknown)))}")
-    gpu = value.get("gpu")
-    if not isinstance(gpu, str):
-        raise NodeError("the request names no gpu")
-    return InstanceRequest(
-        gpu, kind == "change", _read_words(value, "destroy"), _read_words(value, "create")
-    )
-
-
-def _read_words(value: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    words = value.get(key, [])
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise NodeError(f"the request's {key} is no list of texts")
-    if len(words) > _MOST_WORDS:
-        raise NodeError(f"the request's {key} has more than {_MOST_WORDS} entries")
-    return tuple(words)
 
 
 def _check_policy(policy: NodePolicy) -> None:
     if not policy.enabled or policy.mig == MIG_OFF or not policy.mig_change:
         raise NodeError("the site's policy does not let instances change while a job runs")
-
-
-def _receive(connection: socket.socket) -> bytes:
-    """One line within the limits of length and time."""
-    data = b""
-    ends_at = time.monotonic() + _REQUEST_S
-    while b"\n" not in data:
-        if len(data) > REQUEST_MAX_BYTES:
-            raise NodeError(f"the request is longer than {REQUEST_MAX_BYTES} bytes")
-        connection.settimeout(max(0.001, ends_at - time.monotonic()))
-        chunk = connection.recv(REQUEST_MAX_BYTES + 1)
-        if not chunk:
-            raise NodeError("the request breaks off")
-        data += chunk
-    line = data.partition(b"\n")[0]
-    if len(line) > REQUEST_MAX_BYTES:
-        raise NodeError(f"the request is longer than {REQUEST_MAX_BYTES} bytes")
-    return line
-
-
-def _drain(connection: socket.socket) -> None:
-    """Take what was sent beyond the request: unread, it would cost the client the answer."""
-    connection.shutdown(socket.SHUT_WR)
-    ends_at = time.monotonic() + _DRAIN_S
-    for _ in range(_DRAINS_MAX):
-        connection.settimeout(max(0.001, ends_at - time.monotonic()))
-        if not connection.recv(REQUEST_MAX_BYTES):
-            break
 
 
 def _read_peer_uid(connection: socket.socket) -> int:

@@ -23,6 +23,7 @@ from slurm_colloc.host.hooks.user_mount import has_own_mounts
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.host.system import control_groups
+from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token
 
 TYPE_CHECKING = False
@@ -221,3 +222,20 @@ class JobPreparation:
         if made.missing:
             reasons = "; ".join(made.refused) or "there is no such cgroup controller"
             self.notes.append(f"the daemon has no limit on {', '.join(made.missing)} ({reasons})")
+
+
+def is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob) -> bool:
+    """Whether all of this has been done already, by an earlier run of the same prolog."""
+    from slurm_colloc.host.mps.mps_control import read_peer
+
+    return (
+        checkpoint.phase == READY
+        and checkpoint.boot == read_boot_id()
+        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
+        and run.has_setup(job.job_id)
+        and all(
+            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
+            and peer.uid == job.uid
+            for name in checkpoint.daemons
+        )
+    )

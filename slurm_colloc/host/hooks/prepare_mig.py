@@ -6,6 +6,7 @@ The checkpoint has all that is going to be made before the first call, so that
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
@@ -17,7 +18,7 @@ from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
-from slurm_colloc.host.mig.cut_gpu import cut, name_whole, plan_cut, read_one
+from slurm_colloc.host.mig.cut_gpu import cut, plan_cut, read_one
 from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
 from slurm_colloc.host.mig.instance_records import describe_gpu
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
@@ -70,7 +71,7 @@ class MigPreparation(JobPreparation):
             claims = tuple(
                 plan_cut(
                     gpu,
-                    layout or name_whole(gpu),
+                    layout or gpu.name_whole(),
                     may_switch=policy.mig == MIG_SWITCH,
                     allowed=policy.mig_profiles,
                 )
@@ -92,6 +93,8 @@ class MigPreparation(JobPreparation):
             self.write_claim(checkpoint)
             by_gpu = {claim.gpu: claim for claim in claims}
             made = run_for_each(sessions, lambda uuid, one: cut(one, by_gpu[uuid]))
+        claims = tuple(claim.identify(made[claim.gpu]) for claim in claims)
+        checkpoint = dataclasses.replace(checkpoint, mig=claims)
         self.figures["mig_ms"] = _count_ms(started)
         return checkpoint, {
             "gpus": [

@@ -19,11 +19,11 @@ from slurm_colloc.host.hooks.hook_report import (
     note_undone,
 )
 from slurm_colloc.host.hooks.node_policy import MPS, Denied, NodePolicy, check_permission
-from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
+from slurm_colloc.host.hooks.prepare_job import is_prepared
+from slurm_colloc.host.hooks.recover_jobs import describe_divided, read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
-from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token, parse_token
 
 TYPE_CHECKING = False
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
 """How long dead jobs may take that still hold the job's GPUs."""
+
+_TELL_S = 1.5
+"""What is kept of the time for telling how undoing went."""
 
 _LEFTOVERS_S = 0.5
 """How long all other dead jobs together may take, once the job has what it asked for."""
@@ -117,13 +120,14 @@ class _Prolog:
             daemon_name=find_slurm_daemon(os.getppid()),
         )
         self._report = HookReport()
+        self._is_fit = True
 
     def run(self) -> HookReport:
         report = self._report
         try:
             with deadline(self._ends_at - time.monotonic()):
                 known = self._run.read_quietly(self._job.job_id)
-                if known is not None and _is_prepared(self._run, known, self._job, read_boot_id()):
+                if known is not None and is_prepared(self._run, known, self._job):
                     return HookReport("prepared", "it was prepared already", known.mode)
                 self._prepare()
             self._clear_leftovers()
@@ -232,10 +236,15 @@ class _Prolog:
 
     def _undo(self, checkpoint: Checkpoint) -> UndoReport:
         # Most prologs have nothing to undo.
-        from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
+        from slurm_colloc.host.hooks.undo_checkpoint import MIG_UNDO_S, JobUndo
 
         undone = JobUndo(
-            self._run, checkpoint, simulation=self._place.simulation, node=self._job.node
+            self._run,
+            checkpoint,
+            simulation=self._place.simulation,
+            node=self._job.node,
+            # In time to say what is left.
+            mig_s=min(MIG_UNDO_S, self._ends_at - time.monotonic() - _TELL_S),
         ).undo()
         note_undone(self._report, undone)
         return undone
@@ -263,6 +272,11 @@ class _Prolog:
         told = [describe_recovered(one) for one in found if one.report is not None]
         if told:
             self._report.details.setdefault("recovered", []).extend(told)
+        divided = describe_divided(found, self._preparing.gpus)
+        if divided:
+            self._is_fit = False
+            self._report.exit_status = 1
+            raise NodeError(divided)
 
     def _fall_back(self, reason: str, *, is_fault: bool = True) -> None:
         """Take back what was begun, and let the job know; it starts without."""
@@ -271,6 +285,7 @@ class _Prolog:
         if is_fault:
             _fail(report, self._policy)
         try:
+            self._ends_at = time.monotonic() + self._policy.stop_s
             with deadline(self._policy.stop_s):
                 checkpoint, _ = read_or_guess(self._run, self._job.job_id)
                 if checkpoint is not None:
@@ -278,6 +293,10 @@ class _Prolog:
                     if not undone.is_complete:
                         report.action = "none"
                         return
+                if not self._is_fit:
+                    # The job does not start here, so there is no one to tell.
+                    report.action = "none"
+                    return
                 self._preparing.compute_mode = None
                 self._preparing.tell_nothing(reason)
         except OutOfTime:
@@ -287,23 +306,6 @@ class _Prolog:
             # A full /run: without a word the job finds out by itself.
             report.action = "none"
             report.details["not_told"] = str(error)
-
-
-def _is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob, boot: str) -> bool:
-    """Whether all of this has been done already, by an earlier run of the same prolog."""
-    from slurm_colloc.host.mps.mps_control import read_peer
-
-    return (
-        checkpoint.phase == READY
-        and checkpoint.boot == boot
-        and (checkpoint.uid, checkpoint.restart) == (job.uid, job.restart)
-        and run.has_setup(job.job_id)
-        and all(
-            (peer := read_peer(f"{run.path}/{job.job_id}/{name}/p")) is not None
-            and peer.uid == job.uid
-            for name in checkpoint.daemons
-        )
-    )
 
 
 def _measure(figures: dict[str, float], name: str, started: float) -> None:

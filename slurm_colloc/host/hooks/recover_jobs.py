@@ -13,8 +13,12 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from slurm_colloc.errors import StateError
-from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.hooks.checkpoint import (
+    UNDOING,
+    Checkpoint,
+    DamagedCheckpoint,
+    guess_checkpoint,
+)
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.system.node_processes import read_boot_id
 
@@ -40,11 +44,13 @@ class Recovered:
         job_id: Which.
         report: How it was undone; None where it was left alone.
         reason: Why it was undone, or left alone.
+        divided: GPUs that are, or may be, still divided for it although it may not live.
     """
 
     job_id: str
     report: UndoReport | None
     reason: str
+    divided: tuple[str, ...] = ()
 
 
 def find_death(
@@ -122,7 +128,8 @@ def recover(
     for job_id in jobs:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            found.append(Recovered(job_id, None, "no time was left: the next hook looks at it"))
+            told = "no time was left: the next hook looks at it"
+            found.append(Recovered(job_id, None, told, _list_divided(run, job_id)))
             continue
         try:
             with run.locked_job(job_id, 0.0):
@@ -150,15 +157,39 @@ def recover(
                         nvml_s=min(left_s, NVML_S),
                         mig_s=min(left_s, MIG_UNDO_S),
                     ).undo()
-                found.append(Recovered(job_id, undone, reason or "its job may be alive"))
+                divided = _list_divided(run, job_id) if reason else ()
+                found.append(Recovered(job_id, undone, reason or "its job may be alive", divided))
         except TimeoutError:
-            found.append(Recovered(job_id, None, "another hook is at work on it"))
+            told = "another hook is at work on it"
+            found.append(Recovered(job_id, None, told, _list_divided(run, job_id)))
     return tuple(found)
 
 
 def _holds(run: RunDirectory, job_id: str, claimed: Collection[str]) -> bool:
-    checkpoint = run.read_quietly(job_id)
+    checkpoint, _ = read_or_guess(run, job_id)
     return checkpoint is not None and not set(claimed).isdisjoint(checkpoint.gpus)
+
+
+def describe_divided(found: Collection[Recovered], gpus: Collection[str]) -> str:
+    """Say which of a job's GPUs are still divided for another; empty where none is; pure.
+
+    Args:
+        found: What was found of the others.
+        gpus: The job's GPUs.
+    """
+    for one in found:
+        if held := set(gpus).intersection(one.divided):
+            why = "; ".join(one.report.unsafe + one.report.left) if one.report else one.reason
+            return (
+                f"not fit for this job: {', '.join(sorted(held))} is still divided for job "
+                f"{one.job_id}: {why}"
+            )
+    return ""
+
+
+def _list_divided(run: RunDirectory, job_id: str) -> tuple[str, ...]:
+    checkpoint, _ = read_or_guess(run, job_id)
+    return checkpoint.gpus if checkpoint is not None and checkpoint.divides else ()
 
 
 def _judge(
@@ -190,8 +221,8 @@ def read_or_guess(run: RunDirectory, job_id: str) -> tuple[Checkpoint | None, st
     """
     try:
         checkpoint = run.read(job_id)
-    except StateError as error:
-        return Checkpoint(job_id, -1, -1, phase=UNDOING), str(error)
+    except DamagedCheckpoint as error:
+        return guess_checkpoint(job_id, error), str(error)
     if checkpoint is None and job_id in run.list_directories():
         return Checkpoint(job_id, -1, -1, phase=UNDOING), "it has a directory and no checkpoint"
     return checkpoint, ""

@@ -26,6 +26,7 @@ from slurm_colloc.host.hooks.checkpoint import (
     SCHEMA,
     SETUP,
     Checkpoint,
+    DamagedCheckpoint,
     Leader,
     is_job_id,
     pack_checkpoint,
@@ -160,7 +161,7 @@ class RunDirectory:
         """Read a job's checkpoint; None where there is none.
 
         Raises:
-            StateError: It is damaged, or of a newer version.
+            DamagedCheckpoint: It is damaged, or of a newer version.
         """
         name = f"{job_id}.json"
         try:
@@ -168,16 +169,19 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StateError(f"the checkpoint {name} cannot be read ({error.strerror})") from error
+            told = f"the checkpoint {name} cannot be read ({error.strerror})"
+            raise DamagedCheckpoint(told) from error
         with open(opened, "rb") as file:
             data = file.read(_LIMIT_BYTES)
         try:
             value = json.loads(data.decode("ascii"))
             if value["schema"] > SCHEMA:
-                raise StateError(f"the checkpoint {name} was written by a newer version")
+                raise DamagedCheckpoint(
+                    f"the checkpoint {name} was written by a newer version", data
+                )
             return parse_checkpoint(job_id, value)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"the checkpoint {name} is damaged ({error})") from error
+            raise DamagedCheckpoint(f"the checkpoint {name} is damaged ({error})", data) from error
 
     def read_quietly(self, job_id: str) -> Checkpoint | None:
         """The same, None also where it cannot be read."""

@@ -119,12 +119,15 @@ class JobUndo:
             if question is not None:
                 question.close()
         # NVML is closed by now: an open handle would keep instances from going.
-        if checkpoint.mig and self._is_of_this_boot:
-            self._restore_mig()
+        is_whole = checkpoint.divides and self._restore_mig()
         if not report.unsafe:
             report.left += self._run.remove_directory(checkpoint.job_id)
         if report.is_complete:
             self._run.remove(checkpoint.job_id)
+        elif is_whole:
+            # What else is left makes no GPU unfit.
+            with contextlib.suppress(OSError):
+                self._run.write(dataclasses.replace(checkpoint, mig=()))
         return report
 
     def _ask(self) -> NvmlQuestion:
@@ -223,8 +226,11 @@ class JobUndo:
                 why = after.problem or "NVML did not take it"
                 self.report.unsafe.append(f"{uuid} could not be set back to {mode}: {why}")
 
-    def _restore_mig(self) -> None:
+    def _restore_mig(self) -> bool:
         """Take away what the GPUs are divided into for the job, and set MIG modes back."""
+        if self._checkpoint.doubt:
+            self._prove_undivided()
+            return False
         from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
         from slurm_colloc.host.mig.mig_state import MigProblem
         from slurm_colloc.host.mig.restore_gpu import restore
@@ -233,7 +239,7 @@ class JobUndo:
         claims = {claim.gpu: claim for claim in self._checkpoint.mig}
         if self._mig_s < _MIG_LEAST_S:
             report.left.append("its MIG instances: no time was left")
-            return
+            return False
         ends_at = time.monotonic() + self._mig_s
         minors = {claim.gpu: claim.minor_number for claim in claims.values()}
         simulation, node = self._place
@@ -246,7 +252,7 @@ class JobUndo:
                 )
         except MigProblem as problem:
             report.unsafe.append(f"{', '.join(minors)} could not be put back: {problem.message}")
-            return
+            return False
         for uuid, restored in found.items():
             report.unsafe += restored.unsafe
             report.notes += restored.notes
@@ -254,6 +260,25 @@ class JobUndo:
                 report.notes.append(f"{restored.destroyed} MIG instances of {uuid} were destroyed")
             if restored.switched_off:
                 report.notes.append(f"MIG was turned off again on {uuid}")
+        return not any(restored.unsafe for restored in found.values())
+
+    def _prove_undivided(self) -> None:
+        """Without its checkpoint a job has divided no GPU for sure only where none has MIG on."""
+        answer = start_question(*self._place).ask(self._nvml_s)
+        # A GPU that has no MIG at all does not say so; one that is read otherwise is one of these.
+        unknown = [gpu for gpu in answer.gpus if gpu.mig_enabled is None and gpu.name is None]
+        divided = [gpu.uuid or "a GPU" for gpu in answer.gpus if gpu.mig_enabled]
+        if answer.problem or unknown:
+            why = answer.problem or "NVML does not show every GPU whole"
+        elif divided:
+            why = f"MIG is on on {', '.join(divided)}"
+        else:
+            return
+        self.report.unsafe.append(
+            f"{self._checkpoint.doubt}, so that it is not known whether a GPU is still divided for "
+            f"job {self._checkpoint.job_id} ({why}): see to that, then remove the checkpoint from "
+            f"{self._run.path}/jobs"
+        )
 
 
 def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:
@@ -267,5 +292,8 @@ def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:
         Pids of those that are still there.
     """
     agents = [leader.id for leader in run.read_leaders(job_id) if leader.uid == 0]
-    agents = [one for one in agents if end_agent(one, f"job {job_id} is over") == SENT]
-    return tuple(one.pid for one in wait_until_ended(agents, time.monotonic() + _AGENT_S))
+    # With it goes the process that asks NVML for it.
+    members = {one: ProcessSession(one).list_members() for one in agents}
+    ended = [one for one in agents if end_agent(one, f"job {job_id} is over") == SENT]
+    waiting = dict.fromkeys(part for one in ended for part in (one, *members[one]))
+    return tuple(one.pid for one in wait_until_ended(waiting, time.monotonic() + _AGENT_S))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.host.hooks.checkpoint import READY
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport, describe_recovered
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.host.hooks.recover_jobs import RECOVERY_S, read_or_guess, recover
@@ -33,6 +34,33 @@ def run_recover(place: HookPlace, node: str) -> tuple[HookReport, list[dict[str,
     report = HookReport("recovered", details={"jobs": told}, exit_status=1 if unsafe else 0)
     report.outcome = "; ".join(unsafe)
     return report, told
+
+
+def find_divided(place: HookPlace, job_id: str, *, spares_ready: bool) -> str:
+    """Say which GPUs are, or may be, still divided for a job; empty where none is.
+
+    Args:
+        place: Where.
+        job_id: The job.
+        spares_ready: Nothing is said of one that is prepared.
+    """
+    try:
+        run = RunDirectory(place.run, makes=False)
+    except (CollocError, OSError):
+        # It is not root's alone: what it says is not believed.
+        return ""
+    try:
+        checkpoint, problem = read_or_guess(run, job_id)
+    finally:
+        run.close()
+    if checkpoint is None or not checkpoint.divides:
+        return ""
+    if spares_ready and checkpoint.phase == READY:
+        return ""
+    if checkpoint.doubt:
+        return f"not fit for the next job: {problem}"
+    gpus = ", ".join(claim.gpu for claim in checkpoint.mig)
+    return f"not fit for the next job: {gpus} is still divided for job {job_id}"
 
 
 def build_status(place: HookPlace) -> dict[str, Any]:

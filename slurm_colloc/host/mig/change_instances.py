@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, plan_instances, read_one
+from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, plan_instances, read_claimed
 from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
 from slurm_colloc.host.mig.mig_state import (
     GpuInstance,
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _BUSY_S = 5.0
 """How long an instance may stay in use whose processes have just ended."""
+
+_TAKE_BACK_S = 25.0
+"""How long taking back may take, however long the change itself has."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def change_instances(
     Raises:
         NodeError: It is refused; nothing was changed.
     """
-    before = read_one(port, claim.gpu)
+    before = read_claimed(port, claim)
+    claim = _drop_gone(claim, before)
     going = choose_going(before, claim, destroy)
     staying = [one for one in before.instances or () if one not in going]
     coming = (
@@ -84,13 +88,30 @@ def change_instances(
     save(dataclasses.replace(claim, planned=_join(kept, old, coming)))
     problem = _exchange(port, claim, old, coming, wait)
     if not problem:
-        with contextlib.suppress(CollocError):
-            after = read_one(port, claim.gpu)
+        try:
+            after = read_claimed(port, wanted)
             check_made(after, wanted)
+            wanted = wanted.identify(after)
             save(wanted)
             return ChangeOutcome(wanted, after)
-        problem = f"{claim.gpu} does not show the instances that were made"
-    return _take_back(port, claim, coming, problem=problem, wait=wait, save=save)
+        except CollocError as error:
+            problem = str(error)
+    again = (*kept, *(one.forget() for one in old))
+    return _take_back(
+        port,
+        dataclasses.replace(claim, planned=again),
+        coming,
+        problem=problem,
+        wait=wait,
+        save=save,
+    )
+
+
+def _drop_gone(claim: MigClaim, gpu: MigGpu) -> MigClaim:
+    """A claim without what an earlier change could neither make nor take back; pure."""
+    standing = gpu.instances or ()
+    planned = tuple(one for one in claim.planned if any(map(one.is_for, standing)))
+    return dataclasses.replace(claim, planned=planned)
 
 
 def choose_going(gpu: MigGpu, claim: MigClaim, destroy: Sequence[str]) -> tuple[GpuInstance, ...]:
@@ -106,6 +127,9 @@ def choose_going(gpu: MigGpu, claim: MigClaim, destroy: Sequence[str]) -> tuple[
     known = set()
     for instance in gpu.instances:
         uuids = {one.uuid for one in instance.compute if one.uuid is not None}
+        if not instance.compute and claim.owns(instance):
+            # Half made by a change that could not be taken back: it has no UUID to be named by.
+            going.append(instance)
         if not uuids & named:
             continue
         if not claim.owns(instance):
@@ -175,11 +199,15 @@ def _take_back(
     """Make what stood before; the checkpoint keeps both until that is done."""
     both = dataclasses.replace(claim, planned=_join(claim.planned, new))
     added = [one for one in new if one not in claim.planned]
-    left = _remove(port, claim, added, wait)
-    if left:
-        return ChangeOutcome(both, _read_quietly(port, claim), f"{problem}; {left}")
     try:
-        standing = read_one(port, claim.gpu).instances or ()
+        # A call that hung has cost the session's time, and its process.
+        port.renew(_TAKE_BACK_S)
+        # What is made again has another id.
+        save(both)
+        left = _remove(port, claim, added, wait)
+        if left:
+            return ChangeOutcome(both, _read_quietly(port, claim), f"{problem}; {left}")
+        standing = read_claimed(port, claim).instances or ()
         for planned in claim.planned:
             found = next((one for one in standing if planned.is_for(one)), None)
             slices = sorted(one.slices for one in found.compute) if found else None
@@ -188,8 +216,9 @@ def _take_back(
             if found is not None and (halved := _remove(port, claim, [planned], wait)):
                 return ChangeOutcome(both, _read_quietly(port, claim), f"{problem}; {halved}")
             make_instance(port, claim, planned, wait)
-        after = read_one(port, claim.gpu)
+        after = read_claimed(port, claim)
         check_made(after, claim)
+        claim = claim.identify(after)
         save(claim)
     except CollocError as error:
         told = f"{problem}; what stood before could not be made again: {error.message}"
@@ -199,5 +228,5 @@ def _take_back(
 
 def _read_quietly(port: MigPort, claim: MigClaim) -> MigGpu | None:
     with contextlib.suppress(CollocError):
-        return read_one(port, claim.gpu)
+        return read_claimed(port, claim)
     return None

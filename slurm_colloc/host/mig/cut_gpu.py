@@ -106,12 +106,6 @@ def _find_use(gpu: MigGpu) -> str:
     return ""
 
 
-def name_whole(gpu: MigGpu) -> str:
-    """The word of the one instance that has all of a GPU; empty where it has no profiles; pure."""
-    whole = max(gpu.profiles, key=lambda one: (one.compute_slices, one.memory_mb), default=None)
-    return whole.name if whole else ""
-
-
 def plan_instances(
     gpu: MigGpu,
     layout: str,
@@ -188,7 +182,7 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
             raise NodeError(f"MIG could not be turned on on {claim.gpu}{_tell_holders(now)}")
     for planned in claim.planned:
         make_instance(port, claim, planned, wait)
-    after = read_one(port, claim.gpu)
+    after = read_claimed(port, claim)
     check_made(after, claim)
     return after
 
@@ -204,17 +198,20 @@ def make_instance(
     Raises:
         NodeError: It could not be made.
     """
+    tries = 0
 
     def create() -> int:
+        nonlocal tries
+        tries += 1
         try:
             return port.create(claim.gpu, planned.profile_id, planned.placement)
         except MigProblem as problem:
             if problem.code != INSUFFICIENT_RESOURCES:
                 raise
             # That is also said of one that stands there already, by an answer that was lost.
-            now = read_one(port, claim.gpu)
+            now = read_claimed(port, claim)
             for instance in now.instances or ():
-                if planned.is_for(instance) and not instance.compute:
+                if tries > 1 and planned.is_for(instance) and not instance.compute:
                     return instance.id
             told = ", ".join(one.describe(now.profiles) for one in now.instances or ())
             raise NodeError(
@@ -258,6 +255,24 @@ def read_one(port: MigPort, uuid: str) -> MigGpu:
         if gpu.uuid == uuid:
             return gpu
     raise MigProblem(f"NVML does not show {uuid} any more")
+
+
+def read_claimed(port: MigPort, claim: MigClaim) -> MigGpu:
+    """Read the GPU of a claim whole: what is read in part proves nothing to be gone.
+
+    Raises:
+        MigProblem: It cannot be read, or not all that the claim is about.
+    """
+    gpu = read_one(port, claim.gpu)
+    if gpu.is_on is None:
+        raise MigProblem(gpu.problem or "its MIG mode cannot be read")
+    if gpu.is_on:
+        if gpu.problem or gpu.instances is None:
+            raise MigProblem(gpu.problem or "its instances cannot be read")
+        for planned in claim.planned:
+            if gpu.find_profile(planned.profile_id) is None:
+                raise MigProblem(f"NVML does not show its MIG profile {planned.profile_id}")
+    return gpu
 
 
 def _retry(

@@ -1,7 +1,8 @@
 """Doing something to each of a job's GPUs at the same time: a driver takes a second for some calls.
 
-Each GPU has a session of its own. All are started before the first thread: a program is only ever
-started by a process with one thread.
+Each GPU has a session of its own. All are started before the first thread. One that begins anew
+starts its child from its thread, without a function of ours between fork and exec; it dies with
+that thread.
 """
 
 from __future__ import annotations

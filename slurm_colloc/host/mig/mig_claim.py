@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from slurm_colloc.host.mig.mig_state import GpuInstance
+    from slurm_colloc.host.mig.mig_state import GpuInstance, MigGpu
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,45 @@ class PlannedInstance:
         profile_id: Its profile.
         placement: Where.
         compute: Slices of its compute instances.
+        instance: NVML's number, once it was made; None before.
+        uuids: Those of its compute instances, once they were made.
     """
 
     profile_id: int
     placement: Placement
     compute: tuple[int, ...]
+    instance: int | None = None
+    uuids: tuple[str, ...] = ()
+
+    def is_like(self, instance: GpuInstance) -> bool:
+        """Whether an instance that stands has this one's profile and place."""
+        return (self.profile_id, self.placement) == (instance.profile_id, instance.placement)
 
     def is_for(self, instance: GpuInstance) -> bool:
-        """Whether an instance that stands is this one: ids are the driver's to give."""
-        return (self.profile_id, self.placement) == (instance.profile_id, instance.placement)
+        """Whether an instance that stands is this one.
+
+        Before it was made its place says so: ids are the driver's to give. After that its id and
+        UUIDs do, because an administrator may have made another in its place. One whose compute
+        instances have gone already has its id alone.
+        """
+        if not self.is_like(instance):
+            return False
+        if self.instance is None:
+            return True
+        found = {one.uuid for one in instance.compute if one.uuid is not None}
+        return self.instance == instance.id and found <= set(self.uuids)
+
+    def identify(self, gpu: MigGpu) -> PlannedInstance:
+        """This one with id and UUIDs, where it stands whole."""
+        for one in gpu.instances or ():
+            if self.is_for(one):
+                uuids = tuple(part.uuid for part in one.compute if part.uuid is not None)
+                return dataclasses.replace(self, instance=one.id, uuids=uuids)
+        return self
+
+    def forget(self) -> PlannedInstance:
+        """This one as before it was made."""
+        return dataclasses.replace(self, instance=None, uuids=())
 
 
 @dataclass(frozen=True)
@@ -53,6 +84,11 @@ class MigClaim:
         """Whether an instance that stands is the job's."""
         return any(one.is_for(instance) for one in self.planned)
 
+    def identify(self, gpu: MigGpu) -> MigClaim:
+        """This claim with ids and UUIDs of what was made."""
+        planned = tuple(one.identify(gpu) for one in self.planned)
+        return dataclasses.replace(self, planned=planned)
+
 
 def describe_claim(claim: MigClaim) -> dict[str, Any]:
     """A claim as it stands in the checkpoint."""
@@ -61,7 +97,13 @@ def describe_claim(claim: MigClaim) -> dict[str, Any]:
         "minor_number": claim.minor_number,
         "switches": claim.switches,
         "planned": [
-            [one.profile_id, one.placement.start, one.placement.size, list(one.compute)]
+            {
+                "profile_id": one.profile_id,
+                "placement": [one.placement.start, one.placement.size],
+                "compute": list(one.compute),
+                "instance": one.instance,
+                "uuids": list(one.uuids),
+            }
             for one in claim.planned
         ],
     }
@@ -79,10 +121,16 @@ def parse_claim(value: Mapping[str, Any]) -> MigClaim:
         str(value["gpu"]),
         int(value["minor_number"]),
         bool(value["switches"]),
-        tuple(
-            PlannedInstance(
-                int(profile_id), Placement(int(start), int(size)), tuple(map(int, compute))
-            )
-            for profile_id, start, size, compute in value["planned"]
-        ),
+        tuple(map(_parse_planned, value["planned"])),
+    )
+
+
+def _parse_planned(value: Mapping[str, Any]) -> PlannedInstance:
+    start, size = value["placement"]
+    return PlannedInstance(
+        int(value["profile_id"]),
+        Placement(int(start), int(size)),
+        tuple(map(int, value["compute"])),
+        None if value["instance"] is None else int(value["instance"]),
+        tuple(map(str, value["uuids"])),
     )

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 CALL_S = 6.0
 """How long one call may take; destroying an instance takes about a second."""
 
+START_S = 10.0
+"""How long the first answer may take: before it other hooks are waited for, and NVML loads."""
+
+_STARTS_MAX = 4
+
 _LONGEST_ANSWER = 1 << 20
 
 
 class MigSession:
     """NVML's calls for MIG, each with a time limit; a MigPort.
+
+    After a call that gave no answer the next one is made by a new process, while there is time.
 
     Args:
         lock: Path of root's lock file; empty for a session that only reads.
@@ -53,20 +60,31 @@ class MigSession:
         node: str = "",
         ends_at: float,
     ) -> None:
+        self._command = [
+            *(sys.executable, "-IB", "-m", "slurm_colloc.host.nvml.mig_child", lock),
+            *(f"{uuid}={minor}" for uuid, minor in gpus.items()),
+        ]
+        self._environ = build_nvml_environment(simulation, node)
         self._ends_at = ends_at
+        self._problem = ""
+        self._starts = 0
+        self._child: Child | None = None
+        self._start()
+
+    def _start(self) -> Child:
         self._rest = b""
+        self._has_answered = False
+        self._starts += 1
         try:
-            self._child: Child | None = start_program(
-                [
-                    *(sys.executable, "-IB", "-m", "slurm_colloc.host.nvml.mig_child", lock),
-                    *(f"{uuid}={minor}" for uuid, minor in gpus.items()),
-                ],
-                build_nvml_environment(simulation, node),
-                stdin=PIPE,
-                stdout=PIPE,
-            )
+            self._child = start_program(self._command, self._environ, stdin=PIPE, stdout=PIPE)
         except OSError as error:
             raise MigProblem(f"NVML cannot be asked: {error.strerror}") from error
+        return self._child
+
+    def renew(self, seconds: float) -> None:
+        """Have so much time from now on, in a new process where the one before has hung."""
+        self._ends_at = time.monotonic() + seconds
+        self._problem, self._starts = "", 0
 
     def close(self) -> None:
         """End the child; NVML is closed with it."""
@@ -121,10 +139,11 @@ class MigSession:
     # -- the child --------------------------------------------------------------------------------
 
     def _ask(self, *request: Any) -> Any:
-        child = self._child
-        if child is None:
-            raise MigProblem("NVML is not asked any more after it gave no answer")
-        patience_s = min(CALL_S, self._ends_at - time.monotonic())
+        left_s = self._ends_at - time.monotonic()
+        if self._problem and (left_s <= 0 or self._starts >= _STARTS_MAX):
+            raise MigProblem(self._problem)
+        child = self._child or self._start()
+        patience_s = max(0.0, min(CALL_S if self._has_answered else START_S, left_s))
         try:
             assert child.stdin is not None
             os.write(child.stdin.fileno(), json.dumps(request).encode() + b"\n")
@@ -133,7 +152,10 @@ class MigSession:
             line = self._read_line(child, time.monotonic() + 0.5)
         if not line:
             self._give_up(child)
-            raise MigProblem(f"NVML gave no answer to {request[0]} within {patience_s:.1f} s")
+            told = f"NVML gave no answer to {request[0]} within {patience_s:.1f} s"
+            self._problem = self._problem or told
+            raise MigProblem(told)
+        self._has_answered = True
         try:
             answer = json.loads(line)
             if "error" in answer:

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
             """Destroy a GPU instance without any compute instance."""
             ...
 
+        def renew(self, seconds: float) -> None:
+            """Have so much time from now on, whatever has hung before."""
+            ...
+
 
 NO_ANSWER = -1
 GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES = 15, 19, 23
@@ -155,6 +159,11 @@ class MigGpu:
     def find_profile(self, profile_id: int) -> InstanceProfile | None:
         """The profile of an id."""
         return next((one for one in self.profiles if one.profile_id == profile_id), None)
+
+    def name_whole(self) -> str:
+        """The word of the one instance that has all of it; empty where it has no profiles."""
+        by_size = sorted(self.profiles, key=lambda one: (-one.compute_slices, -one.memory_mb))
+        return by_size[0].name if by_size else ""
 
     def place_instances(self, instances: Sequence[GpuInstance]) -> tuple[PlacedInstance, ...]:
         """Instances of it with their profiles; one of an unknown profile is left out."""

@@ -6,11 +6,12 @@ earlier epilog was killed or failed. What is not the job's is never touched.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.mig.cut_gpu import read_one
+from slurm_colloc.host.mig.cut_gpu import read_claimed
 from slurm_colloc.host.mig.gpu_holders import describe_holders
 from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_state import (
@@ -65,45 +66,51 @@ def restore(
     """
     report = MigRestored()
     problem = ""
+    is_held = False
     pause_s, other_faults = _FIRST_WAIT_S, 0
     for _ in range(_ROUNDS_MAX):
         try:
-            problem = _restore_once(port, claim, report)
+            problem, is_held = _restore_once(port, claim, report)
             if not problem:
                 return report
         except MigProblem as error:
             # In the middle of something: the next round sees how far it came.
             problem = f"{claim.gpu} could not be put back: {error.message}"
+            is_held = False
             other_faults += error.code != IN_USE
         if other_faults > _SECOND_THOUGHTS or time.monotonic() + pause_s > ends_at:
             break
         wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
-    report.unsafe.append(problem)
+    report.unsafe.append(_tell_holders(port, claim, problem) if is_held else problem)
     return report
 
 
-def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> str:
-    """One round; why it is not done yet, empty where all is as before."""
-    gpu = read_one(port, claim.gpu)
-    if gpu.is_on and gpu.instances is None:
-        raise MigProblem(gpu.problem or "its instances cannot be read")
+def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> tuple[str, bool]:
+    """One round; why it is not done yet (empty: it is), and whether something holds the GPU."""
+    gpu = read_claimed(port, claim)
     for instance in gpu.instances or ():
         if claim.owns(instance):
             held = _destroy(port, claim.gpu, instance)
             if held:
-                return _tell_held(read_one(port, claim.gpu), instance)
+                return f"{instance.describe(gpu.profiles)} of {claim.gpu} is in use", True
             report.destroyed += 1
-    gpu = read_one(port, claim.gpu)
-    if gpu.is_on is None:
-        raise MigProblem(gpu.problem or "its MIG mode cannot be read")
+    gpu = read_claimed(port, claim)
     mine = [one for one in gpu.instances or () if claim.owns(one)]
     if mine:
-        return f"{claim.gpu} still has {mine[0].describe(gpu.profiles)}"
+        return f"{claim.gpu} still has {mine[0].describe(gpu.profiles)}", False
+    foreign = [one for one in gpu.instances or () if any(own.is_like(one) for own in claim.planned)]
+    if foreign:
+        raise MigProblem(
+            f"{foreign[0].describe(gpu.profiles)} stands where the job's was, and is not the "
+            f"job's: it was left so"
+        )
     return _set_mode_back(port, claim, gpu, report)
 
 
-def _set_mode_back(port: MigPort, claim: MigClaim, gpu: MigGpu, report: MigRestored) -> str:
+def _set_mode_back(
+    port: MigPort, claim: MigClaim, gpu: MigGpu, report: MigRestored
+) -> tuple[str, bool]:
     strange = [one.describe(gpu.profiles) for one in gpu.instances or ()]
     if strange:
         note = f"{claim.gpu} has {', '.join(strange)}, which is not the job's: it was left so"
@@ -114,18 +121,17 @@ def _set_mode_back(port: MigPort, claim: MigClaim, gpu: MigGpu, report: MigResto
             note = f"MIG is off on {claim.gpu}, and was not turned off for the job: it was left so"
             if note not in report.notes:
                 report.notes.append(note)
-        return ""
+        return "", False
     if not gpu.is_on and not gpu.is_pending_on:
-        return ""
+        return "", False
     if strange:
-        return f"MIG stays on on {claim.gpu}, because it has {strange[0]}"
+        return f"MIG stays on on {claim.gpu}, because it has {strange[0]}", False
     port.set_mode(claim.gpu, False)
-    after = read_one(port, claim.gpu)
+    after = read_claimed(port, claim)
     if after.is_on or after.is_pending_on:
-        holders = describe_holders(after)
-        return f"MIG could not be turned off on {claim.gpu}{': ' if holders else ''}{holders}"
+        return f"MIG could not be turned off on {claim.gpu}", True
     report.switched_off = True
-    return ""
+    return "", False
 
 
 def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
@@ -141,6 +147,9 @@ def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
     return False
 
 
-def _tell_held(gpu: MigGpu, instance: GpuInstance) -> str:
-    holders = describe_holders(gpu) or "no process is to be seen on it"
-    return f"{instance.describe(gpu.profiles)} of {gpu.uuid} is in use: {holders}"
+def _tell_holders(port: MigPort, claim: MigClaim, problem: str) -> str:
+    """Who holds the GPU: looked for once, because that reads the whole process table."""
+    gpu = None
+    with contextlib.suppress(MigProblem):
+        gpu = read_claimed(port, claim)
+    return f"{problem}: {describe_holders(gpu) or 'no process is to be seen on it'}"

@@ -134,7 +134,10 @@ def read_gpu(nvml: Any, uuid: str) -> dict[str, Any]:
                 for instance in _list_instances(nvml, handle, profile)
             ]
         except nvml.NVMLError as error:
-            instances, problem = None, str(error)
+            problem = str(error)
+        # Instances are found by profile: without one of them some may not be seen.
+        if problem:
+            instances = None
     for profile in profiles:
         del profile["instances_listed"]
     return {
