@@ -44,6 +44,9 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return command
     if is_led_back():
         return lambda: hand_over(argv)
+    of_many = _choose_submission_of_many(argv)
+    if of_many is not None:
+        return of_many
     from slurm_colloc.cli.submit.submit_command import run_submit
 
     first = argv[0] if argv else ""
@@ -78,6 +81,24 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
         from slurm_colloc.cli.submit.check_command import run_check
 
         return lambda: run_check(argv[1:])
+    return None
+
+
+def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
+    """The commands that submit what a table or earlier jobs say; None for any other."""
+    first = argv[0] if argv else ""
+    if first == "sweep":
+        from slurm_colloc.cli.submit.sweep_command import run_sweep
+
+        return lambda: run_sweep(argv[1:])
+    if first == "batch":
+        from slurm_colloc.cli.submit.batch_command import run_batch
+
+        return lambda: run_batch(argv[1:])
+    if first == "retry":
+        from slurm_colloc.cli.submit.retry_command import run_retry
+
+        return lambda: run_retry(argv[1:])
     return None
 
 

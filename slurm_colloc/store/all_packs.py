@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import SlurmNoAnswer, StateError
+from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
 from slurm_colloc.ownership import build_refusal, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -36,6 +36,7 @@ from slurm_colloc.store.pack_reading import (
     StateReader,
     build_index_path,
 )
+from slurm_colloc.store.record_files import read_record
 
 
 def make_submission_id() -> str:
@@ -178,6 +179,23 @@ class State(StateReader):
         with contextlib.suppress(OSError):
             os.unlink(self._lock_path(submission))
 
+    def add_parts(self, job_id: str, parts: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        """Note that a submission has more Slurm jobs; one csub of a user at a time does it.
+
+        Args:
+            job_id: The submission's id.
+            parts: The name that each has in `submission`, and its elements.
+
+        Raises:
+            NotFound: There is no such submission.
+        """
+        path = build_index_path(self.root, job_id, self.cluster)
+        index = read_record(path, JobIndex)
+        if index is None:
+            raise NotFound(f"csub has no job {job_id} in {self.root}")
+        whole = dataclasses.replace(index, parts=(*index.list_parts(), *parts))
+        write_json(path, dataclasses.asdict(whole))
+
     def record_pack_job(self, record: PackRecord, job_id: str) -> None:
         """Write down which Slurm job one pack became."""
         # The index first: a pack that has its id is looked at no more.
@@ -234,6 +252,14 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
-    """Write which packs a Slurm job id stands for; each writer would write the same."""
+    """Write which packs a Slurm job id stands for; each writer would write the same.
+
+    What has become a part of it since then stays.
+    """
+    path = build_index_path(root, job_id, record.cluster)
+    with contextlib.suppress(StateError):
+        known = read_record(path, JobIndex)
+        if known is not None and (record.submission, record.indices) in known.list_parts():
+            return
     index = JobIndex(record.submission, record.indices, record.parts)
-    write_json(build_index_path(root, job_id, record.cluster), dataclasses.asdict(index))
+    write_json(path, dataclasses.asdict(index))

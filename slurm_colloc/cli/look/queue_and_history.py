@@ -17,6 +17,7 @@ from slurm_colloc.cli.arguments import (
     States,
     Targets,
     User,
+    Where,
     choose,
     tell_problems,
     tell_unreadable,
@@ -43,6 +44,7 @@ def queue(
     ] = False,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -51,7 +53,7 @@ def queue(
     from slurm_colloc.report import queue_rows as rows
 
     session = Session.open(user=user)
-    choice = Choice.parse(targets or (), state, name, ended=everything)
+    choice = Choice.parse(targets or (), state, name, where, ended=everything)
     found: rows.Found
     if choice.selections:
         found = [
@@ -79,12 +81,13 @@ def history(
     ] = "",
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
 ) -> None:
     """Show the members that have ended, newest first; Slurm is not needed for it."""
-    choice = Choice.parse(targets or (), state, name, ended=True)
+    choice = Choice.parse(targets or (), state, name, where, ended=True)
     session = Session.open(user=user)
     say(show_history(session, choice, since, as_json=as_json))
     tell_problems(session)
@@ -94,6 +97,7 @@ def show(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -103,7 +107,7 @@ def show(
     from slurm_colloc.report.show_view import render_member, render_pack
 
     session = Session.open(user=user)
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     now = time.time()
     found = session.survey(choice, follow_all=False)
     if as_json:
@@ -124,6 +128,7 @@ def why(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -132,7 +137,7 @@ def why(
     from slurm_colloc.cli.look import why_and_explain
 
     session = Session.open(user=user)
-    choice = Choice.parse(targets or ("all",), state, name)
+    choice = Choice.parse(targets or ("all",), state, name, where)
     say(why_and_explain.tell_why(session, choice, as_json=as_json))
     tell_problems(session)
 
@@ -162,15 +167,16 @@ def logs(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
+    *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the members have ended.")
     ] = False,
     error: Annotated[bool, typer.Option("--error", help="The file of --error instead.")] = False,
-    *,
     user: User = "",
 ) -> None:
     """Print the output of members."""
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     session = Session.open(user=user, asks_often=follow)
     raise typer.Exit(print_logs(session, choice, follow=follow, error=error))
 
@@ -274,9 +280,10 @@ def show_history(session: Session, choice: Choice, since: str, *, as_json: bool)
     else:
         views = session.survey_changed_since(oldest)
         found = [
-            (view, [m for m in view.members if choice.matches(m.state, m.name)]) for view in views
+            (view, [m for m in view.members if choice.matches(m.state, m.name, m.parameters)])
+            for view in views
         ]
     ended = rows.collect_ended(session.state, found, oldest)
     if as_json:
         return json.dumps(rows.build_json(ended, now))
-    return render_table(rows.HEADER, rows.build_rows(ended, now))
+    return render_table(*rows.build_table(ended, now))

@@ -24,7 +24,7 @@ from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern
+from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Options
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.due_summaries import FOLDER
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
@@ -55,11 +55,43 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    if call.options.flag("what-if"):
-        raise UsageProblem(
-            f"{call.options.origin('what-if')}: --what-if submits nothing",
-            hint="csub plan --what-if=... shows it",
-        )
+    refuse_options_of_others(call.options, "submit")
+    return run_call(call, directory, probe=probe)
+
+
+_OF_ONE_COMMAND = {
+    "what-if": "plan", "zip": "sweep", "sample": "sweep", "from": "sweep",
+    "resume": "batch", "watch": "batch",
+}  # fmt: skip
+
+
+def refuse_options_of_others(options: Options, command: str) -> None:
+    """Refuse options that mean something to another of csub's commands alone.
+
+    Args:
+        options: The options of the call.
+        command: The command.
+
+    Raises:
+        UsageProblem: One was given.
+    """
+    for name, its_command in _OF_ONE_COMMAND.items():
+        if its_command != command and options.flag(name):
+            raise UsageProblem(
+                f"{options.origin(name)}: --{name} is an option of csub {its_command} alone",
+                hint=f"csub {its_command} --help",
+            )
+
+
+def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = True) -> int:
+    """Submit the jobs of a call; the exit status.
+
+    Args:
+        call: The call.
+        directory: The current directory.
+        probe: The job runs alone, until its usage profile is known.
+        joins: A single job may join a pack that is there.
+    """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
         from slurm_colloc.submission.plan.call_policy import as_probe
@@ -74,7 +106,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
 
         return run_dry(call, policy, session, directory, local=local)
     state = session.own_state
-    which = choose_packs_to_join(call, session, local=local)
+    which = choose_packs_to_join(call, session, local=local) if joins else "never"
     if which != "never":
         return _join_or_submit(call, policy, session, directory, running=which == "auto")
     if state.list_open():

@@ -109,12 +109,18 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
     return dataclasses.asdict(record)
 
 
+_USUAL = {
+    "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
+    "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
+}  # fmt: skip
+"""What fields that came later have for most jobs."""
+
+
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
-    usual = {"pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
-    for name, item in usual.items():
-        if value["job"][name] is item:
+    for name, item in _USUAL.items():
+        if value["job"][name] == item:
             del value["job"][name]
     for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
         if value["plan"][name] is None:

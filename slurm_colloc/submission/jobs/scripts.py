@@ -16,7 +16,8 @@ SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
 
 COMMANDS = (
-    "submit", "pack", "probe", "check", "queue", "show", "logs", "cancel", "wait", "sandbox",
+    "submit", "pack", "sweep", "batch", "retry", "probe", "check", "queue", "show", "logs",
+    "cancel", "wait", "sandbox",
 )  # fmt: skip
 """csub's own words; everything else that comes first is a script or an option."""
 
@@ -111,6 +112,12 @@ def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:
             raise UsageProblem("csub pack: an empty word is no script")
         scripts.append(read_script(parts[0], tuple(parts[1:]), directory))
     return scripts
+
+
+COMMAND_SCRIPT = Script(
+    "--wrap", "wrap", b'#!/bin/sh\n# This script was created by csub.\n\neval "$1"\n', (), True
+)
+"""Runs the command that is its argument. So jobs that differ in the command alone are one kind."""
 
 
 def find_script(shown: str, directory: str) -> Path:
