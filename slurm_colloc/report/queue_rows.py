@@ -197,4 +197,5 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "directory": member.spec.job.directory,
         "parameters": dict(member.parameters),
         "retry_of": member.retry_of or None,
+        "snapshot": member.spec.job.snapshot or None,
     }

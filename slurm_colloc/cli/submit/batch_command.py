@@ -39,7 +39,7 @@ from slurm_colloc.submission.jobs.table_rows import (
     parse_commands,
 )
 from slurm_colloc.submission.jobs.table_text import read_table_text
-from slurm_colloc.submission.jobs.value_lists import Setting, combine
+from slurm_colloc.submission.jobs.value_lists import Setting, combine, list_numbers
 
 LOCK_WAIT_S = 30.0
 WATCH_PAUSE_S = 1.0
@@ -236,10 +236,10 @@ def _is_wanted(row: RowState | None, *, only_new: bool) -> bool:
 
 
 def number_jobs(jobs: Sequence[TableJob]) -> Call:
-    """The call of these jobs, numbered from 1 on."""
+    """The call of these jobs."""
     candidates = [
         dataclasses.replace(j.candidate, job=dataclasses.replace(j.candidate.job, number=number))
-        for number, j in enumerate(jobs, start=1)
+        for number, j in zip(list_numbers(len(jobs)), jobs, strict=True)
     ]
     kinds = {id(job.options): job.options for job in jobs}
     return build_call(candidates, *kinds.values())

@@ -106,6 +106,13 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
 
         return run_dry(call, policy, session, directory, local=local)
     state = session.own_state
+    if call.options.flag("snapshot"):
+        from slurm_colloc.submission.jobs.project_snapshot import move_into_snapshot
+
+        if not session.settings.state_shared:
+            raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
+        state.prepare()
+        call = move_into_snapshot(call, state.root, directory)
     which = choose_packs_to_join(call, session, local=local) if joins else "never"
     if which != "never":
         return _join_or_submit(call, policy, session, directory, running=which == "auto")

@@ -104,9 +104,17 @@ class MemberSpec:
     joined_at: float = 0.0
 
 
+_PLAIN = (str, bool, int, float, tuple)
+
+
 def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
     """The JSON form of pack.json."""
-    return dataclasses.asdict(record)
+    # asdict would copy each of the numbers in it, and a thousand packs have a thousand of them.
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {
+        name: value if isinstance(value, _PLAIN) or value is None else dataclasses.asdict(value)
+        for name, value in values.items()
+    }
 
 
 _USUAL = {

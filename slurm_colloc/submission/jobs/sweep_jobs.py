@@ -43,6 +43,7 @@ from slurm_colloc.submission.jobs.value_lists import (
     Setting,
     build_axis,
     combine,
+    list_numbers,
     parse_sample,
     split_values,
 )
@@ -102,7 +103,7 @@ def collect_sweep(argv: Sequence[str], environ: Mapping[str, str], directory: st
         fill_candidate(
             base, swept.words, setting, number, appended=appended, is_command=command is not None
         )
-        for number, setting in enumerate(settings, start=1)
+        for number, setting in zip(list_numbers(len(settings)), settings, strict=True)
     ]
     return build_call(candidates, options)
 

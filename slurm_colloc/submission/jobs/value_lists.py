@@ -20,6 +20,11 @@ from slurm_colloc.model.printable import cut
 JOBS_MOST = 50_000
 """Jobs of one call: more, and Slurm and the file system have to do with little else."""
 
+MANY = 500
+"""From more jobs on their numbers begin above what Slurm takes for an element of an array: packs
+are elements of one, with numbers that no member has, and there would be none left."""
+FIRST_OF_MANY = 10_001
+
 _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -167,6 +172,12 @@ def _refuse_uneven(axes: Sequence[Axis]) -> None:
         if len(axis) != len(longer[0]):
             first, second = (f"{cut(a[0].values[0][0])} has {len(a)}" for a in (longer[0], axis))
             raise UsageProblem(f"--zip goes along lists of one length: {first} values, {second}")
+
+
+def list_numbers(count: int) -> range:
+    """The numbers of so many jobs of one call: from 1 on, or of many from 10001 on."""
+    first = FIRST_OF_MANY if count > MANY else 1
+    return range(first, first + count)
 
 
 def parse_sample(text: str) -> tuple[int, int]:
