@@ -9,6 +9,7 @@ import typer
 from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choose
 from slurm_colloc.cli.change.calibrate_gpu import calibrate
+from slurm_colloc.cli.help_groups import GroupedCommands
 from slurm_colloc.cli.look import queue_and_history
 from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
@@ -123,6 +124,7 @@ def clean(
 
 app = typer.Typer(
     name="csub",
+    cls=GroupedCommands,
     help=(
         "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
         "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
@@ -170,7 +172,7 @@ def batch() -> None:
 
 @app.command(context_settings=_RAW)
 def retry() -> None:
-    """Try members that did not complete again: csub retry ID [--time=... --mem=...]."""
+    """Try members that did not complete again: csub retry ID [--failed] [OPTIONS]."""
 
 
 @app.command(context_settings=_RAW)
