@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,7 +199,9 @@ def test_radts_table_is_taken_as_it_is(user: CsubUser, slurm: FakeSlurm) -> None
     assert ended.returncode == 3, ended
     rows = list_all(user)
     assert len({row["member"].partition("/")[0] for row in rows}) == 3
-    assert [row["share"] for row in rows] == ["timeslice"] * 3 + ["mps"] * 2
+    assert [row["share"] for row in rows] == [
+        "auto", "timeslice", "timeslice", "mps", "mps",
+    ]  # fmt: skip
     with (folder / "experiment.status.csv").open() as file:
         status = list(csv.DictReader(file))
     assert [row["Status"] for row in status] == [
@@ -258,3 +262,19 @@ def test_rows_are_said_of_one_table(user: CsubUser) -> None:
     assert "need a file, and not standard input" in told
     (user.home / "tasks").write_text("#DISBATCH BARRIER\ntrue\n")
     assert "tasks:1: #DISBATCH BARRIER" in user.csub("batch", "tasks", check=False).stderr
+
+
+def test_two_users_of_one_table_have_rows_of_their_own(
+    user: CsubUser, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    home = tmp_path / "other"
+    home.mkdir()
+    other = dataclasses.replace(user, home=home)
+    table = tmp_path / "jobs.csv"
+    table.write_text("command\ntrue\nfalse\n")
+    for one in (user, other, user, other):
+        one.csub("batch", *SHARE, "--resume", str(table))
+        one.csub("wait", "all", check=False)
+    # The good row once each, the failed one twice each.
+    assert [len(list_all(one)) for one in (user, other)] == [3, 3]
+    assert len(slurm.look()) == 4

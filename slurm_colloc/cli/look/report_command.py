@@ -185,7 +185,7 @@ def render_csv(found: Iterable[tuple[Summary, Collection[int] | None]]) -> str:
         if chosen is None or member["member"] in chosen
     ]
     names = list(dict.fromkeys(name for m in members for name in m.get("parameters", {})))
-    parameters = [(f"param.{name}", ("parameters", name)) for name in names]
+    parameters = [(f"param.{escape_controls(name)}", ("parameters", name)) for name in names]
     fields = [*_FIELDS, *parameters]
     writer.writerow([name for name, _ in fields])
     for member in members:

@@ -60,7 +60,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
 
 
 _OF_ONE_COMMAND = {
-    "what-if": "plan", "zip": "sweep", "sample": "sweep", "from": "sweep",
+    "zip": "sweep", "sample": "sweep", "from": "sweep",
     "resume": "batch", "watch": "batch",
 }  # fmt: skip
 
@@ -75,6 +75,11 @@ def refuse_options_of_others(options: Options, command: str) -> None:
     Raises:
         UsageProblem: One was given.
     """
+    if options.flag("what-if"):
+        raise UsageProblem(
+            f"{options.origin('what-if')}: --what-if submits nothing",
+            hint="csub plan --what-if=... shows it",
+        )
     for name, its_command in _OF_ONE_COMMAND.items():
         if its_command != command and options.flag(name):
             raise UsageProblem(
