@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration, Load
+from slurm_colloc.model.degree.probe_window import find_obstacle_to_counting
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
-from slurm_colloc.model.profile import (
-    RUN_MOST_S,
-)
+from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
+from slurm_colloc.model.profile import RUN_MOST_S
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
@@ -283,13 +282,21 @@ def build_subject(question: Question, index: int) -> Subject:
     if host_memory_mb is None and question.capacity.host_memory_mb_per_gpu is not None:
         share = question.capacity.host_memory_mb_per_gpu
         host_memory_mb = max(1, share // max(1, question.policy.degree))
-    load, margin = None, 0.0
+    load, margin, borrowed = None, 0.0, False
     if profile is not None and calibration is not None and gpu_memory_mb is not None:
         load = build_load(profile, calibration)
         margin = compute_margin(profile, calibration)
+        borrowed = is_borrowed(profile, calibration)
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)
-    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, run_s, bound, margin)
+    is_corrected = (
+        question.policy.measures
+        and question.policy.rule is Rule.CSUB
+        and job.pause
+        and not find_obstacle_to_counting(job, instruments=True)
+    )
+    numbers = (run_s, bound, margin, is_corrected, borrowed)
+    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, *numbers)
     return Subject(
         index=index,
         cpus=job.cpus,
@@ -300,6 +307,8 @@ def build_subject(question: Question, index: int) -> Subject:
         max_slowdown=bound,
         margin=margin,
         kind=kind,
+        is_corrected=is_corrected,
+        is_borrowed=borrowed,
     )
 
 
