@@ -85,8 +85,12 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
 
 
 def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
-    """The commands that submit what a table or earlier jobs say; None for any other."""
+    """The commands that submit what a table or earlier jobs say, and completion; else None."""
     first = argv[0] if argv else ""
+    if first in ("--complete-words", "--install-completion", "--show-completion"):
+        from slurm_colloc.cli.completion.completion_command import run_completion
+
+        return lambda: run_completion(argv)
     if first == "sweep":
         from slurm_colloc.cli.submit.sweep_command import run_sweep
 
