@@ -91,6 +91,8 @@ def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
         from slurm_colloc.cli.completion.completion_command import run_completion
 
         return lambda: run_completion(argv)
+    if argv == ["--man"]:
+        return _tell_manual
     if first == "sweep":
         from slurm_colloc.cli.submit.sweep_command import run_sweep
 
@@ -110,6 +112,13 @@ def _tell_version() -> int:
     from slurm_colloc import __version__
 
     sys.stdout.write(f"csub {__version__}\n")
+    return 0
+
+
+def _tell_manual() -> int:
+    from slurm_colloc.cli.man_page import render_man
+
+    sys.stdout.write(render_man())
     return 0
 
 

@@ -128,7 +128,9 @@ app = typer.Typer(
     help=(
         "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
         "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
-        "lists the options."
+        "lists the options.\n\n"
+        "csub --install-completion has your shell complete commands, options and ids; csub --man "
+        "prints the manual page."
     ),
     no_args_is_help=True,
     add_completion=False,

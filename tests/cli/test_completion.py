@@ -13,7 +13,9 @@ import typer
 
 from slurm_colloc.cli.command_groups import GROUPS
 from slurm_colloc.cli.completion.candidates import OPTIONS, list_candidates
+from slurm_colloc.cli.man_page import escape_roff
 from slurm_colloc.cli.subcommands import app
+from slurm_colloc.slurm.options import OWN_OPTIONS
 from slurm_colloc.store.all_packs import State
 
 from ..calls import run_csub
@@ -104,3 +106,23 @@ def test_bash_completes_members(root: Path) -> None:
         ["bash", "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["4711/1", "4711/2"]
+
+
+def test_the_manual_page_has_each_command_and_option(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "PATH": os.defpath}
+    page = run_csub("--man", environment=environment, directory=tmp_path).stdout
+    for _, group in GROUPS:
+        for name in group:
+            assert f".B csub {name}\n" in page
+    for option in OWN_OPTIONS:
+        assert f".B {escape_roff(f'--{option.name}')}" in page
+    assert escape_roff(".a\\b-c") == r"\&.a\eb\-c"
+    if shutil.which("man"):
+        (tmp_path / "csub.1").write_text(page)
+        checked = subprocess.run(
+            ["man", "--warnings", "-l", str(tmp_path / "csub.1")],
+            env={**environment, "MANWIDTH": "90", "LC_ALL": "C.UTF-8"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert checked.stderr == ""
+        assert "csub retry" in checked.stdout
