@@ -19,6 +19,7 @@ from slurm_colloc.model.parameters import (
     check_parameter_name,
     meets,
 )
+from slurm_colloc.submission.jobs import radt_rows
 from slurm_colloc.submission.jobs.placeholders import Filler, keep_literally
 from slurm_colloc.submission.jobs.sweep_jobs import read_swept_arguments
 from slurm_colloc.submission.jobs.table_formats import parse_table
@@ -160,6 +161,22 @@ def test_conditions_compare_numbers_as_numbers() -> None:
     assert meets(own, (("lr", "0.2"), ("lr", "0.1")))
     assert not meets(own, (("lr", "0.1"), ("name", "b")))
     assert not meets(own, (("bs", "1"),))
+
+
+def test_radts_workloads_on_mig_name_the_instance_of_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(radt_rows, "SHARE_CHOICES", ("auto", "mig"))
+    rows = [
+        Setting((("Experiment", "0"), ("Workload", "4"), ("File", "a.py"),
+                 ("Collocation", word)), f"t.csv:{at}")
+        for at, word in enumerate(("3g.20gb", "3g.20GB"), start=2)
+    ]  # fmt: skip
+    (workload,) = radt_rows.group_workloads(rows, given=frozenset(), folder="/data")
+    assert {dict(row.values)["share"] for row in workload.settings} == {"mig=3g.20gb+3g.20gb"}
+    mixed = [rows[0], Setting(rows[1].values[:-1], "t.csv:3")]
+    with pytest.raises(UsageProblem, match="other rows of its workload have none"):
+        radt_rows.group_workloads(mixed, given=frozenset(), folder="/data")
 
 
 def test_numbers_of_many_leave_room_for_packs() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut
+from slurm_colloc.model.share_request import SHARE_CHOICES
 from slurm_colloc.submission.jobs.placeholders import keep_literally
 from slurm_colloc.submission.jobs.value_lists import Setting
 
@@ -24,6 +25,7 @@ COLUMNS = (
     "Listeners", "Params",
 )  # fmt: skip
 _TELLING = frozenset({"Experiment", "Workload", "File"})
+MIG = "mig"
 _ALONE = frozenset({"", "-", "none", "nan"})
 
 
@@ -68,14 +70,20 @@ def group_workloads(
     return [
         Workload(
             f"experiment {cut(experiment)}, workload {cut(workload)}",
-            tuple(_translate(settings[at], len(places), given, folder) for at in places),
+            tuple(
+                _translate(settings[at], [settings[p] for p in places], given, folder)
+                for at in places
+            ),
             tuple(places),
         )
         for (experiment, workload), places in found.items()
     ]
 
 
-def _translate(setting: Setting, together: int, given: frozenset[str], folder: str) -> Setting:
+def _translate(
+    setting: Setting, workload: Sequence[Setting], given: frozenset[str], folder: str
+) -> Setting:
+    together = len(workload)
     cells = dict(setting.values)
     file = cells.get("File", "")
     if not file:
@@ -94,7 +102,7 @@ def _translate(setting: Setting, together: int, given: frozenset[str], folder: s
         "degree": str(together),
         "pack-size": str(together),
         "start-together": str(together) if together > 1 else "",
-        "share": _choose_share(cells.get("Collocation", ""), together, setting.place, given),
+        "share": "" if "share" in given else _choose_share(setting, workload),
     }
     if given & {"gres", "gpus", "gpus-per-node"}:
         del pairs["gres"]
@@ -111,20 +119,28 @@ def _count_devices(text: str, place: str) -> int:
     return len(devices)
 
 
-def _choose_share(text: str, together: int, place: str, given: frozenset[str]) -> str:
-    word = text.strip().lower()
-    if "share" in given:
-        return ""
+def _choose_share(setting: Setting, workload: Sequence[Setting]) -> str:
+    """The value of --share for a row; that of a workload on MIG names the instance of each row."""
+    words = [dict(row.values).get("Collocation", "").strip().lower() for row in workload]
+    word = dict(setting.values).get("Collocation", "").strip().lower()
+    place = f"{setting.place}, column Collocation"
     if word in _ALONE:
-        return "timeslice" if together > 1 else ""
+        return "timeslice" if len(workload) > 1 else ""
     if word == "mps":
-        return "mps"
-    if "g" in word:
+        return word
+    if "g" not in word:
+        raise UsageProblem(f"{place}: {cut(word)!r} is neither -, mps nor a MIG profile")
+    if MIG not in SHARE_CHOICES:
         raise UsageProblem(
-            f"{place}, column Collocation: {cut(text)} is a MIG device, and csub makes none",
+            f"{place}: {cut(word)} is a MIG device, and csub makes none",
             hint="--share=mps or --share=timeslice on the command line holds for all rows",
         )
-    raise UsageProblem(f"{place}, column Collocation: {cut(text)!r} is neither -, mps nor MIG")
+    if not all("g" in other for other in words):
+        raise UsageProblem(
+            f"{place}: {cut(word)} is a MIG device, and other rows of its workload have none",
+            hint="a GPU is divided for all of its jobs, or for none",
+        )
+    return f"{MIG}={'+'.join(words)}"
 
 
 def render_status(settings: Sequence[Setting], ends: Mapping[int, tuple[str, str]]) -> str:
