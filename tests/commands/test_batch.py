@@ -117,7 +117,10 @@ def test_watched_tables_grow_and_a_half_written_row_waits(user: CsubUser) -> Non
             file.flush()
             os.utime(table)
             file.write("e\n")
-        wait_until(lambda: len(list_all(user)) == 2, "the second row is submitted")
+        wait_until(
+            lambda: [bool(row["slurm_job_id"]) for row in list_all(user)] == [True, True],
+            "the second row is submitted",
+        )
     finally:
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=60)

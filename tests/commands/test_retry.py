@@ -116,3 +116,11 @@ def test_retries_start_a_job_again_where_it_fails(user: CsubUser) -> None:
     assert (user.home / "tries.1").read_text() == "x\n" * 3
     refused = user.csub("--retries=lots", "train.sh", check=False)
     assert "--retries=lots: a number from 0 to 100 is needed" in refused.stderr
+
+
+def test_a_job_alone_is_started_again_in_its_allocation(user: CsubUser) -> None:
+    user.script("train.sh", "echo $SLURM_RESTART_COUNT; [ -e once ] && exit 0; touch once; exit 3")
+    job_id = user.submit("--time=5", "--retries=1", "train.sh")
+    (row,) = user.finish(job_id).values()
+    assert (row["state"], row["starts"]) == ("COMPLETED", 2)
+    assert user.csub("logs", job_id).stdout.splitlines()[-1] in ("", "1")

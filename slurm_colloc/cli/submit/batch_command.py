@@ -13,7 +13,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.rows_under_way import RowState, find_rows
 from slurm_colloc.cli.submit.submit_command import refuse_options_of_others, run_call
 from slurm_colloc.cli.submit.sweep_command import render_jobs
-from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import (
     Options,
@@ -43,6 +43,7 @@ from slurm_colloc.submission.jobs.value_lists import Setting, combine, list_numb
 
 LOCK_WAIT_S = 30.0
 WATCH_PAUSE_S = 1.0
+TROUBLE_PAUSE_S = 30.0
 
 
 def run_batch(argv: Sequence[str]) -> int:
@@ -64,6 +65,8 @@ def run_batch(argv: Sequence[str]) -> int:
     follows = options.flag("resume") or options.flag("watch")
     if shown == "-" and follows:
         raise UsageProblem("--resume and --watch need a file, and not standard input")
+    if options.flag("watch") and (options.flag("wait") or options.flag("dry-run")):
+        raise UsageProblem("--watch goes on by itself, without --wait and --dry-run")
     batch = TableBatch(shown, line, options, environ, directory)
     if options.flag("watch"):
         return batch.watch()
@@ -102,25 +105,33 @@ class TableBatch:
         """Submit the rows that there are and those that come, until a user ends it.
 
         Raises:
-            UsageProblem: The table is wrong at the first look; later that is said, and it goes on.
+            CollocError: Something is wrong at the first look; later that is said, and it goes on.
         """
+        try:
+            self._watch()
+        except KeyboardInterrupt:
+            note("no longer watched; the jobs go on")
+        return 0
+
+    def _watch(self) -> None:
         resumes, seen = self.options.flag("resume"), -1
-        status = 0
         while True:
             changed_at = self._read_change()
             if changed_at != seen:
                 try:
-                    status = self.submit(only_new=not resumes, resumes=True, is_growing=True)
+                    self.submit(only_new=not resumes, resumes=True, is_growing=True)
                 except UsageProblem as problem:
                     if seen == -1:
                         raise
                     note(f"{problem}; the table is read again when it changes")
+                except CollocError as problem:
+                    if seen == -1:
+                        raise
+                    note(f"{problem}; tried again in {TROUBLE_PAUSE_S:.0f} s")
+                    time.sleep(TROUBLE_PAUSE_S)
+                    continue
                 resumes, seen = False, changed_at
-            try:
-                time.sleep(WATCH_PAUSE_S)
-            except KeyboardInterrupt:
-                note("no longer watched; the jobs go on")
-                return status
+            time.sleep(WATCH_PAUSE_S)
 
     def _read_change(self) -> int:
         with contextlib.suppress(OSError):
