@@ -249,6 +249,9 @@ def _peek(argv: Sequence[str]) -> str | None:
 _HEAD = """\
 Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
        csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
+       csub sweep [OPTIONS] SCRIPT --lr 0.1,0.2  a job for each combination of values
+       csub batch [OPTIONS] TABLE                a job for each row of a table
+       csub retry ID [OPTIONS]                   what did not complete, once more
        csub probe [OPTIONS] SCRIPT [ARGUMENTS]   alone, until its usage profile is known
        csub plan [OPTIONS] SCRIPT [ARGUMENTS]  what would share, and why; submits nothing
        csub queue, show, logs, why, cancel, shell, ... see csub --help
