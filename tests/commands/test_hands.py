@@ -106,5 +106,5 @@ def test_the_help_is_grouped_and_leaves_no_command_out(user: CsubUser) -> None:
     for title in ("Submit:", "Look:", "Afterwards:", "Change:", "Set up:"):
         assert title in told
     assert "More:" not in told
-    for command in ("sweep", "batch", "retry", "submit"):
-        assert user.csub(command, "--help").stdout.startswith("Usage: csub")
+    for command in ("sweep", "batch", "retry", "pack", "probe"):
+        assert user.csub(command, "--help").stdout.startswith(f"Usage: csub {command} ")
