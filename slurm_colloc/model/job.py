@@ -84,6 +84,7 @@ class Job:
         start_together: How many members of its pack start at the same moment, it among them; 0
             where it starts by itself.
         snapshot: The copy of its project in which it runs; empty for none.
+        needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
     number: int
@@ -125,6 +126,7 @@ class Job:
     retry_of: str = ""
     start_together: int = 0
     snapshot: str = ""
+    needs_wall: bool = False
 
     @property
     def is_unlimited(self) -> bool:

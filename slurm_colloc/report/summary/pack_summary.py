@@ -11,6 +11,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.degree_words import describe_degree
 from slurm_colloc.report.member_views import (
     PackView,
@@ -25,6 +26,7 @@ from slurm_colloc.report.summary.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
+from slurm_colloc.report.summary.summary_shape import fits_summary
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
@@ -67,6 +69,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "pack_id": run.view.record.pack_id,
         "attempt": run.view.attempt,
         "job": run.view.job_id or None,
+        "submission": run.view.shown_id or None,
         "name": run.view.record.name,
         "node": run.setup.node if run.setup is not None else None,
         "made_at": time.time(),
@@ -229,7 +232,13 @@ def _list_notes(run: PackRun) -> list[str]:
     elif not run.gpu:
         notes.append("nothing could be read of the GPU")
     notes += _tell_activity(run)
-    others = [uuid for uuid in run.samples.gpus if uuid != run.gpu_uuid]
+    if run.setup is not None and run.setup.mode == SharingMode.MIG.value:
+        notes.append(
+            "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
+            "energy is modelled"
+        )
+    known = (run.gpu_uuid or "", "MIG-")
+    others = [uuid for uuid in run.samples.gpus if not uuid.startswith(known)]
     if others:
         notes.append(f"figures are of {run.gpu_uuid}; {', '.join(others)} was measured, too")
     if run.samples.stride_s > 0:
@@ -266,6 +275,6 @@ def read_summary(pack: Path) -> Summary | None:
         attempt = read_attempt(pack)
     except StateError:
         return None
-    if value is None or value.get("schema") != SUMMARY_SCHEMA:
+    if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
         return None
     return value if value.get("final") is True and value.get("attempt") == attempt else None

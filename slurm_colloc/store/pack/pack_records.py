@@ -49,6 +49,7 @@ class PackRecord:
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
             elements; in the packs of the first, where there are several.
         settings: What its runner goes by; None where an older csub wrote none.
+        layout: The words of the MIG instances that it asks its node for; none in other modes.
     """
 
     pack_id: str
@@ -81,6 +82,7 @@ class PackRecord:
     shown_id: str = ""
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     settings: RunnerSettings | None = None
+    layout: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,7 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 _USUAL = {
     "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
+    "needs_wall": False,
 }  # fmt: skip
 """What fields that came later have for most jobs."""
 
@@ -133,4 +136,6 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
         if value["plan"][name] is None:
             del value["plan"][name]
+    if not value["plan"]["instance"]:
+        del value["plan"]["instance"]
     return value
