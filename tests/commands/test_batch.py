@@ -198,6 +198,8 @@ Experiment,Workload,Name,Status,Run,Devices,Collocation,File,Listeners,Params
 0,2,shared gpu 2,,,0,-,src/train.py,smi+top,--fail 3
 0,3,MPS shared gpu 1,,,0,MPS,src/train.py,smi+top,--batch-size 128
 0,3,MPS shared gpu 2,,,0,MPS,src/train.py,smi+top,--batch-size 128
+0,4,MIG shared gpu 1,,,2,3g.20gb,src/train.py,smi+top,--batch-size 128
+0,4,MIG shared gpu 2,,,2,3g.20gb,src/train.py,smi+top,--batch-size 128
 """
 
 
@@ -210,14 +212,15 @@ def test_radts_table_is_taken_as_it_is(user: CsubUser, slurm: FakeSlurm) -> None
     ended = user.csub("batch", *options, "--wait", "csv/experiment.csv", check=False)
     assert ended.returncode == 3, ended
     rows = list_all(user)
-    assert len({row["member"].partition("/")[0] for row in rows}) == 3
+    assert len({row["member"].partition("/")[0] for row in rows}) == 4
     assert [row["share"] for row in rows] == [
-        "auto", "timeslice", "timeslice", "mps", "mps",
+        "auto", "timeslice", "timeslice", "mps", "mps", "mig=3g.20gb+3g.20gb",
+        "mig=3g.20gb+3g.20gb",
     ]  # fmt: skip
     with (folder / "experiment.status.csv").open() as file:
         status = list(csv.DictReader(file))
     assert [row["Status"] for row in status] == [
-        "COMPLETED", "COMPLETED", "FAILED(3)", "COMPLETED", "COMPLETED",
+        "COMPLETED", "COMPLETED", "FAILED(3)", *(["COMPLETED"] * 4),
     ]  # fmt: skip
     assert all(row["Run"] for row in status)
     assert (folder / "experiment.csv").read_text() == RADT
@@ -226,12 +229,13 @@ def test_radts_table_is_taken_as_it_is(user: CsubUser, slurm: FakeSlurm) -> None
     assert len(slurm.look()) == before + 1
 
 
-def test_radts_mig_rows_are_refused_unless_the_call_says_otherwise(user: CsubUser) -> None:
-    row = "0,4,MIG shared gpu 1,,,2,3g.20gb,train.py,smi+top,--batch-size 128\n"
-    (user.home / "mig.csv").write_text(RADT.splitlines()[0] + "\n" + row + row)
+def test_radts_column_of_collocation_is_checked_and_overruled(user: CsubUser) -> None:
+    row = "0,4,a,,,2,3g.20gb,train.py,smi+top,--batch-size 128\n"
+    other = "0,4,b,,,2,MIQ,train.py,smi+top,--batch-size 128\n"
+    (user.home / "mig.csv").write_text(RADT.splitlines()[0] + "\n" + row + other)
     refused = user.csub("batch", "mig.csv", check=False)
     assert refused.returncode == 2
-    assert "mig.csv:2, column Collocation: 3g.20gb is a MIG device" in refused.stderr
+    assert "mig.csv:2, column Collocation: 3g.20gb is a MIG device, and other" in refused.stderr
     assert list_jobs(user) == []
     dry = user.csub("batch", "--time=5", "--share=mps", "--dry-run", "mig.csv")
     assert "python train.py --batch-size 128" in dry.stdout

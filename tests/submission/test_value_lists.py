@@ -163,10 +163,7 @@ def test_conditions_compare_numbers_as_numbers() -> None:
     assert not meets(own, (("bs", "1"),))
 
 
-def test_radts_workloads_on_mig_name_the_instance_of_each_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(radt_rows, "SHARE_CHOICES", ("auto", "mig"))
+def test_radts_workloads_on_mig_name_the_instance_of_each_row() -> None:
     rows = [
         Setting((("Experiment", "0"), ("Workload", "4"), ("File", "a.py"),
                  ("Collocation", word)), f"t.csv:{at}")

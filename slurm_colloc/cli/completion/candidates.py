@@ -21,7 +21,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "why": _READ,
     "explain": ("--user",),
     "logs": ("--follow", "--error", "--tail", "--prefix", *_MEMBERS, "--user"),
-    "report": ("--csv", *_READ),
+    "report": ("--csv", "--html", "--open", "--detail", *_READ),
     "top": ("--once", *_MEMBERS, "--user"),
     "cancel": ("--yes", *_MEMBERS),
     "hold": _MEMBERS,
@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 _TAKES_IDS = frozenset(OPTIONS) - {"config", "clean"} | {"shell"}
 _SUBMITS = frozenset({"submit", "pack", "sweep", "batch", "probe", "plan", "check"})
 _IDS_MOST = 30
-_SHARES = ("auto", "mps", "timeslice", "exclusive")
+_SHARES = ("auto", "mps", "mig", "timeslice", "exclusive")
 
 
 def list_candidates(words: Sequence[str], state_root: Path | None) -> list[str]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut
-from slurm_colloc.model.share_request import SHARE_CHOICES
 from slurm_colloc.submission.jobs.placeholders import keep_literally
 from slurm_colloc.submission.jobs.value_lists import Setting
 
@@ -25,7 +24,6 @@ COLUMNS = (
     "Listeners", "Params",
 )  # fmt: skip
 _TELLING = frozenset({"Experiment", "Workload", "File"})
-MIG = "mig"
 _ALONE = frozenset({"", "-", "none", "nan"})
 
 
@@ -130,17 +128,12 @@ def _choose_share(setting: Setting, workload: Sequence[Setting]) -> str:
         return word
     if "g" not in word:
         raise UsageProblem(f"{place}: {cut(word)!r} is neither -, mps nor a MIG profile")
-    if MIG not in SHARE_CHOICES:
-        raise UsageProblem(
-            f"{place}: {cut(word)} is a MIG device, and csub makes none",
-            hint="--share=mps or --share=timeslice on the command line holds for all rows",
-        )
     if not all("g" in other for other in words):
         raise UsageProblem(
             f"{place}: {cut(word)} is a MIG device, and other rows of its workload have none",
             hint="a GPU is divided for all of its jobs, or for none",
         )
-    return f"{MIG}={'+'.join(words)}"
+    return f"mig={'+'.join(words)}"
 
 
 def render_status(settings: Sequence[Setting], ends: Mapping[int, tuple[str, str]]) -> str:
