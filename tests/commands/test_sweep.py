@@ -49,6 +49,7 @@ def test_a_grid_is_one_submission_whose_members_know_their_parameters(user: Csub
     assert "lr=0.20 seed=1" in table
     assert "lr=0.20 seed=1" in user.csub("history", job_id).stdout
     assert "lr=0.20 seed=1" in user.csub("show", f"{job_id}/4").stdout
+    assert "lr=0.20 seed=1" in user.csub("report", job_id).stdout
 
 
 def test_where_chooses_members_by_their_parameters(user: CsubUser, slurm: FakeSlurm) -> None:
