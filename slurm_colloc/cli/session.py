@@ -19,6 +19,7 @@ from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, open_state
+from slurm_colloc.store.pack.member_home import is_guest
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class Session:
                         where, found = self._follow(view, member, jobs)
                     if choice.matches(found.state, found.name):
                         kept = picked.setdefault(where.record.pack_id, (where, {}))[1]
-                        kept[found.member.number] = found
+                        kept[found.place] = found
         if not picked and choice.is_filtered and not self._noted:
             note(f"no member matches {choice}")
             self._noted.add("")
@@ -266,18 +267,25 @@ class Session:
             selection = Selection(last.job, selection.ranges or last.ranges)
         # To change something takes all of them; to help another user, what can be read is shown.
         damaged = None if isinstance(self.state, State) else self.damaged
-        views = self._survey_packs(self.state.find_packs(selection.job), jobs, damaged)
+        views = self._survey_job(selection.job, jobs, damaged)
         if damaged and not views:
             raise damaged[0]
-        for view in views:
-            if view.is_numbered_pack and not view.members and selection.names(view.record.index):
-                self._note_once(
-                    f"{view.job_id} has no members left: others of {selection.job} took them over"
-                )
-        known = {m.member.number for view in views for m in view.members}
-        elements = {view.record.index for view in views if view.is_numbered_pack}
+        takers = self.state.list_takers(selection.job)
+        listed = [
+            (view, [m for m in view.members if _is_of(m, selection.job, view, takers)])
+            for view in views
+        ]
+        packs = {
+            view.record.index: view
+            for view in views
+            if view.is_numbered_pack and view.record.pack_id not in takers
+        }
+        for index, view in packs.items():
+            if not view.members and selection.names(index):
+                self._note_once(f"{view.job_id} has no members left: other packs took them over")
+        known = {m.member.number for _, members in listed for m in members}
         for first, final in selection.ranges or ():
-            is_pack = first == final and first in elements
+            is_pack = first == final and first in packs
             if not is_pack and not any(first <= number <= final for number in known):
                 if damaged:
                     raise damaged[0]
@@ -286,18 +294,32 @@ class Session:
                     f"job {selection.job} has no {which}",
                     hint=f"csub show {selection.job} lists its {len(known)} members",
                 )
+        named = [view.record.pack_id for index, view in packs.items() if selection.names(index)]
         return [
             (
                 view,
                 [
                     m
-                    for m in view.members
-                    if selection.includes(m.member.number)
-                    or (view.is_numbered_pack and selection.names(view.record.index))
+                    for m in members
+                    if selection.includes(m.member.number) or view.record.pack_id in named
                 ],
             )
-            for view in views
+            for view, members in listed
         ]
+
+    def _survey_job(
+        self,
+        job: str,
+        jobs: Mapping[str, SlurmJob] | None,
+        damaged: list[StateError] | None,
+    ) -> list[PackView]:
+        """The packs in which a job's members are; other members may be in them, too."""
+        ids = self.state.find_packs(job)
+        views = self._survey_packs(ids, jobs, damaged)
+        if (now := self.state.find_packs(job)) != ids:
+            # Another pack has just begun to take members over.
+            views = self._survey_packs(now, jobs, damaged)
+        return views
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:
@@ -317,6 +339,16 @@ class Session:
             self._note_once(f"{member.member} was submitted again as {found[0][1].member}")
             view, member = found[0]
         return view, member
+
+
+def _is_of(member: MemberView, job: str, view: PackView, takers: Sequence[str]) -> bool:
+    """Whether a member is of the job that was named, or only in a pack of it or with members of it.
+
+    A job's id may be that of a part of a submission, after whose first its members are named.
+    """
+    if view.record.pack_id in takers or is_guest(member.place):
+        return member.member.job == job
+    return True
 
 
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:

@@ -208,7 +208,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         too_late=member.reason if is_time_reason(member.reason) else "",
         shares=record.retries.places if record is not None else 1,
         has_run=record is not None and record.starts > 0,
-        before=tuple(str(m.member) for m in waiting if m.member.number < member.member.number),
+        before=tuple(str(m.member) for m in waiting if m.place < member.place),
         degree=_count_places(view, facts),
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(view, m, facts.now) for m in running),

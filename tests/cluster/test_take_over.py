@@ -113,7 +113,7 @@ def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubU
     user.csub("wait", job_id)
     wait_until(lambda: user.output(f"slurm-{after}.out") == "after\n", "what waited has run")
     shown = user.csub("show", empty)
-    assert f"{empty} has no members left: others of {job_id} took them over" in shown.stderr
+    assert f"{empty} has no members left: other packs took them over" in shown.stderr
     assert not (packs[1] / "attempt").exists()
     assert "CANCELLED" not in list_slurm_states(user, job_id)
 

@@ -45,7 +45,8 @@ class DependencyTargets:
             job, ranges = self._read(condition.target)
             if condition.is_of_member or condition.kind == AFTERCORR:
                 return True
-            if job and (ranges is not None or len(self._find_slurm_jobs(job)) > 1):
+            is_several = len(self._find_slurm_jobs(job)) > 1 or self._has_left(job)
+            if job and (ranges is not None or is_several):
                 return True
         return False
 
@@ -109,6 +110,10 @@ class DependencyTargets:
         if condition.kind == AFTERCORR and job.array_task is not None:
             return [self._pair(known, job.number, text)]
         kind = "afterok" if condition.kind == AFTERCORR else condition.kind
+        if self._has_left(known) and kind in MEMBER_KINDS and not plus:
+            # Some of its members run in other submissions' jobs, of which its own tells nothing.
+            names = (f"{known}/{number}" for number in sorted(self._find_numbers(known)))
+            return [Condition(kind, name) for name in names]
         slurm_jobs = self._find_slurm_jobs(known)
         if len(slurm_jobs) > 1 and (is_any or kind == "afternotok"):
             said = "`?`" if is_any else kind
@@ -146,6 +151,10 @@ class DependencyTargets:
         if job not in self._slurm_jobs:
             self._slurm_jobs[job] = self._session.state.find_slurm_jobs(job)
         return self._slurm_jobs[job]
+
+    def _has_left(self, job: str) -> bool:
+        """Packs of other submissions may have members of it."""
+        return bool(self._session.state.list_takers(job))
 
     def _find_numbers(self, job: str) -> frozenset[int]:
         if job not in self._numbers:
