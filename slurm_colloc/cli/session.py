@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
-from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
+from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
@@ -19,7 +19,6 @@ from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, open_state
-from slurm_colloc.store.pack.member_home import is_guest
 from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
 
 if TYPE_CHECKING:

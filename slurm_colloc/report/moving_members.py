@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.store.pack.member_home import is_guest
+from slurm_colloc.model.member import is_guest
 
 if TYPE_CHECKING:
     from slurm_colloc.report.member_views import (

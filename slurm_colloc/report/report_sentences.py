@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.report.degree_words import describe_cost
 from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.summary.pack_summary import Summary
@@ -155,14 +156,18 @@ def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]
     parts = []
     for source, who in PEAK_SOURCE_WORDS.items():
         # A summary of an older csub does not say.
-        told = [m["member"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
+        told = [
+            tell_number(m["member"], m.get("id", ""))
+            for m in members
+            if (m["gpu_memory_mb"] or {}).get("by") == source
+        ]
         if told:
             parts.append(f"by {who}: {_name_members(told)}")
     return [("GPU memory", f"peaks {'; '.join(parts)}")] if parts else []
 
 
-def _name_members(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+def _name_members(numbers: Sequence[str]) -> str:
+    shown = ", ".join(numbers[:8]) + (", ..." if len(numbers) > 8 else "")
     return f"member{'s' if len(numbers) > 1 else ''} {shown}"
 
 
@@ -200,7 +205,7 @@ def _name_missing(part: dict[str, Any]) -> str:
     numbers = part["members_unknown"]
     if not numbers:
         return ""
-    return f"; nothing is known of {_name_members(numbers)}"
+    return f"; nothing is known of {_name_members([tell_number(number) for number in numbers])}"
 
 
 def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -254,7 +259,9 @@ def _name_company(entry: dict[str, Any]) -> str:
     for key, verb in (("came", "came"), ("went", "went")):
         numbers = sorted(set(entry[key]))
         if numbers:
-            shown = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+            shown = ", ".join(tell_number(number) for number in numbers[:6]) + (
+                ", ..." if len(numbers) > 6 else ""
+            )
             words.append(f"{shown} {verb}")
     return f"as {' and '.join(words)}"
 

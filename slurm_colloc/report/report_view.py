@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.terminal_tables import (
@@ -163,7 +164,7 @@ def _build_unknown(
     by_note: dict[str, list[str]] = {}
     for member in members:
         for note in member["notes"]:
-            by_note.setdefault(note, []).append(str(member["member"]))
+            by_note.setdefault(note, []).append(tell_number(member["member"], member.get("id", "")))
     told = " ".join(unknown)
     notes = [
         ("Note", f"member{'s' if len(who) > 1 else ''} {', '.join(who)}: {note}")

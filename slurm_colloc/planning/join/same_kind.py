@@ -84,7 +84,7 @@ def compute_contradiction(pack: Policy, call: Policy) -> str:
 
 def compare_policies(own: Policy, other: Policy) -> str:
     """Say in what the wishes of two submissions differ; empty where they share in the same way."""
-    contradiction = compute_contradiction(own, other)
+    contradiction = compute_contradiction(other, own)
     if contradiction:
         return contradiction
     if own.slowdown_bound != other.slowdown_bound:

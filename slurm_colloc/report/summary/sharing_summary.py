@@ -24,6 +24,7 @@ from slurm_colloc.metrics.slowdown import (
     compute_fairness,
     compute_mean_stp,
 )
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
@@ -195,6 +196,10 @@ def _overlap(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float:
     return total_s
 
 
+def _tell(entry: Figures) -> str:
+    return tell_number(entry.member.number, str(entry.member.view.member))
+
+
 def _list_unknown(
     there: Sequence[Figures], energy: EnergyFigures, kwh_saved: float | None
 ) -> list[str]:
@@ -203,12 +208,12 @@ def _list_unknown(
     for entry in there:
         if entry.member.present_s < SHORT_S:
             text = f"there for less than {SHORT_S:.0f} s, left out of STP and ANTT"
-            by_reason.setdefault(text, []).append(str(entry.member.number))
+            by_reason.setdefault(text, []).append(_tell(entry))
         elif entry.slowdown is None:
-            by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(str(entry.member.number))
+            by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(_tell(entry))
         if entry.solo is not None and entry.solo.source == FAMILY:
             text = "time and power alone are those of the family, and so are all figures with them"
-            by_reason.setdefault(text, []).append(str(entry.member.number))
+            by_reason.setdefault(text, []).append(_tell(entry))
     for reason, numbers in by_reason.items():
         who = "member" if len(numbers) == 1 else "members"
         unknown.append(f"{who} {', '.join(numbers)}: {reason}")

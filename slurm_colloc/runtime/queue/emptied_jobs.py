@@ -59,22 +59,28 @@ class EmptiedJobs:
         if due and self._slurm is not None:
             self._start(lambda: self._cancel(due))
 
-    def may_take_from(self, sister: SisterPack) -> bool:
-        """Whether members may leave a pack: it waits for nothing but its turn, or it runs.
+    def knows(self, sister: SisterPack) -> bool:
+        """Whether it is known if members may leave a pack; otherwise Slurm is asked."""
+        is_plain = bool(sister.attempt) and not sister.guests_of
+        if self._slurm is None or sister.job_id is None or is_plain:
+            return True
+        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
+        is_known = not sister.guests_of or self._dependencies is not None
+        if is_known and time.monotonic() - self._asked_at <= FRESH_S:
+            return True
+        self._start(self._ask)
+        return False
 
-        From one of another submission none may where a job waits for its Slurm job, which would
-        end without them. False also where that is not known yet: Slurm is asked, and the next look
-        knows.
+    def may_take_from(self, sister: SisterPack) -> bool:
+        """Whether members may leave a pack of which that is known.
+
+        It waits for nothing but its turn, or it runs. From one of another submission none may where
+        a job waits for its Slurm job, which would end without them.
         """
         if self._slurm is None or sister.job_id is None:
             return False
         if sister.attempt and not sister.guests_of:
             return True
-        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
-        is_known = not sister.guests_of or self._dependencies is not None
-        if not is_known or time.monotonic() - self._asked_at > FRESH_S:
-            self._start(self._ask)
-            return False
         if sister.guests_of and any(
             waits_for(text, sister.job_id) for text in self._dependencies or ()
         ):

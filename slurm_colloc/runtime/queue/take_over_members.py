@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.planning.join.same_kind import compute_reason_to_stay
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
@@ -40,8 +40,6 @@ from slurm_colloc.store.pack.member_home import (
     HomeRecord,
     choose_guest_number,
     find_guest,
-    is_guest,
-    name_member,
     read_home,
     write_home,
 )
@@ -219,8 +217,7 @@ class MemberTakeOver:
                 hand_on_requests(source, number, self._pack, there)
             if take_over.accept(str(self._pack), there):
                 self._intake.adopt(there)
-                name = str(name_member(self._pack, self._shown_id, there))
-                self._journal.write("took_over", member=there, name=name, source=source.name)
+                self._journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]
 
     def _forget_gone(self) -> None:
@@ -263,6 +260,9 @@ class MemberTakeOver:
                 most = min(room, share)
             elif not sister.gives:
                 continue
+            if waiting and not self._jobs.knows(sister):
+                # The next look does; until then none goes before it.
+                return
             if waiting and not self._jobs.may_take_from(sister):
                 continue
             room -= self._take_from(sister, waiting, most)

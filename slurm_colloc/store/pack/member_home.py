@@ -13,13 +13,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_colloc.model.member import MemberId
+from slurm_colloc.model.member import GUESTS_FROM, MemberId, is_guest
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.record_files import read_record
-
-GUESTS_FROM = 100_000_000
-"""The first number that is none of a pack's own submission: Slurm's tasks end at 4,000,000."""
 
 _OF_AN_ATTEMPT = 10_000
 _LARGEST = 2**31 - 1
@@ -44,11 +41,6 @@ class HomeRecord:
     created_at: float = 0.0
     submit_directory: str = ""
     submit_host: str = ""
-
-
-def is_guest(number: int) -> bool:
-    """Whether the number of a member in a pack is one of another submission."""
-    return number >= GUESTS_FROM
 
 
 def choose_guest_number(attempt: int, count: int) -> int | None:
