@@ -247,3 +247,42 @@ def kill_one(user: CsubUser, source: random.Random) -> set[str]:
     else:
         administrate(user, "scontrol", "requeue", str(read_slurm_job_id(pack)), check=False)
     return {pack.name}
+
+
+@pytest.mark.long
+def test_members_of_three_arrays_run_once_each_in_whichever_pack_and_runners_are_killed(
+    accounts: tuple[str, ...],
+) -> None:
+    with (
+        running_sandbox(nodes=1, gpus_per_node=2, cpus_per_node=32) as sandbox,
+        user_of(sandbox, accounts[0]) as user,
+    ):
+        (user.home / "runs").mkdir()
+        os.chown(user.home / "runs", user.uid, user.gid)
+        say_room(user, 12)
+        note, end = (t.replace("runs/", "runs/$SLURM_ARRAY_JOB_ID.") for t in (NOTE, END))
+        user.script("quick.sh", f"{note}; sleep 0.$((RANDOM % 8)); {end}")
+        words = (*OPTIONS, "--join", "--requeue", "--array=1-30", "quick.sh")
+        job_ids = [user.submit(*words) for _ in range(3)]
+        killed: set[str] = set()
+        source = random.Random(2)
+        deadline = time.monotonic() + 400
+        while time.monotonic() < deadline:
+            states = {row["state"] for each in job_ids for row in user.members(each).values()}
+            if states == {"COMPLETED"}:
+                break
+            if len(killed) < 6:
+                killed |= kill_one(user, source)
+        assert states == {"COMPLETED"}, [user.describe(each) for each in job_ids]
+        homes: dict[str, set[str]] = {}
+        for job_id in job_ids:
+            assert sorted(user.members(job_id)) == list(range(1, 31))
+            for number in range(1, 31):
+                runs = read_runs(user, f"{job_id}.{number}")
+                starts = [line[2] for line in runs if line[0] == "start"]
+                assert ["end", str(number)] in runs, (job_id, number)
+                assert set(starts[:-1]) <= killed, (job_id, number, runs)
+                homes.setdefault(starts[-1], set()).add(job_id)
+                assert (user.home / f"slurm-{job_id}_{number}.out").exists()
+        # Some ran in the Slurm job of another array.
+        assert any(len(each) > 1 for each in homes.values()), homes

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ class Submission:
                 spec = dataclasses.replace(entry.spec, job=job)
                 members.append(dataclasses.replace(entry, spec=spec))
             first += count
-            values = {
+            values: dict[str, Any] = {
                 "is_array": True,
                 "degree": 8,
                 "request": PackRequest(1, None, 16, host_memory_mb, 600),

@@ -194,10 +194,7 @@ def test_none_leaves_while_a_job_waits_for_the_slurm_job_that_it_came_with(
     two.look()
     assert two.list_guests() == []
     two.first.slurm.dependencies = []
-    monkeypatch.setattr("slurm_colloc.runtime.queue.emptied_jobs.FRESH_S", 0.0)
     two.first.parts[101].take_over._jobs._asked_at = float("-inf")
-    monkeypatch.undo()
-    run_plainly(monkeypatch, two.first.parts[101])
     two.look()
     assert len(two.list_guests()) == 2
 

@@ -43,7 +43,7 @@ class EmptiedJobs:
         self._thread: threading.Thread | None = None
         self._jobs: Mapping[str, SlurmJob] = {}
         self._dependencies: list[str] | None = None
-        self._asks_dependencies = False
+        self._asks_dependencies = self._has_asked_dependencies = False
         self._asked_at = float("-inf")
         self._to_cancel: dict[str, float] = {}
 
@@ -65,7 +65,7 @@ class EmptiedJobs:
         if self._slurm is None or sister.job_id is None or is_plain:
             return True
         self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
-        is_known = not sister.guests_of or self._dependencies is not None
+        is_known = self._has_asked_dependencies or not sister.guests_of
         if is_known and time.monotonic() - self._asked_at <= FRESH_S:
             return True
         self._start(self._ask)
@@ -81,8 +81,9 @@ class EmptiedJobs:
             return False
         if sister.attempt and not sister.guests_of:
             return True
-        if sister.guests_of and any(
-            waits_for(text, sister.job_id) for text in self._dependencies or ()
+        if sister.guests_of and (
+            self._dependencies is None
+            or any(waits_for(text, sister.job_id) for text in self._dependencies)
         ):
             return False
         job = find_job_of(self._jobs, sister.job_id, sister.record.submission)
@@ -108,6 +109,7 @@ class EmptiedJobs:
         asked_at = time.monotonic()
         try:
             if self._asks_dependencies:
+                self._has_asked_dependencies = True
                 self._dependencies = self._slurm.list_dependencies()
             self._jobs = self._slurm.list_jobs()
         except SlurmError as error:

@@ -247,6 +247,7 @@ class MemberTakeOver:
         ]
         sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
+        is_asking = False
         for sister in sisters:
             if room <= 0:
                 return
@@ -260,9 +261,12 @@ class MemberTakeOver:
                 most = min(room, share)
             elif not sister.gives:
                 continue
-            if waiting and not self._jobs.knows(sister):
-                # The next look does; until then none goes before it.
+            if sister.guests_of and is_asking:
+                # Those of its own submission go first.
                 return
+            if waiting and not self._jobs.knows(sister):
+                is_asking = True
+                continue
             if waiting and not self._jobs.may_take_from(sister):
                 continue
             room -= self._take_from(sister, waiting, most)
