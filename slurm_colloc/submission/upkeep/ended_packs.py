@@ -121,7 +121,8 @@ class Ending:
             Whether no member of this pack is on its way to another one any more.
         """
         own, path = self._record.pack_id, str(self._path)
-        for other in self._list_others():
+        sources = self._state.list_sources(own)
+        for other in (*self._list_sisters(), *map(self._state.pack_path, sources)):
             with contextlib.suppress(OSError):
                 for number, taking in take_over.list_leaving(str(other)).items():
                     if taking.taker == own:
@@ -152,14 +153,11 @@ class Ending:
         home = read_home(self._path, number)
         if home is not None:
             return [(self._state.pack_path(home.pack_id), home.number)]
-        return [(path, number) for path in self._list_others()]
+        return [(path, number) for path in self._list_sisters()]
 
-    def _list_others(self) -> list[Path]:
-        """The other packs of the submission, and those of others that it has members of."""
-        ids = [
-            *(each for each in self._state.list_sisters(self._record)),
-            *self._state.list_sources(self._record.pack_id),
-        ]
+    def _list_sisters(self) -> list[Path]:
+        """The other packs of the submission."""
+        ids = self._state.list_sisters(self._record)
         return [self._state.pack_path(each) for each in ids if each != self._record.pack_id]
 
     def _find_end_time(self) -> float | None:
