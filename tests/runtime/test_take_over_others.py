@@ -118,12 +118,12 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (
             OPEN,
             {"group": (("account", "b"), ("partition", "p"))},
-            "its --account is b, not a",
+            "it has --account=b, not a",
         ),
         (
             OPEN,
             {"group": (*GROUP, ("reservation", "r"))},
-            "its --reservation is r, not not given",
+            "it has --reservation=r",
         ),
         (OPEN, {"gpu_type": "h200"}, "its GPU type is h200, not any"),
         (OPEN, {"share": "mps"}, "its --share is mps, not timeslice"),

@@ -33,7 +33,7 @@ def find_difference(own: Asked, other: Asked) -> str:
     ours, theirs = dict(own.group), dict(other.group)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
-            return f"its --{name} is {_show(theirs, name)}, not {_show(ours, name)}"
+            return _tell_option(name, ours.get(name), theirs.get(name))
     if own.group != other.group:
         return "its options for Slurm are others"
     if own.gpu_type != other.gpu_type:
@@ -41,8 +41,11 @@ def find_difference(own: Asked, other: Asked) -> str:
     return ""
 
 
-def _show(group: dict[str, str], name: str) -> str:
-    return (group[name] or "given") if name in group else "not given"
+def _tell_option(name: str, ours: str | None, theirs: str | None) -> str:
+    if theirs is None:
+        return f"it has no --{name}"
+    told = f"it has --{name}={theirs}" if theirs else f"it has --{name}"
+    return told if ours is None else f"{told}, not {ours}"
 
 
 def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
