@@ -6,12 +6,16 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_colloc.model.member import MemberId, SlurmJobState, is_guest
+from slurm_colloc.model.job import ArrayTask
+from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Policy
+from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.runtime.outcome.send_mail import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
 from slurm_colloc.store.pack import take_over
 from slurm_colloc.store.pack.emptied_pack import read_emptied
@@ -35,9 +39,9 @@ class Two:
         self.taker = self.first.path(101)
         self.home = self.second.path(101)
 
-    def submit(self, *counts: int, policy: Policy = OPEN, **record: object) -> None:
+    def submit(self, *counts: int, policy: Policy = OPEN, **record: Any) -> None:
         values = {"one_script": True, "submit_directory": "/work/other", **record}
-        self.second.submit(*counts, policy=policy, **values)  # type: ignore[arg-type]
+        self.second.submit(*counts, policy=policy, **values)
 
     def begin(self, monkeypatch: pytest.MonkeyPatch, room: int = 6) -> list[int]:
         parts = self.first.begin(101)
@@ -264,3 +268,33 @@ def test_a_pack_of_another_submission_that_knows_that_it_is_full_gives(
     two.look()
     assert two.list_guests() == [MemberId("9", 3)]
     two.second.slurm.show("9_101", SlurmJobState.COMPLETED)
+
+
+def test_one_mail_tells_of_the_whole_array_wherever_its_tasks_run(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = MailRequest(("ALL", "END", "FAIL"))
+    two.submit(
+        2,
+        1,
+        change=lambda job: dataclasses.replace(
+            job, mail=request, array_task=ArrayTask(job.number, 3, 1, 3, 1)
+        ),
+    )
+    two.begin(monkeypatch)
+    two.second.begin(102)
+    two.look()
+    parts = two.first.parts[101]
+    sent: list[Mail] = []
+    monkeypatch.setattr(parts.mails._outbox, "put", sent.append)
+    guests = [parts.members.by_number[n] for n in parts.members.by_number if is_guest(n)]
+    assert len(guests) == 2
+    (two.second.path(102) / "members" / "0003" / "cancelled").touch()
+    for count, member in enumerate(guests):
+        assert len(sent) == 0, count
+        parts.states.write(member, MemberState.RUNNING, starts=1, started_at=1.0)
+        parts.states.write_end(member, MemberState.COMPLETED, ExitCode(), "")
+    (mail,) = sent
+    assert "Array Summary Job_id=9_*" in mail.subject
+    assert mail.environment["SLURM_ARRAY_JOB_ID"] == "9"
+    assert mail.environment["SLURM_COLLOC_MEMBER"] == "9/2"
