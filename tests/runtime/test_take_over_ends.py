@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.errors import NotFound
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.report.member_survey import (
     MOVING,
@@ -19,10 +20,13 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_home import HomeRecord, choose_guest_number, write_home
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.store.pack_reading import build_takers_path
+from slurm_colloc.store.remove_packs import remove_pack, remove_remains
 from slurm_colloc.submission.packs.call_batches import Batch
 from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.upkeep import resubmit_members
@@ -296,3 +300,33 @@ def test_one_of_another_submission_is_shown_once_under_its_own_name(
         "9/1",
         "9/2",
     ]
+
+
+def test_who_cancels_a_slurm_job_does_not_mean_members_of_another_submission(
+    submission: Submission, other: Submission, again: list[tuple[str, list[int]]]
+) -> None:
+    submission.submit(2)
+    other.submit(3)
+    begin_attempt(submission.path(101), 1)
+    places = decide_guests(submission, other, 1, 2, 3)
+    write_held(other.path(101), 3)
+    settle(submission, 101, SlurmJobState.CANCELLED)
+    assert again == [("s.101", places[:2])]
+    assert submission.state.list_open() == ["t.101"]
+
+
+def test_what_tells_where_members_are_goes_with_the_packs(
+    submission: Submission, other: Submission
+) -> None:
+    submission.submit(1)
+    other.submit(1)
+    decide_guests(submission, other, 1)
+    state = submission.state
+    takers = build_takers_path(state.root, "9", state.cluster)
+    for pack_id, is_there in (("t.101", True), ("s.101", False)):
+        assert state.list_takers("9") == ["s.101"]
+        remove_pack(state, pack_id)
+        remove_remains(state)
+        assert takers.exists() is is_there
+    with pytest.raises(NotFound):
+        state.find_packs("9")

@@ -18,7 +18,7 @@ from slurm_colloc.cli.change.ask_runner import (
 )
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -114,7 +114,10 @@ def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_t
         # Joining needs this lock, so no member joins between the look and scancel; so does
         # taking over.
         with hold_lock(path / "lock", LOCK_WAIT_S):
-            if not only_these or len(list_members(path)) == len(view.members):
+            known = {member.place for member in view.members}
+            come = [number for number in list_members(path) if number not in known]
+            # One that has joined ends with the pack; one of another submission does not.
+            if not come or not (only_these or any(map(is_guest, come))):
                 with problems.noted(view.job_id), being_cancelled(path):
                     session.slurm.cancel(view.job_id)
                 return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.end_causes import RESUBMISSIONS
-from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.member import MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
@@ -100,8 +100,10 @@ class Ending:
             is_moving = self._is_moving()
             is_leaving = not self._finish_take_overs()
             never = [] if self._record.carried else list_never_started(self._path)
-            held = [] if self._last is SlurmJobState.CANCELLED else list_held(self._path)
+            held = list_held(self._path)
             never = [number for number in never if number not in held]
+            if self._last is SlurmJobState.CANCELLED:
+                held = []
             never = self._cancel_asked(never)
             notes: list[str] = []
             is_done = True
@@ -217,7 +219,8 @@ class Ending:
     def _find_obstacle(self, never: Sequence[int]) -> str | None:
         """Why they are not submitted again; '' if they are, None if that is not expected."""
         if self._last is SlurmJobState.CANCELLED:
-            return None
+            # Who cancelled this Slurm job did not mean members of another submission.
+            return self._find_reason_in_options(never) if all(map(is_guest, never)) else None
         if self._last is SlurmJobState.COMPLETED:
             # What came by itself after its runner had ended was never refused.
             if all(take_over.find_taker(str(self._path), number) for number in never):
