@@ -6,15 +6,20 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from slurm_colloc.cli.change import cancel_and_requeue
+from slurm_colloc.cli.change.ask_runner import Problems
+from slurm_colloc.cli.look.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
 from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.report.why_line import explain_why
 from slurm_colloc.runtime.outcome.send_mail import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
 from slurm_colloc.store.pack import take_over
@@ -25,6 +30,9 @@ from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
 
 from .submission_bed import GROUP, Submission, run_plainly
+
+if TYPE_CHECKING:
+    from slurm_colloc.cli.session import Session
 
 OPEN = Policy(join="auto")
 
@@ -298,3 +306,55 @@ def test_one_mail_tells_of_the_whole_array_wherever_its_tasks_run(
     assert "Array Summary Job_id=9_*" in mail.subject
     assert mail.environment["SLURM_ARRAY_JOB_ID"] == "9"
     assert mail.environment["SLURM_COLLOC_MEMBER"] == "9/2"
+
+
+def tell_why(two: Two) -> list[str]:
+    """What csub why says of each member of the second submission."""
+    slurm = SimpleNamespace(read_job=lambda _job_id: {})
+    state = two.second.state
+    session = cast("Session", SimpleNamespace(state=state, slurm=slurm, unreachable=None))
+    (view,) = survey_packs(two.second.state, ["t.101"], two.first.slurm.jobs)
+    inquiry = Inquiry(session)
+    return [explain_why(view, member, inquiry.find_facts(view, member)) for member in view.members]
+
+
+@pytest.mark.parametrize(
+    ("policy", "group", "said"),
+    [
+        (OPEN, GROUP, ""),
+        (
+            OPEN,
+            (("account", "b"), ("partition", "p")),
+            "; does not start in the pack of 7, which runs the same script: it has --account=b",
+        ),
+        (Policy(), (("account", "b"), ("partition", "p")), ""),
+    ],
+)
+def test_csub_why_says_what_keeps_it_from_a_pack_of_the_same_script(
+    two: Two,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: Policy,
+    group: tuple[tuple[str, str], ...],
+    said: str,
+) -> None:
+    two.submit(1, policy=policy, group=group)
+    two.begin(monkeypatch)
+    (told,) = tell_why(two)
+    assert told.startswith("9/1 PENDING: ")
+    assert said in told
+    assert ("does not start in the pack" in told) == bool(said)
+
+
+def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_just_come(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.submit(1)
+    two.begin(monkeypatch)
+    (view,) = survey_packs(two.first.state, ["s.101"], two.first.slurm.jobs)
+    two.look()
+    assert two.list_guests() == [MemberId("9", 1)]
+    session = cast("Session", SimpleNamespace(state=two.first.state, slurm=two.first.slurm))
+    monkeypatch.setattr(cancel_and_requeue, "wake_runner", lambda *_arguments: None)
+    cancel_and_requeue._cancel_pack(session, view, Problems(), only_these=False)
+    assert ("cancel", "7_101") not in two.first.slurm.done
+    assert [request.number for request in list_requests(two.taker)] == [1, 2]
