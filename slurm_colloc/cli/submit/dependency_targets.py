@@ -110,18 +110,20 @@ class DependencyTargets:
         if condition.kind == AFTERCORR and job.array_task is not None:
             return [self._pair(known, job.number, text)]
         kind = "afterok" if condition.kind == AFTERCORR else condition.kind
-        if self._has_left(known) and kind in MEMBER_KINDS and not plus:
-            # Some of its members run in other submissions' jobs, of which its own tells nothing.
-            names = (f"{known}/{number}" for number in sorted(self._find_numbers(known)))
-            return [Condition(kind, name) for name in names]
         slurm_jobs = self._find_slurm_jobs(known)
-        if len(slurm_jobs) > 1 and (is_any or kind == "afternotok"):
+        has_left = self._has_left(known) and kind in MEMBER_KINDS and not plus
+        if (len(slurm_jobs) > 1 or has_left) and (is_any or kind == "afternotok"):
             said = "`?`" if is_any else kind
+            count = len(slurm_jobs)
+            which = f"became {count} Slurm jobs" if count > 1 else "has members in other Slurm jobs"
             raise UsageProblem(
-                f"--dependency={text}: {known} became {len(slurm_jobs)} Slurm jobs, of which "
-                f"{said} cannot be said together",
+                f"--dependency={text}: {known} {which}, of which {said} cannot be said together",
                 hint=f"name its members, as in {kind}:{known}/{min(self._find_numbers(known))}",
             )
+        if has_left:
+            # Its own Slurm job tells nothing of members that run in those of others.
+            names = (f"{known}/{number}" for number in sorted(self._find_numbers(known)))
+            return [Condition(kind, name) for name in names]
         ids = slurm_jobs or (known,)
         return [Condition(kind, f"{slurm_id}{plus}{delay}") for slurm_id in ids]
 
