@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.selection import Choice
+from slurm_colloc.cli.selection import Choice, is_of_job
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
-from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState, is_guest
+from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal
 from slurm_colloc.settings import Settings, load_settings
@@ -271,7 +271,7 @@ class Session:
             raise damaged[0]
         takers = self.state.list_takers(selection.job)
         listed = [
-            (view, [m for m in view.members if _is_of(m, selection.job, view, takers)])
+            (view, [m for m in view.members if is_of_job(m, selection.job, view, takers)])
             for view in views
         ]
         packs = {
@@ -338,16 +338,6 @@ class Session:
             self._note_once(f"{member.member} was submitted again as {found[0][1].member}")
             view, member = found[0]
         return view, member
-
-
-def _is_of(member: MemberView, job: str, view: PackView, takers: Sequence[str]) -> bool:
-    """Whether a member is of the job that was named, or only in a pack of it or with members of it.
-
-    A job's id may be that of a part of a submission, after whose first its members are named.
-    """
-    if view.record.pack_id in takers or is_guest(member.place):
-        return member.member.job == job
-    return True
 
 
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:

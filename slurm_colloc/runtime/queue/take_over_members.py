@@ -14,28 +14,26 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberId, is_guest
-from slurm_colloc.planning.join.same_kind import compute_reason_to_stay
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.alike_packs import AlikePacks
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
+from slurm_colloc.runtime.queue.fitting_members import FittingMembers
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
-    explain_difference,
     list_waiting_here,
     may_take_over,
     read_sister,
 )
-from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.emptied_pack import empty_pack, is_being_cancelled, read_emptied
-from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_home import (
     HomeRecord,
     choose_guest_number,
@@ -43,19 +41,13 @@ from slurm_colloc.store.pack.member_home import (
     read_home,
     write_home,
 )
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.pack_directory import (
-    read_common_script,
     read_ended,
-    read_moved,
-    read_slurm_job_id,
-    read_spec,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import (
     hand_on_requests,
-    is_cancel_asked,
-    list_dependents,
 )
 
 LOOK_EVERY_S = 1.0
@@ -109,7 +101,8 @@ class MemberTakeOver:
         self._attempt = attempt
         self._state = state
         self._members = members
-        self._time_left = time_left
+        self._fitting = FittingMembers(record, members, time_left)
+        self._alike = AlikePacks(pack, record, state, journal)
         self._waiting = waiting
         self._is_refused = is_refused
         self._intake = intake
@@ -120,7 +113,6 @@ class MemberTakeOver:
         self._decided: dict[tuple[Path, int], int] = {}
         self._taken: dict[str, int] = {}
         self._guests = 0
-        self._apart: set[str] = set()
         self._has_looked_back = False
         self._look_at = 0.0
 
@@ -243,7 +235,7 @@ class MemberTakeOver:
         found = [read_sister(self._state, path, self._record) for path in self._list_sisters()]
         found += [
             read_sister(self._state, path, self._record, job_id)
-            for path, job_id in self._list_alike()
+            for path, job_id in self._alike.find()
         ]
         sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
@@ -271,39 +263,13 @@ class MemberTakeOver:
                 continue
             room -= self._take_from(sister, waiting, most)
 
-    def _list_alike(self) -> list[tuple[Path, str]]:
-        """Open packs of other submissions whose members may start here, each with its id."""
-        if compute_reason_to_stay(self._record.policy, self._record.group):
-            return []
-        apart = self._apart | {self._pack.name, *self._state.list_sisters(self._record)}
-        script: bytes | None = None
-        found = []
-        for name in self._state.list_open():
-            path = self._state.pack_path(name)
-            with contextlib.suppress(StateError, OSError):
-                record = None if name in apart else self._state.read_pack(name)
-                if record is None or not (job_id := read_slurm_job_id(path) or ""):
-                    continue
-                script = script or read_common_script(self._pack, self._record)
-                if script is None:
-                    return []
-                # None of that changes any more.
-                if read_common_script(path, record) != script:
-                    self._apart.add(name)
-                elif reason := explain_difference(self._record, record):
-                    self._apart.add(name)
-                    self._journal.write("not_alike", pack=name, job=job_id, reason=reason)
-                else:
-                    found.append((path, record.shown_id or job_id.partition("_")[0]))
-        return found
-
     def _take_from(self, sister: SisterPack, waiting: list[int], most: int) -> int:
         """Take up to so many of those that wait in another pack; how many that were."""
         count = 0
         with self._both_open(sister) as may:
             if not may:
                 return 0
-            fits = self._choose(sister, waiting)
+            fits = self._fitting.choose(sister, waiting)
             for number in fits:
                 if count >= most:
                     break
@@ -363,51 +329,3 @@ class MemberTakeOver:
                 and not is_being_cancelled(sister.path)
                 and not is_being_cancelled(self._pack)
             )
-
-    def _choose(self, sister: SisterPack, waiting: list[int]) -> Iterator[int]:
-        """Those of them that could start here now, each counted into what is left."""
-        free = sorted(place.wanted for place in self._members.places if place.occupant is None)
-        left_mb = self._find_host_memory_left_mb()
-        asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
-        for number in waiting:
-            is_known = not sister.guests_of and number in self._members.by_number
-            if number in asked_for or is_known:
-                continue
-            try:
-                spec = read_spec(sister.path, number)
-                record = read_state(sister.path, number, sister.attempt)
-                is_kept = is_held(sister.path, number) or bool(read_moved(sister.path, number))
-            except StateError:
-                # It is told of where it is taken in.
-                continue
-            needed_mb = spec.plan.host_memory_mb
-            place = next((wanted for wanted in free if wanted >= spec.plan.cpus), None)
-            if (
-                place is None
-                or is_kept
-                or spec.job.depends
-                or (record is not None and (record.starts or record.is_final))
-                or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
-                or not self._has_time(spec.job.time_limit_s)
-                or is_cancel_asked([(sister.path, number)])
-            ):
-                continue
-            free.remove(place)
-            if left_mb is not None and needed_mb is not None:
-                left_mb -= needed_mb
-            yield number
-
-    def _has_time(self, wanted_s: int | None) -> bool:
-        left_s = self._time_left.left_s
-        if left_s is None:
-            return True
-        return wanted_s is not None and wanted_s + END_MARGIN_S <= left_s
-
-    def _find_host_memory_left_mb(self) -> int | None:
-        """What members that have not ended leave; None where the pack asked for no amount."""
-        assert self._record.request is not None
-        total_mb = self._record.request.host_memory_mb
-        if total_mb is None:
-            return None
-        members = self._members.by_number.values()
-        return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)

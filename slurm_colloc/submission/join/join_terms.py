@@ -16,11 +16,7 @@ from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import (
-    merge_policies,
-    plan_pending_join,
-    settle_bound,
-)
+from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
 from slurm_colloc.planning.join.same_kind import compute_contradiction
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
