@@ -259,10 +259,8 @@ class MeasuredDegree:
         )
         if reason:
             return reason
-        drifting = self._drift.find([m for m in running if m.paused_at is None])
-        if drifting is None:
-            return ""
-        return f"the rate of member {tell_number(drifting.number)} has changed"
+        one = self._drift.find([m for m in running if m.paused_at is None])
+        return "" if one is None else f"the rate of member {tell_number(one.number)} has changed"
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)
