@@ -20,6 +20,7 @@ from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.why_line import explain_why
+from slurm_colloc.runtime.attempt import leave_out_absent
 from slurm_colloc.runtime.outcome.send_mail import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
 from slurm_colloc.store.pack import take_over
@@ -358,3 +359,16 @@ def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_
     cancel_and_requeue._cancel_pack(session, view, Problems(), only_these=False)
     assert ("cancel", "7_101") not in two.first.slurm.done
     assert [request.number for request in list_requests(two.taker)] == [1, 2]
+
+
+def test_places_of_members_that_have_left_stay_for_others(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.submit(3, closed="", degree=3)
+    record = two.second.state.read_pack("t.101")
+    assert record is not None
+    two.begin(monkeypatch, room=1)
+    two.first.look(101)
+    left = list_members(two.home)
+    assert 0 < len(left) < 3
+    assert leave_out_absent(two.home, record).degree == 3
