@@ -140,14 +140,9 @@ def is_guest(number: int) -> bool:
     return number >= GUESTS_FROM
 
 
-def tell_number(number: int, name: str = "") -> str:
-    """A member of a pack in a sentence about that pack: `3`, or its whole name where that is known.
-
-    Args:
-        number: Its number in the pack.
-        name: Its name; empty where that is not known.
-    """
-    return (name or "of another submission") if is_guest(number) else str(number)
+def tell_number(number: int) -> str:
+    """A member of a pack in a sentence about that pack, which knows its number there alone."""
+    return "of another submission" if is_guest(number) else str(number)
 
 
 LAST = "last"

@@ -9,9 +9,9 @@ import pytest
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import FINAL_STATES, MemberState
-from slurm_colloc.report.state_meanings import CAUSES, HELD, MEANINGS, explain_word
-from slurm_colloc.report.waiting_reasons import REASONS, describe_reason, find_reason
 from slurm_colloc.report.why_line import describe_request, read_start
+from slurm_colloc.report.words.state_meanings import CAUSES, HELD, MEANINGS, explain_word
+from slurm_colloc.report.words.waiting_reasons import REASONS, describe_reason, find_reason
 
 
 @pytest.mark.parametrize("state", MemberState)
@@ -94,7 +94,7 @@ def test_slurms_reasons_in_words(text: str, words: str) -> None:
 
 def test_a_reason_of_a_later_release_is_shown_as_it_is() -> None:
     assert describe_reason("MoonPhase") == "Slurm's reason is MoonPhase"
-    with pytest.raises(UsageProblem, match="'MoonPhase' is no member, no state and no reason"):
+    with pytest.raises(UsageProblem, match="'MoonPhase' is no member, state, reason or word"):
         explain_word("MoonPhase")
     with pytest.raises(UsageProblem, match=re.escape("did you mean Resources?")):
         explain_word("resource")

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from slurm_colloc.cli.look.report_command import render_csv
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import build_summary
 
-from .generated import Truth, make_gpu_rows, make_pack
+from .generated import Truth, make_gpu_rows, make_pack, render_report
 
 
 def make_gpu(length_s: float, utilization: Callable[[float], float | None]) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def test_of_a_member_that_was_alone_first_that_time_is_split(tmp_path: Path) -> 
     text = " ".join(render_report(summary, 140).split())
     assert "Time: 4711/1 waited 30 % of its time for data, at least 20 % for the host" in text
     assert "had a kernel running for 50 % (alone for 1 min 2" in text
-    assert "member 2: host and device unknown: less than 20 s of settled steps alone" in text
+    assert "4711/2: host and device unknown: less than 20 s of settled steps alone" in text
     first, second = csv.DictReader(io.StringIO(render_csv([(summary, None)])))
     assert float(first["device_share"]) == one["device"]
     assert (second["host_share"], second["device_share"]) == ("", "")

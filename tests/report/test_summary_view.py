@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.cli.look.report_command import render_csv
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 from slurm_colloc.report.terminal_tables import Column, build_table, format_span, render
 
-from .generated import Truth, make_pack
+from .generated import Truth, make_pack, render_report
 
 HOSTILE = ["\x1b]0;owned\x07\x1b[31mred", "[bold red]name[/] :smile:", "=HYPERLINK(1)\r\n\u202eexe"]
 
@@ -119,10 +118,10 @@ def test_who_told_the_peaks_of_gpu_memory_is_said(tmp_path: Path) -> None:
     ]
     found = build_summary(make_pack(tmp_path, truths), tmp_path)
     text = " ".join(render_report(found, 200).split())
-    assert "peaks by PyTorch's allocator: member 1; by NVML's readings: members 2, 3" in text
+    assert "peaks by PyTorch's allocator: 4711/1; by NVML's readings: 4711/2-3" in text
     assert "6804 MB" in text
     alone = " ".join(render_report(found, 200, {2}).split())
-    assert "peaks by NVML's readings: member 2" in alone
+    assert "peaks by NVML's readings: 4711/2" in alone
     assert "allocator" not in alone
     rows = list(csv.DictReader(io.StringIO(render_csv([(found, None)]))))
     assert [row["gpu_memory_by"] for row in rows] == ["allocator", "nvml", "nvml"]

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,8 +36,9 @@ def report(
         list[str] | None,
         typer.Argument(
             help="4711 for a submission, 4711/3 or 4711/2-5,8 for members, last for the newest "
-            "submission, all for every member that is kept, also those that have ended.",
-            metavar="[ID]...",
+            "submission, all for every member that is kept, also those that have ended. A name "
+            "that ends in .html is the file that --html writes.",
+            metavar="[ID]... [FILE.html]",
             show_default=False,
         ),
     ] = None,
@@ -49,6 +50,18 @@ def report(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a line for each member, with commas.")
     ] = False,
+    as_html: Annotated[
+        bool,
+        typer.Option(
+            "--html", help="Write a page with the time line, as FILE.html or csub-report-ID.html."
+        ),
+    ] = False,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open that page in a browser; implies --html.")
+    ] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Tell all figures: STP, ANTT, energy, the GPU's use.")
+    ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
     ] = None,
@@ -58,28 +71,53 @@ def report(
         raise typer.Exit(write_report(write))
     if as_json and as_csv:
         raise UsageProblem("--json and --csv exclude each other")
-    choice = Choice.parse(targets or (), state, name, ended=True)
+    as_html = as_html or opened
+    if as_html and (as_json or as_csv):
+        raise UsageProblem("--html excludes --json and --csv")
+    ids, file = _split_targets(targets or (), as_html=as_html)
+    choice = Choice.parse(ids, state, name, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
     found = []
+    sources = []
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             found.append((_summarise(session.state, view), _choose_numbers(view, members)))
+            sources.append((session.state.pack_path(view.record.pack_id), *found[-1]))
+    if as_html:
+        from slurm_colloc.cli.look.report_page import write_page
+
+        write_page(sources, file, opens=opened)
+        tell_problems(session)
+        return
     if as_json:
-        say(json.dumps([_narrow(summary, numbers) for summary, numbers in found]))
+        say(json.dumps(_tell_all(found)))
     elif as_csv:
         say(render_csv(found))
     else:
-        from slurm_colloc.report.report_view import render_report
+        from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width
 
         width, styled = choose_width(), sys.stdout.isatty()
-        parts = [
-            render_report(summary, width, numbers, styled=styled) for summary, numbers in found
-        ]
-        say("\n".join(parts), styled=styled)
+        say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
     tell_problems(session)
+
+
+def _split_targets(words: Sequence[str], *, as_html: bool) -> tuple[list[str], str | None]:
+    """Ids, and the file of the page: no id ends in .html."""
+    files = [word for word in words if word.lower().endswith((".html", ".htm"))]
+    if files and not as_html:
+        raise UsageProblem(
+            f"{files[0]!r} is the name of a page", hint="csub report --html writes one"
+        )
+    if len(files) > 1:
+        raise UsageProblem(
+            f"one page is written, not {len(files)}: {', '.join(map(repr, files))}",
+            hint="give one name that ends in .html",
+        )
+    ids = [word for word in words if word not in files]
+    return ids, files[0] if files else None
 
 
 def _summarise(state: StateReader, view: PackView) -> dict[str, Any]:
@@ -96,6 +134,22 @@ def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int]
     if len(members) == len(view.members):
         return None
     return frozenset(member.place for member in members)
+
+
+def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
+    """The summaries for programs, each with the first sentence on its submission."""
+    from slurm_colloc.report.headline import tell_headline
+    from slurm_colloc.report.report_view import choose_ids, group_submissions
+
+    headlines = {
+        id(summary): tell_headline([other for other, _ in own], choose_ids(own))
+        for own in group_submissions(found)
+        for summary, _ in own
+    }
+    return [
+        {"headline": headlines[id(summary)], **_narrow(summary, numbers)}
+        for summary, numbers in found
+    ]
 
 
 def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:
