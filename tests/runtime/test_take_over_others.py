@@ -16,7 +16,7 @@ from slurm_colloc.cli.change.ask_runner import Problems
 from slurm_colloc.cli.look.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
 from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
-from slurm_colloc.model.plan import Goal, Policy
+from slurm_colloc.model.plan import Goal, Policy, SharingMode
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.why_line import explain_why
@@ -153,6 +153,11 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             "it runs 2 of its jobs at a time (--array=...%)",
         ),
         (OPEN, {"request": None}, "it runs alone"),
+        (
+            OPEN,
+            {"mode": SharingMode.MIG},
+            "MIG instances are made for the members of one submission",
+        ),
         (OPEN, {"cluster": "there"}, "its cluster is there, not here"),
         (dataclasses.replace(OPEN, pack_size=9), {}, "its limits of sharing are others"),
     ],

@@ -88,6 +88,8 @@ def explain_difference(own: PackRecord, other: PackRecord) -> str:
     """
     if other.request is None or other.carried or other.local:
         return "it runs alone"
+    if SharingMode.MIG in (own.mode, other.mode):
+        return "MIG instances are made for the members of one submission"
     if own.cluster != other.cluster:
         return f"its cluster is {other.cluster}, not {own.cluster}"
     return (
