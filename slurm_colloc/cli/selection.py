@@ -5,10 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection
+from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection, is_guest
 from slurm_colloc.model.parameters import Parameters, format_parameters, meets, parse_condition
+
+if TYPE_CHECKING:
+    from slurm_colloc.report.member_views import MemberView, PackView
 
 # squeue(1), JOB STATE CODES.
 _SHORT = {
@@ -119,3 +123,13 @@ class Choice:
         words += [f"--name={self.name}"] if self.name else []
         words += [f"--where {format_parameters((condition,))}" for condition in self.where]
         return " ".join(words)
+
+
+def is_of_job(member: MemberView, job: str, view: PackView, takers: Sequence[str]) -> bool:
+    """Whether a member is of the job that was named, or only in a pack of it or with members of it.
+
+    A job's id may be that of a part of a submission, after whose first its members are named.
+    """
+    if view.record.pack_id in takers or is_guest(member.place):
+        return member.member.job == job
+    return True

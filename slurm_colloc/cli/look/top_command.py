@@ -69,7 +69,7 @@ def _tell_nothing(session: Session) -> str:
 def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
     """The running packs by id, each with the members that were named."""
     return {
-        view.record.pack_id: frozenset(member.member.number for member in members)
+        view.record.pack_id: frozenset(member.place for member in members)
         for view, members in session.survey(choice, follow_all=False)
         if any(member.state is MemberState.RUNNING for member in view.members) and members
     }
@@ -219,10 +219,10 @@ def _build_rows(
     readings = members if isinstance(members, dict) else {}
     rows: list[tuple[str, ...]] = []
     for member in view.members:
-        reading = readings.get(str(member.member.number))
+        reading = readings.get(str(member.place))
         if not isinstance(reading, dict):
             continue
-        if numbers is not None and member.member.number not in numbers:
+        if numbers is not None and member.place not in numbers:
             continue
         steps = reading.get("steps")
         age_s = reading.get("last_step_age_s")

@@ -145,13 +145,13 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
     """Try the members of each submission again; the names of the new ones."""
     found = session.survey(request.choice)
     wanted: dict[str, set[int]] = {}
-    for view, members in found:
+    for _, members in found:
         for member in members:
-            wanted.setdefault(view.shown_id, set()).add(member.member.number)
+            wanted.setdefault(member.member.job, set()).add(member.member.number)
     for job_id, numbers in wanted.items():
         views = [view for view, _ in session.survey([Selection(job_id)], follow_all=False)]
         _refuse_elsewhere(session, views)
-        chosen = _choose(views, numbers, request)
+        chosen = _choose(views, job_id, numbers, request)
         if chosen:
             yield from _retry(session, request, job_id, views, chosen)
 
@@ -172,14 +172,15 @@ def _refuse_elsewhere(session: Session, views: Sequence[PackView]) -> None:
 
 
 def _choose(
-    views: Sequence[PackView], numbers: set[int], request: RetryRequest
+    views: Sequence[PackView], job_id: str, numbers: set[int], request: RetryRequest
 ) -> list[tuple[PackView, MemberView]]:
     """The members to try again: of each the last try, where that ended as is asked for."""
     last: dict[str, tuple[PackView, MemberView]] = {}
     tries: dict[str, set[int]] = {}
     for view in views:
         for member in view.members:
-            if member.state is MemberState.REQUEUED:
+            # Another submission's pack may have members of this one among its own.
+            if member.state is MemberState.REQUEUED or member.member.job != job_id:
                 continue
             first = member.retry_of or str(member.member)
             tries.setdefault(first, set()).add(member.member.number)
@@ -208,10 +209,10 @@ def _retry(
 ) -> list[str]:
     is_dry = request.options.flag("dry-run")
     if not is_dry:
-        _close_to_joiners(session, views)
+        _close_to_joiners(session, [view for view in views if view.shown_id == job_id])
         # Once more: a job may have joined until a moment ago.
         views = [view for view, _ in session.survey([Selection(job_id)], follow_all=False)]
-    number = max(m.member.number for view in views for m in view.members)
+    number = max(m.member.number for view in views for m in view.members if m.member.job == job_id)
     candidates, names, missing = [], {}, []
     for view, member in chosen:
         number += 1
@@ -232,7 +233,8 @@ def _retry(
     if is_dry:
         say(render_jobs(call))
         return list(names)
-    policy = views[0].record.policy or choose_policy(call, session.settings)
+    own = [view for view in views if view.shown_id == job_id]
+    policy = own[0].record.policy or choose_policy(call, session.settings)
 
     def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
         if request.options.flag("json"):
@@ -281,7 +283,7 @@ def _build(
     """A member's job, to be submitted again; None where its environment is not kept any more."""
     path = session.state.pack_path(view.record.pack_id)
     if environment is None:
-        environment = read_stored_environment(path, member.member.number)
+        environment = read_stored_environment(path, member.files.number)
     if environment is None:
         return None
     old = member.spec.job
@@ -295,7 +297,7 @@ def _build(
         slurm_dependency="",
         group=tuple(pair for pair in old.group if pair[0] not in SERVED),
     )
-    script = read_stored_script(path, member.member.number)
+    script = read_stored_script(path, member.files.number)
     return Candidate(change_job(job, request.options.givens), script, environment)
 
 

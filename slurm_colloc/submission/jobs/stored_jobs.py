@@ -67,13 +67,17 @@ def read_stored_script(pack: Path, number: int) -> bytes:
         return path.read_bytes()
 
 
-def read_stored_job(pack: Path, spec: MemberSpec) -> Candidate:
+def read_stored_job(pack: Path, number: int, spec: MemberSpec) -> Candidate:
     """A member's job with its script and environment.
+
+    Args:
+        pack: The pack's directory.
+        number: The number of the member's directory there.
+        spec: What it runs.
 
     Raises:
         StateError: One of them cannot be read.
     """
-    number = spec.job.number
     environment = read_stored_environment(pack, number)
     if environment is None:
         path = pack / "members" / format_number(number) / "env"
