@@ -22,6 +22,7 @@ from slurm_colloc.report.summary.gpu_memory_peaks import (
     choose_highest,
 )
 from slurm_colloc.report.summary.member_figures import Figures, count_up
+from slurm_colloc.report.summary.member_identity import build_identity
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.solo_rates import FAMILY, PROFILE, SoloRate
@@ -46,6 +47,7 @@ def build_member(
         "name": view.name,
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
+        **build_identity(run.view, view),
         "started_at": min((stay.begin for stay in member.stays), default=None),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
         "stopped_s": member.stopped_s,

@@ -1,0 +1,40 @@
+"""Members as CSV, harmless in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, Kind
+from slurm_colloc.report.data.data_rows import Chosen, build_member_rows
+from slurm_colloc.report.summary.member_identity import format_time
+
+# What a spreadsheet takes for the beginning of a formula; the wide ones in East Asian settings.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def render_csv(found: Chosen) -> str:
+    """Members as CSV with a head; what is unknown is empty, times are ISO 8601 in UTC.
+
+    A text that a spreadsheet would take for a formula gets a `'` before it.
+
+    Args:
+        found: Summaries, and the numbers of the members of each to show; None for all.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.name for column in MEMBER_COLUMNS])
+    for row in build_member_rows(found):
+        writer.writerow([_write(row[column.name], column.kind) for column in MEMBER_COLUMNS])
+    return file.getvalue()
+
+
+def _write(value: Any, kind: Kind) -> Any:
+    if value is None:
+        return ""
+    if kind is Kind.TIME:
+        return format_time(value) or ""
+    if isinstance(value, str) and value.lstrip().startswith(_FORMULA):
+        return f"'{value}"
+    return value
