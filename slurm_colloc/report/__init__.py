@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
-if TYPE_CHECKING:
-    from slurm_colloc.report.data.pack_frames import PackFrames, load_packs
-
-__all__ = ["PackFrames", "load_packs"]
+__all__ = ["PackFrames", "load_packs"]  # noqa: F822 - see below
 
 
 def __getattr__(name: str) -> Any:
     # csub loads this package at each start, and these with what they need only for data.
     if name in __all__:
-        from slurm_colloc.report.data import pack_frames
-
-        return getattr(pack_frames, name)
+        return getattr(importlib.import_module("slurm_colloc.report.data.pack_frames"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
