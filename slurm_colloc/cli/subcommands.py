@@ -10,6 +10,7 @@ from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, choose
 from slurm_colloc.cli.change.calibrate_gpu import calibrate
 from slurm_colloc.cli.look import queue_and_history
+from slurm_colloc.cli.look.compare_command import compare
 from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
 from slurm_colloc.cli.look.report_command import report
@@ -175,6 +176,7 @@ app.command()(queue_and_history.why)
 app.command()(queue_and_history.explain)
 app.command()(queue_and_history.logs)
 app.command()(report)
+app.command()(compare)
 app.command()(top)
 app.add_typer(profile)
 app.command(context_settings={"allow_interspersed_args": False})(shell)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["PackFrames", "load_packs"]  # noqa: F822 - see below
+__all__ = ["PackFrames", "load_packs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,11 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
     "why": (("why", "4711"), ("why", "4712")),
     "explain": (("explain", "4711/1", "4712/1"), ("explain", EVIL)),
     "logs": (("logs", "4711/1"), ("logs", "4711"), ("logs", "4712/1", "4712/1")),
-    "report": (("report", "4711"), ("report", "4712"), ("report", "4711", "--csv")),
+    "report": (
+        ("report", "4711"), ("report", "4712"), ("report", "4711", "--csv"),
+        ("report", "--since=99w"), ("report", "--since=99w", "--csv"), ("report", "--by", EVIL),
+    ),
+    "compare": (("compare", "4711", "4712"), ("compare", "4711/1", EVIL)),
     "top": (("top", "--once"), ("top", "--once", "--name", EVIL)),
     "profile": (
         ("profile", "list"), ("profile", "show", EVIL), ("profile", "show", "no\x1b[1m"),

@@ -39,6 +39,16 @@ def report(
     state: States = "",
     name: Name = "",
     *,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="AGE", help="Sums over packs that have ended within this time: 7d."
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="WHAT", help="Sums by script (the default), user, gpu, mode."),
+    ] = "",
     user: User = "",
     as_json: Json = False,
     as_csv: Annotated[
@@ -60,6 +70,15 @@ def report(
     kinds = {"--json": as_json, "--csv": as_csv, "--parquet": parquet is not None}
     if len(asked := [name for name, is_asked in kinds.items() if is_asked]) > 1:
         raise UsageProblem(f"{' and '.join(asked)} exclude each other")
+    if since or by:
+        if targets or state or name or parquet is not None:
+            raise UsageProblem(
+                "--since and --by are about all packs: they take no id, --state, --name, --parquet"
+            )
+        from slurm_colloc.cli.look.sums_command import show_sums
+
+        show_sums(since, by, user, as_json=as_json, as_csv=as_csv)
+        return
     choice = Choice.parse(targets or (), state, name, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
@@ -82,9 +101,9 @@ def report(
         say(f"{_count(write_parquet(parquet, found))} written to {escape_controls(str(parquet))}")
     else:
         from slurm_colloc.report.report_view import render_report
-        from slurm_colloc.report.terminal_tables import choose_width
+        from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
-        width, styled = choose_width(), sys.stdout.isatty()
+        width, styled = choose_width(), is_styled(sys.stdout)
         parts = [
             render_report(summary, width, numbers, styled=styled) for summary, numbers in found
         ]

@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, Kind
 from slurm_colloc.report.data.data_rows import Chosen, build_member_rows
 from slurm_colloc.report.summary.member_identity import format_time
@@ -31,10 +32,18 @@ def render_csv(found: Chosen) -> str:
 
 
 def _write(value: Any, kind: Kind) -> Any:
+    return write_cell(format_time(value) if kind is Kind.TIME else value)
+
+
+def write_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula and no terminal for an order.
+
+    Args:
+        value: Its value; None is empty.
+    """
     if value is None:
         return ""
-    if kind is Kind.TIME:
-        return format_time(value) or ""
-    if isinstance(value, str) and value.lstrip().startswith(_FORMULA):
-        return f"'{value}"
+    if isinstance(value, str):
+        text = escape_controls(value)
+        return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
     return value
