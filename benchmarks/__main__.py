@@ -35,6 +35,7 @@ from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
+from benchmarks.sums import measure_sums
 from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
@@ -61,6 +62,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "planning" in chosen:
         yield measure_planning()
         yield measure_planning_calls()
+    if "sums" in chosen:
+        yield measure_sums()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -76,7 +79,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "leftovers", "instrument", "planning", *GROUPS]
+    names = ["startup", "hooks", "leftovers", "instrument", "planning", "sums", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
