@@ -34,7 +34,10 @@ EVIL = "x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 SHOWN = r"x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 
 TRIED: dict[str, Sequence[Sequence[str]]] = {
-    "queue": (("queue",), ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL)),
+    "queue": (
+        ("queue", "--all", "--format", "%i %j %o %R"), ("queue", "-o", EVIL), ("queue",),
+        ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL),
+    ),
     "history": (("history", "--since=99w"), ("history", "4711")),
     "show": (("show", "4711"), ("show", "4711/1"), ("show", "4711/9"), ("show", EVIL)),
     "why": (("why", "4711"), ("why", "4712")),
@@ -255,7 +258,9 @@ def test_only_one_place_writes_for_people() -> None:
         # The question, after a table that `say` has written.
         ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("queue_and_history", "print_logs"),
+        ("member_logs", "print_logs"),
+        # A page of lines that were harmless before.
+        ("live_screen", "_write"),
     }
 
 
