@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.terminal_tables import (
@@ -15,6 +19,7 @@ from slurm_colloc.report.terminal_tables import (
     format_figure,
     format_mb_figure,
     format_share,
+    format_slowdown,
     render,
 )
 
@@ -24,40 +29,89 @@ if TYPE_CHECKING:
 WIDE = 110
 """From this width on there are more columns."""
 _NOTES_MOST = 12
+_WORDS_SHOWN = "SLOWDOWN"
 
 _Member = dict[str, Any]
 
 
-def render_report(
-    summary: Summary, width: int, chosen: Collection[int] | None = None, *, styled: bool = False
+Found = tuple[Summary, Collection[int] | None]
+"""A summary, and the numbers of the members to show; None for all of its pack."""
+
+
+def render_reports(
+    found: Sequence[Found], width: int, *, detail: bool = False, styled: bool = False
 ) -> str:
-    """A pack's report.
+    """The reports on some packs: those of one submission are one.
 
     Args:
-        summary: Its summary.
+        found: The packs' summaries.
         width: Columns of the terminal.
-        chosen: The members to show; None for all.
+        detail: Tell all figures of each pack, too.
         styled: Heads may be bold.
     """
-    members = _choose(summary, chosen)
+    return "\n".join(
+        _render_submission(own, width, detail=detail, styled=styled)
+        for own in group_submissions(found)
+    )
+
+
+def group_submissions(found: Sequence[Found]) -> list[list[Found]]:
+    """The packs of each submission together, in the order in which they came."""
+    groups: dict[str, list[Found]] = {}
+    for summary, numbers in found:
+        # A summary of an older csub has none.
+        job = summary.get("submission") or str(summary["job"] or summary["pack_id"])
+        groups.setdefault(job, []).append((summary, numbers))
+    return list(groups.values())
+
+
+def choose_ids(found: Sequence[Found]) -> list[str] | None:
+    """The ids of the members that are shown; None for all of their packs."""
+    if all(numbers is None for _, numbers in found):
+        return None
+    return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
+
+
+def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styled: bool) -> str:
+    summaries, chosen = [summary for summary, _ in found], choose_ids(found)
+    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
     columns, rows = _build_rows(members, width)
-    parts: list[RenderableType] = [build_lines(_build_head(summary)), ""]
+    parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
-    shown = None if chosen is None else members
-    lines = [
-        *build_sentences(summary, shown),
-        *_build_unknown(summary, members, of_pack=shown is None),
-    ]
-    parts.append(build_lines(lines))
+    notes = [("Note", advice.say()) for advice in list_advice(summaries, chosen)]
+    if detail:
+        parts.append(build_lines(notes))
+        for summary, numbers in found:
+            parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
+        return render(parts, width, styled=styled)
+    job = str(members[0]["id"]).partition("/")[0] if members else summaries[0]["job"]
+    hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
+    parts.append(build_lines([*notes, ("More", hint)]))
     return render(parts, width, styled=styled)
+
+
+def _build_text(text: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text(escape_controls(text), style="bold")
+
+
+def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
+    """All that is told of a pack beside its table, as labelled sentences."""
+    members = _choose(summary, chosen)
+    return [
+        *build_sentences(summary, None if chosen is None else members),
+        *_build_unknown(summary, members, of_pack=chosen is None),
+    ]
 
 
 def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
     return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
 
 
-def _build_head(summary: Summary) -> list[tuple[str, str]]:
+def list_setup(summary: Summary) -> list[tuple[str, str]]:
+    """Where a pack ran and how its GPU was shared, as labelled sentences."""
     gpu, setup = summary["gpu"], summary["setup"]
     where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
     job = summary["job"] or summary["pack_id"]
@@ -90,14 +144,31 @@ def _build_rows(
         _choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
     )
     wide = width >= WIDE
+    calls = show_arguments([member.get("arguments") or () for member in members])
+    arguments = {id(member): text for member, text in zip(members, calls, strict=True)}
+    # Arguments tell members apart that have one name.
+    named = not any(calls) or len({member["name"] for member in members}) > 1
     table: list[tuple[Column, Callable[[_Member], str], bool]] = [
         (Column("MEMBER", is_number=False), lambda m: str(m["id"]), True),
-        (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), True),
+        (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), named),
+        (
+            Column("ARGUMENTS", is_number=False, gives_way=True),
+            lambda m: arguments[id(m)],
+            any(calls),
+        ),
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
-        (Column("STEPS"), lambda m: _format_count(m["steps"]), wide),
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
-        (Column("SAMPLES/S"), lambda m: _format_rate(m, "samples"), wide),
-        (Column("SLOW-\nDOWN"), lambda m: format_figure(m["slowdown"]), True),
+        (
+            Column("ALONE"),
+            lambda m: format_figure((m["solo"] or {}).get("steps_per_s")),
+            wide,
+        ),
+        (
+            Column("SAMPLES/S"),
+            lambda m: _format_rate(m, "samples"),
+            wide and any(m["rate"]["samples_per_s"] is not None for m in members),
+        ),
+        (Column("SLOW-\nDOWN"), lambda m: format_slowdown(m["slowdown"]), True),
         # A summary of an older csub has none.
         (
             Column("PRE-\nDICTED"),
@@ -143,15 +214,11 @@ def _format_part(
 
 
 def _format_prediction(value: float | None) -> str:
-    return "" if value is None else format_figure(value)
+    return "" if value is None else format_slowdown(value)
 
 
 def _format_rate(member: _Member, of: str) -> str:
     return format_figure(member["rate"][f"{of}_per_s"])
-
-
-def _format_count(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
 
 
 def _build_unknown(

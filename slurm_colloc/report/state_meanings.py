@@ -17,6 +17,7 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
+from slurm_colloc.report.report_words import WORDS, find_word
 from slurm_colloc.report.waiting_reasons import REASONS, Reason, find_reason
 from slurm_colloc.report.why_line import Facts, explain_why
 
@@ -216,7 +217,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
 
 
 def explain_word(text: str) -> str:
-    """What a state, the class of an end or one of Slurm's reasons means.
+    """What a state, the class of an end, a word of a report or one of Slurm's reasons means.
 
     Raises:
         UsageProblem: It is none of these.
@@ -230,15 +231,19 @@ def explain_word(text: str) -> str:
     names = {name.lower(): name for name in REASONS}
     name = names.get(text.lower(), text)
     reason = find_reason(name)
+    word = find_word(text) if reason is None else None
+    if word is not None:
+        return f"{word[0]}\n  Means:     {word[1]}\n"
     if reason is None:
         known = {
             **{state.value.lower(): state.value for state in MemberState},
             **names,
             **{cause.value.lower(): cause.value for cause in EndCause},
+            **{name.lower(): name for name in WORDS},
         }
         near = difflib.get_close_matches(text.lower(), known, n=1)
         raise UsageProblem(
-            f"{text!r} is no member, no state and no reason that csub knows",
+            f"{text!r} is no member, state, reason or word of a report that csub knows",
             hint=f"did you mean {known[near[0]]}?"
             if near
             else "csub queue shows states and reasons, squeue(1) lists all of Slurm's",

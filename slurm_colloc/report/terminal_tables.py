@@ -148,6 +148,11 @@ def format_figure(value: float | None, digits: int = 3) -> str:
     return f"{value:.0f}" if abs(value) >= 1 else f"{value:.{digits + 3}f}"
 
 
+def format_slowdown(value: float | None) -> str:
+    """`1.65`, `12.3`: how many times slower; `unknown` for None."""
+    return UNKNOWN if value is None else f"{value:.2f}" if value < 10 else format_figure(value)
+
+
 def format_share(value: float | None) -> str:
     """`34 %`; `unknown` for None."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"

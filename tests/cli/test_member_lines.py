@@ -82,7 +82,7 @@ def make_sweep(person: Person, *, running: bool = False, members: int = 3) -> Pa
     pack = make_pack(person.state, truths, job_id="L1", running=running,
                      names=["sweep"] * members)  # fmt: skip
     for number in range(1, members + 1):
-        set_arguments(pack, number, "--data", "/d", "--lr", f"0.{number}", EVIL)
+        set_arguments(pack, number, "--data", "/scratch/a/long/path", "--lr", f"0.{number}", EVIL)
     return pack
 
 
@@ -104,13 +104,12 @@ def test_parameters_are_what_programs_take_them_for(
 
 
 def test_what_differs_within_a_submission_tells_members_apart() -> None:
-    same = ("--data", "/d", "--epochs", "3")
-    jobs = [("1", "a.sh", (*same, "--lr", "0.1")), ("1", "a.sh", (*same, "--lr", "0.2", "--amp")),
-            ("1", "b.sh", ("x y",)), ("2", "a.sh", same), ("2", "a.sh", same)]  # fmt: skip
+    same = ("--data", "/scratch/a/long/path/to/data", "--epochs", "3")
+    jobs = [("1", "a.sh", (*same, "--lr", "0.1")), ("1", "a.sh", (*same, "--lr", "0.2")),
+            ("1", "b.sh", ("x y",)), ("2", "a.sh", same)]  # fmt: skip
     assert describe_arguments(jobs) == [
-        "lr=0.1 amp=-", "lr=0.2 amp=true", "'x y'", "--data /d --epochs 3", "--data /d --epochs 3",
+        "... --lr 0.1", "... --lr 0.2", "'x y'", "--data /scratch/a/long/path/to/data --epochs 3",
     ]  # fmt: skip
-    assert describe_arguments([("1", "a", ("1", "2")), ("1", "a", ("1", "3"))]) == ["2", "3"]
 
 
 def test_equal_lines_of_one_submission_become_one() -> None:
@@ -130,10 +129,10 @@ def test_queue_and_history_tell_what_differs(person: Person) -> None:
     for words in (("queue", "--all"), ("history", "L1")):
         shown = person.csub(*words).stdout
         assert "ARGS" in shown.splitlines()[0]
-        assert [re.search(r"lr=0\.\d", line) is not None for line in shown.splitlines()] == [
+        assert [re.search(r"--lr 0\.\d", line) is not None for line in shown.splitlines()] == [
             False, True, True, True,
         ]  # fmt: skip
-        assert "/d" not in shown, "it is the same in all"
+        assert "/scratch" not in shown, "it is the same in all"
         assert "\x1b" not in shown
         assert "members:" not in shown, "a program that reads it gets members alone"
 
@@ -157,7 +156,7 @@ def test_a_format_is_squeues_or_sacct_s(person: Person) -> None:
     assert lines[0] == "   JOBID|NAM|STATE NODELIST"
     assert lines[1] == "    L1/1|swe|COMPLETED node1"
     shown = person.csub("history", "L1", "--format=jobid,State%4,ExitCode,Arguments").stdout
-    assert shown.splitlines()[1].startswith("L1/1|COMP 0:0|--data /d --lr 0.1 ")
+    assert shown.splitlines()[1].startswith("L1/1|COMP 0:0|--data /scratch/a/long/path --lr 0.1 ")
     assert "\\x1b]0;evil\\x07" in shown
     assert person.csub("queue", "--all", "-o", "%i", "--noheader").stdout.split() == [
         "L1/1", "L1/2", "L1/3",

@@ -146,7 +146,7 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
         (pack / "latest.json").write_text("{")
         assert "is damaged" in " ".join(person.csub("top", columns=columns).stdout.split())
         running = person.csub("report", "L1", columns=columns)
-        assert "still running" in running.stdout
+        assert "have run together for" in running.stdout
 
 
 def test_why_says_how_much_slower_than_alone_a_running_member_is(person: Person) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.data.csv_table import render_csv
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
@@ -24,6 +23,7 @@ from slurm_colloc.store.pack.node_setup import Setup, write_setup
 from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
 
 from ..instrument.bed import ROOT, build_environment
+from ..report.generated import render_report
 from ..simgpu.conftest import Simulation
 from ..store.builders import build_member, build_pack
 from ..wait_until import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
+from slurm_colloc.report.report_view import render_reports
+from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt, write_state
@@ -286,3 +288,8 @@ def make_pack(
         )
     )  # fmt: skip
     return path
+
+
+def render_report(summary: Summary, width: int, chosen: Collection[int] | None = None) -> str:
+    """A pack's report with all its figures, as `csub report --detail` prints it."""
+    return render_reports([(summary, chosen)], width, detail=True)

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import Summary, build_summary, summary_path
 from slurm_colloc.store.pack.sample_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table, count_by_program, cut_short, find_window
+from .generated import render_report
 
 pytestmark = pytest.mark.skipif(not H200.exists(), reason="an sdist has no recordings")
 
@@ -207,7 +207,7 @@ def test_the_command_shows_a_recording_that_was_cut_short(tmp_path: Path) -> Non
     summary_path(pack).unlink()
     cut_short(pack, lost_s=10)
     job_id = RECORDED["timeslice"].job_id
-    shown = replay.csub("report", job_id)
+    shown = replay.csub("report", job_id, "--detail")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "could not be read over the whole time" in " ".join(shown.stdout.split())
     (said,) = json.loads(replay.csub("report", job_id, "--json").stdout)

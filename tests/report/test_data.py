@@ -71,7 +71,16 @@ def test_a_summary_of_an_older_csub_is_completed_from_what_the_pack_keeps(tmp_pa
     pack = make_two(tmp_path)
     assert learn_from_pack(pack) == []
     value = json.loads(summary_path(pack).read_text())
-    new = {"script", "arguments", "directory", "node", "gpu_uuids", "mode", "exit_code"}
+    new = {
+        "script",
+        "arguments",
+        "directory",
+        "node",
+        "gpu_uuids",
+        "mode",
+        "exit_code",
+        "exit_signal",
+    }
     for member in value["members"]:
         assert new <= member.keys()
         for name in (*new, "together_slowdown", "stall"):

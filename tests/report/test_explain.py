@@ -94,7 +94,7 @@ def test_slurms_reasons_in_words(text: str, words: str) -> None:
 
 def test_a_reason_of_a_later_release_is_shown_as_it_is() -> None:
     assert describe_reason("MoonPhase") == "Slurm's reason is MoonPhase"
-    with pytest.raises(UsageProblem, match="'MoonPhase' is no member, no state and no reason"):
+    with pytest.raises(UsageProblem, match="'MoonPhase' is no member, state, reason or word"):
         explain_word("MoonPhase")
     with pytest.raises(UsageProblem, match=re.escape("did you mean Resources?")):
         explain_word("resource")

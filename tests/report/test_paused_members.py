@@ -15,7 +15,6 @@ from slurm_colloc.model.degree.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import build_summary
@@ -23,7 +22,7 @@ from slurm_colloc.report.summary.rates_by_pausing import find_briefly_alone_star
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_pauses import NAME, PARKED, append_change
 
-from .generated import T0, Truth, make_gpu_rows, make_pack, write_stops
+from .generated import T0, Truth, make_gpu_rows, make_pack, render_report, write_stops
 
 Windows = list[tuple[float, float]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.report.report_view import render_report
+from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import read_summary
 from slurm_colloc.store.learned.profiles import list_profiles
@@ -22,6 +22,7 @@ from ..gpu.comparison import (
 )
 from ..recordings.recorded import BATCH, H200, NAMES, RECORDED, SHARED
 from ..recordings.replaying import Replay, count_by_program, find_window
+from .generated import render_report
 
 pytestmark = pytest.mark.skipif(not H200.exists(), reason="an sdist has no recordings")
 
@@ -273,6 +274,9 @@ def test_the_command_says_the_same_as_the_summary(replay: Replay, name: str) -> 
     done = replay.csub("report", RECORDED[name].job_id, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (said,) = json.loads(done.stdout)
+    headline = said.pop("headline")
+    assert headline == tell_headline([said])
+    assert replay.csub("report", RECORDED[name].job_id).stdout.startswith(headline[:100])
     assert said == read_summary(replay.packs[name])
     fresh = json.loads(json.dumps(replay.summaries[name]))
     assert {**said, "made_at": 0} == {**fresh, "made_at": 0}

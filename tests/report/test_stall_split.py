@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.data.csv_table import render_csv
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import build_summary
 
-from .generated import Truth, make_gpu_rows, make_pack
+from .generated import Truth, make_gpu_rows, make_pack, render_report
 
 
 def make_gpu(length_s: float, utilization: Callable[[float], float | None]) -> list[dict[str, Any]]:

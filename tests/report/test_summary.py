@@ -12,14 +12,22 @@ import pytest
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_samples import read_samples
 from slurm_colloc.report.summary.pack_summary import build_summary, read_summary, summary_path
 from slurm_colloc.store.learned.profiles import list_profiles
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
-from .generated import T0, UUID, Truth, make_gpu_rows, make_pack, write_samples, write_table
+from .generated import (
+    T0,
+    UUID,
+    Truth,
+    make_gpu_rows,
+    make_pack,
+    render_report,
+    write_samples,
+    write_table,
+)
 
 
 def member_of(summary: dict[str, Any], number: int) -> dict[str, Any]:

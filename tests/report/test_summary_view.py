@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.data.csv_table import render_csv
-from slurm_colloc.report.report_view import render_report
 from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 from slurm_colloc.report.terminal_tables import Column, build_table, format_span, render
 
-from .generated import Truth, make_pack
+from .generated import Truth, make_pack, render_report
 
 HOSTILE = ["\x1b]0;owned\x07\x1b[31mred", "[bold red]name[/] :smile:", "=HYPERLINK(1)\r\n\u202eexe"]
 

@@ -197,8 +197,8 @@ def why(
 def explain(
     targets: Annotated[
         list[str],
-        typer.Argument(help="Members, or a state or reason such as PENDING, Priority.",
-                       metavar="ID|WORD..."),
+        typer.Argument(help="Members, or words: a state or reason such as PENDING, Priority, or "
+                       "a word of csub report such as STP, SLOWDOWN.", metavar="ID|WORD..."),
     ],
     user: User = "",
 ) -> None:  # fmt: skip

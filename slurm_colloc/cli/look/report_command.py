@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         MemberView,
         PackView,
     )
+    from slurm_colloc.report.summary.pack_summary import Summary
 
 
 def report(
@@ -31,8 +33,9 @@ def report(
         list[str] | None,
         typer.Argument(
             help="4711 for a submission, 4711/3 or 4711/2-5,8 for members, last for the newest "
-            "submission, all for every member that is kept, also those that have ended.",
-            metavar="[ID]...",
+            "submission, all for every member that is kept, also those that have ended. A name "
+            "that ends in .html is the file that --html writes.",
+            metavar="[ID]... [FILE.html]",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +63,18 @@ def report(
             "--parquet", metavar="FILE", help="Write a row for each member.", show_default=False
         ),
     ] = None,
+    as_html: Annotated[
+        bool,
+        typer.Option(
+            "--html", help="Write a page with the time line, as FILE.html or csub-report-ID.html."
+        ),
+    ] = False,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open that page in a browser; implies --html.")
+    ] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Tell all figures: STP, ANTT, energy, the GPU's use.")
+    ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
     ] = None,
@@ -67,30 +82,43 @@ def report(
     """Show what members used, how fast they were, and what sharing gained; last by default."""
     if write is not None:
         raise typer.Exit(write_report(write))
-    kinds = {"--json": as_json, "--csv": as_csv, "--parquet": parquet is not None}
+    as_html = as_html or opened
+    kinds = {
+        "--json": as_json, "--csv": as_csv, "--parquet": parquet is not None, "--html": as_html,
+    }  # fmt: skip
     if len(asked := [name for name, is_asked in kinds.items() if is_asked]) > 1:
         raise UsageProblem(f"{' and '.join(asked)} exclude each other")
     if since or by:
-        if targets or state or name or parquet is not None:
+        if targets or state or name or parquet is not None or as_html or detail:
             raise UsageProblem(
-                "--since and --by are about all packs: they take no id, --state, --name, --parquet"
+                "--since and --by are about all packs",
+                hint="they go with --user, --json and --csv alone",
             )
         from slurm_colloc.cli.look.sums_command import show_sums
 
         show_sums(since, by, user, as_json=as_json, as_csv=as_csv)
         return
-    choice = Choice.parse(targets or (), state, name, ended=True)
+    ids, file = _split_targets(targets or (), as_html=as_html)
+    choice = Choice.parse(ids, state, name, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
     from slurm_colloc.report.summary.stored_summary import find_summary
 
     found = []
+    sources = []
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             found.append((find_summary(session.state, view), _choose_numbers(view, members)))
+            sources.append((session.state.pack_path(view.record.pack_id), *found[-1]))
+    if as_html:
+        from slurm_colloc.cli.look.report_page import write_page
+
+        write_page(sources, file, opens=opened)
+        tell_problems(session)
+        return
     if as_json:
-        say(json.dumps([_narrow(summary, numbers) for summary, numbers in found]))
+        say(json.dumps(_tell_all(found)))
     elif as_csv:
         from slurm_colloc.report.data.csv_table import render_csv
 
@@ -100,15 +128,28 @@ def report(
 
         say(f"{_count(write_parquet(parquet, found))} written to {escape_controls(str(parquet))}")
     else:
-        from slurm_colloc.report.report_view import render_report
+        from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         width, styled = choose_width(), is_styled(sys.stdout)
-        parts = [
-            render_report(summary, width, numbers, styled=styled) for summary, numbers in found
-        ]
-        say("\n".join(parts), styled=styled)
+        say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
     tell_problems(session)
+
+
+def _split_targets(words: Sequence[str], *, as_html: bool) -> tuple[list[str], str | None]:
+    """Ids, and the file of the page: no id ends in .html."""
+    files = [word for word in words if word.lower().endswith((".html", ".htm"))]
+    if files and not as_html:
+        raise UsageProblem(
+            f"{files[0]!r} is the name of a page", hint="csub report --html writes one"
+        )
+    if len(files) > 1:
+        raise UsageProblem(
+            f"one page is written, not {len(files)}: {', '.join(map(repr, files))}",
+            hint="give one name that ends in .html",
+        )
+    ids = [word for word in words if word not in files]
+    return ids, files[0] if files else None
 
 
 def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int] | None:
@@ -116,6 +157,22 @@ def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int]
     if len(members) == len(view.members):
         return None
     return frozenset(member.member.number for member in members)
+
+
+def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
+    """The summaries for programs, each with the first sentence on its submission."""
+    from slurm_colloc.report.headline import tell_headline
+    from slurm_colloc.report.report_view import choose_ids, group_submissions
+
+    headlines = {
+        id(summary): tell_headline([other for other, _ in own], choose_ids(own))
+        for own in group_submissions(found)
+        for summary, _ in own
+    }
+    return [
+        {"headline": headlines[id(summary)], **_narrow(summary, numbers)}
+        for summary, numbers in found
+    ]
 
 
 def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:

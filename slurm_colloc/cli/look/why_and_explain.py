@@ -20,6 +20,7 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
+from slurm_colloc.report.report_words import find_word
 from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import Facts, explain_why
@@ -157,7 +158,8 @@ def explain(session: Session, targets: Sequence[str]) -> tuple[str, list[CollocE
 
 
 def _explain_target(session: Session, inquiry: Inquiry, target: str) -> list[str]:
-    if not _MAY_BE_MEMBERS.fullmatch(target):
+    # A word such as STEPS/S has the slash of a member's id.
+    if find_word(target) is not None or not _MAY_BE_MEMBERS.fullmatch(target):
         return [explain_word(target)]
     return [
         explain_member(view, member, inquiry.find_facts(view, member))

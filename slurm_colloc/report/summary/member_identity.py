@@ -18,7 +18,7 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
         member: It.
     """
     record = member.record
-    code = record.exit_code if record is not None else None
+    code = record.exit_code if record is not None and member.is_final else None
     use = record.gpu if record is not None else None
     found: dict[str, Any] = {"script": None, "arguments": None, "directory": None}
     with contextlib.suppress(StateError):
@@ -33,7 +33,8 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
         "node": record.node if record is not None else None,
         "gpu_uuids": list(use.uuids) if use is not None else [],
         "mode": view.mode_of(member),
-        "exit_code": None if code is None else {"code": code.code, "signal": code.signal},
+        "exit_code": None if code is None else code.code,
+        "exit_signal": None if code is None else code.signal,
     }
 
 

@@ -16,6 +16,7 @@ from slurm_colloc.metrics.rates import (
 from slurm_colloc.metrics.series import measure_windows
 from slurm_colloc.metrics.stalls import Stall
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.summary.gpu_memory_peaks import (
     CONTEXT_ASSUMED_MB,
     GpuMemoryPeak,
@@ -45,11 +46,13 @@ def build_member(
         "member": member.number,
         "id": str(view.member),
         "name": view.name,
+        **_build_request(run, view),
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
         **build_identity(run.view, view),
         "started_at": min((stay.begin for stay in member.stays), default=None),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
+        "joined_at": view.spec.joined_at or None,
         "stopped_s": member.stopped_s,
         "starts": max(len(member.starts), record.starts if record is not None else 0),
         "steps": _as_int(figures.steps),
@@ -69,6 +72,22 @@ def build_member(
         "stall": _build_stall(figures.stall),
         "interference": _build_interference(figures.interference),
         "notes": [note for note in notes if note],
+    }
+
+
+def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
+    """What was asked for it."""
+    job, policy = view.spec.job, run.view.record.policy
+    return {
+        "request": {
+            "cpus": job.cpus,
+            "gpus": job.gpus,
+            "host_memory_mb": job.host_memory_mb,
+            "gpu_memory_mb": job.gpu_memory_mb,
+            "time_limit_s": job.time_limit_s,
+        },
+        "accepted_slowdown": job.max_slowdown
+        or (None if policy is None else policy.slowdown_bound),
     }
 
 

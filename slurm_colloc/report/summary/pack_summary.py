@@ -67,6 +67,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "pack_id": run.view.record.pack_id,
         "attempt": run.view.attempt,
         "job": run.view.job_id or None,
+        "submission": run.view.shown_id or None,
         "name": run.view.record.name,
         "node": run.setup.node if run.setup is not None else None,
         "made_at": time.time(),

@@ -1,0 +1,285 @@
+"""What a user can do about what a report shows: each note with its act; pure.
+
+A note stands here only where somebody can act; what is merely worth knowing is told by `--detail`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.sbatch.arrays import format_task_runs
+from slurm_colloc.model.sbatch.quantities import format_mb
+from slurm_colloc.report.headline import (
+    compute_gain,
+    count_room,
+    find_over_bound,
+    is_never_on_gpu,
+)
+from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
+
+Member = dict[str, Any]
+Summary = dict[str, Any]
+
+_WAIT_LEAST = 0.3
+"""Waiting for data for less of the time is left alone."""
+_MEMORY_TIMES = 4.0
+_MEMORY_LEAST_MB = 2048.0
+"""So much more host memory than was used, and so many times as much, are worth a note."""
+_MARGIN = 1.25
+_BUSY, _FEW = 0.85, 0.35
+"""The GPU looks busy by its utilization, and few of its processors work."""
+_LONG_S = 60.0
+_GAIN_LEAST = 1.03
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A note on which somebody can act.
+
+    Attributes:
+        members: The ids of whom it is; empty for the whole submission.
+        finding: What was seen, with its number, as a clause without a subject where it is of
+            members.
+        act: What to do, as a clause.
+    """
+
+    members: tuple[str, ...]
+    finding: str
+    act: str
+
+    def say(self) -> str:
+        """`54/2 waited for data 52 % of its time: give its DataLoader more workers`."""
+        return f"{self.describe()}: {self.act}"
+
+    def describe(self) -> str:
+        """Whom it is about and what was seen, without the act."""
+        who = name_members(self.members)
+        return f"{who}{' ' if who else ''}{self.finding}"
+
+
+def name_members(ids: Sequence[str]) -> str:
+    """`54/1-4,7`, as csub takes it; of several submissions with commas between."""
+    numbers: dict[str, list[int]] = {}
+    for name in ids:
+        job, _, number = name.partition("/")
+        numbers.setdefault(job, []).append(int(number))
+    return ", ".join(f"{job}/{format_task_runs(sorted(own))}" for job, own in numbers.items())
+
+
+def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = None) -> list[Advice]:
+    """All notes on the packs of a submission, the weightiest first.
+
+    Args:
+        summaries: Their summaries.
+        chosen: The ids of the members to tell of, of which alone it is; None for all.
+    """
+    grouped: dict[tuple[str, str], list[tuple[str, float | None]]] = {}
+    for rule in _OF_MEMBERS:
+        for summary in summaries:
+            for member in summary["members"]:
+                if chosen is not None and member["id"] not in chosen:
+                    continue
+                for finding, share, act in rule(summary, member):
+                    grouped.setdefault((finding, act), []).append((member["id"], share))
+    found = [_join(finding, act, own) for (finding, act), own in grouped.items()]
+    found += _ask_for_less(
+        m for s in summaries for m in s["members"] if chosen is None or m["id"] in chosen
+    )
+    if chosen is None:
+        found += [Advice((), *told) for rule in _OF_ALL for told in rule(summaries)]
+    return found
+
+
+def _join(finding: str, act: str, own: Sequence[tuple[str, float | None]]) -> Advice:
+    """The same note on several members, with the range of its shares."""
+    shares = [share for _, share in own if share is not None]
+    low, high = (f"{100 * edge(shares, default=0.0):.0f}" for edge in (min, max))
+    text = f"{low} %" if low == high else f"{low} to {high} %"
+    return Advice(tuple(name for name, _ in own), finding.replace("{share}", text), act)
+
+
+_Told = Iterator[tuple[str, float | None, str]]
+"""What was seen, the share that stands for `{share}` in it, and what to do."""
+_ToldOfAll = Iterator[tuple[str, str]]
+
+
+def _ended_badly(_summary: Summary, member: Member) -> _Told:
+    if member["cause"] == EndCause.CUDA_OUT_OF_MEMORY.value:
+        yield "ran out of GPU memory", None, "csub --gpu-mem=SIZE SCRIPT keeps as much free for it"
+    elif member["state"] == MemberState.OUT_OF_MEMORY.value:
+        asked = (member.get("request") or {}).get("host_memory_mb")
+        had = f" ({format_mb(asked)})" if asked else ""
+        yield f"ran out of host memory{had}", None, "submit it again with a larger --mem"
+    elif member["state"] == MemberState.TIMEOUT.value:
+        yield "reached its time limit", None, "submit it again with a longer --time"
+    elif member["state"] == MemberState.FAILED.value:
+        job = member["id"]
+        yield "failed", None, f"csub why {job} says how, csub logs {job} what it wrote"
+    elif member["state"] in (MemberState.PREEMPTED.value, MemberState.NODE_FAIL.value):
+        yield "did not get to its end", None, "with csub --requeue it would have started again"
+    elif member["state"] == MemberState.LOST.value:
+        yield "got lost with its runner", None, f"csub explain {member['id']} says what is known"
+
+
+def _never_on_gpu(summary: Summary, member: Member) -> _Told:
+    if member["started_at"] is not None and is_never_on_gpu(summary, member):
+        yield (
+            "never used the GPU",
+            None,
+            "let it check torch.cuda.is_available(); without --gres it would start sooner",
+        )
+
+
+def _waits_for_data(_summary: Summary, member: Member) -> _Told:
+    wait = member["stall"]["data"]
+    if wait is None or wait < _WAIT_LEAST:
+        return
+    cpus, used = (member.get("request") or {}).get("cpus"), member["cpu_cores"]
+    act = "give the DataLoader more workers (num_workers), or make its data cheaper to prepare"
+    if cpus and used is not None and used >= 0.85 * cpus:
+        act = (
+            f"the {'CPU is' if cpus == 1 else f'{cpus} CPUs are'} busy, so ask for more "
+            f"(--cpus-per-task={2 * cpus}) and give the DataLoader as many workers"
+        )
+    yield "waited for data {share} of the time", wait, act
+
+
+def _ask_for_less(members: Iterable[Member]) -> Iterator[Advice]:
+    """What has asked for the same memory needs as much as the one that used most."""
+    groups: dict[float, list[Member]] = {}
+    for member in members:
+        asked = (member.get("request") or {}).get("host_memory_mb")
+        if asked and member["host_memory_peak_mb"] and member["state"] in _WHOLE_RUN:
+            groups.setdefault(asked, []).append(member)
+    for asked, own in groups.items():
+        used = max(member["host_memory_peak_mb"] for member in own)
+        if asked < _MEMORY_TIMES * used or asked - used < _MEMORY_LEAST_MB:
+            continue
+        enough_mb = max(1024, math.ceil(used * _MARGIN / 1024) * 1024)
+        yield Advice(
+            tuple(member["id"] for member in own),
+            f"asked for {format_mb(int(asked))} of host memory, {asked / used:.0f} times the "
+            f"{format_mb_figure(used)} that were used",
+            f"--mem={format_mb(enough_mb)} is enough, and more jobs fit on the node",
+        )
+
+
+_WHOLE_RUN = (MemberState.COMPLETED.value, MemberState.RUNNING.value, MemberState.TIMEOUT.value)
+
+
+def _counts_no_steps(summary: Summary, member: Member) -> _Told:
+    if member["started_at"] is None or member["steps"] is not None or not _was_watched(summary):
+        return
+    end = member["ended_at"] or summary["window"]["to"]
+    if end - member["started_at"] < _LONG_S:
+        return
+    yield (
+        "reported no steps, so how fast it trained is unknown",
+        None,
+        "--progress-regex finds them in its output, or it calls slurm_colloc.progress",
+    )
+
+
+def _too_short(summary: Summary, member: Member) -> _Told:
+    if member["steps"] and member["rate"]["steps_per_s"] is None and summary["final"]:
+        yield (
+            "ran too short for a rate",
+            None,
+            "one is known from about 20 s of training on",
+        )
+
+
+def _no_rate_alone(summary: Summary, member: Member) -> _Told:
+    if (
+        summary["pack"]["overlap_s"] > 0
+        and member["rate"]["steps_per_s"] is not None
+        and member["solo"] is None
+    ):
+        yield (
+            "had no known rate alone, so what sharing cost is unknown",
+            None,
+            "csub probe SCRIPT ARGUMENTS measures it in a few minutes",
+        )
+
+
+def _over_bound(_summary: Summary, member: Member) -> _Told:
+    if find_over_bound([member]):
+        bound = format_figure(member["accepted_slowdown"])
+        yield (
+            f"ran more than the accepted {bound} times slower than alone",
+            None,
+            "fewer at a time (--degree=N) make each faster, --max-slowdown accepts more",
+        )
+
+
+def _was_watched(summary: Summary) -> bool:
+    coverage = summary["coverage"]
+    return coverage is not None and not coverage["not_watched"]
+
+
+def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
+    serial_s, shared_s = compute_gain(summaries)
+    shared = any(summary["pack"]["overlap_s"] > 0 for summary in summaries)
+    if serial_s is not None and shared and serial_s < shared_s / _GAIN_LEAST:
+        yield (
+            "Together they took longer than one after the other",
+            "csub --share=exclusive runs each alone",
+        )
+
+
+def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
+    room = count_room(summaries)
+    if room and all(summary["final"] for summary in summaries):
+        most = max(summary["pack"]["members_most"] for summary in summaries)
+        each = f"--degree={most + room}" if len(summaries) == 1 else "a larger --degree"
+        yield (
+            f"{room} more would have fitted on the GPU",
+            f"submit more of them in one call, or allow more at a time ({each})",
+        )
+
+
+def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:
+    """Of several packs the one that looks busiest."""
+    worst: tuple[float, float] | None = None
+    for summary in summaries:
+        use = summary["gpu_use"]
+        utilization, sm = use.get("utilization"), use.get("sm_active")
+        if utilization is None or sm is None:
+            continue
+        pair = (utilization["mean"], sm["mean"])
+        if pair[0] >= _BUSY and pair[1] <= _FEW and (worst is None or pair > worst):
+            worst = pair
+    if worst is not None and not count_room(summaries):
+        seen, worked = map(format_share, worst)
+        yield (
+            f"The GPU's utilization was {seen}, but only {worked} of its processors (SM) worked",
+            "there is room for others: csub --array, csub pack, or larger batches",
+        )
+
+
+def _fell_back(summaries: Sequence[Summary]) -> _ToldOfAll:
+    reasons = [
+        setup["reason"]
+        for setup in (summary["setup"] for summary in summaries)
+        if setup is not None and setup["mode"] == "timeslice" and setup["reason"]
+        and setup["asked"].startswith(("auto", "mps"))
+    ]  # fmt: skip
+    if reasons:
+        yield (
+            f"The GPU was shared by time slices, for MPS could not be had ({reasons[0]})",
+            "csub doctor says what stands in its way",
+        )
+
+
+_OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
+    _never_on_gpu, _ended_badly, _over_bound, _waits_for_data, _counts_no_steps, _too_short,
+    _no_rate_alone
+)  # fmt: skip
+_OF_ALL: tuple[Callable[[Sequence[Summary]], _ToldOfAll], ...] = (
+    _did_not_pay, _fell_back, _has_room, _looks_busy,
+)  # fmt: skip

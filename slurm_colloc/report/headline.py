@@ -1,0 +1,342 @@
+"""The first sentence of a report, the same in the terminal, the page, the mail and JSON; pure.
+
+The gain is defined once: the time that the jobs would have taken one after the other, over the
+time for which their packs had a GPU (`serial_s` over `shared_s`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
+
+Member = dict[str, Any]
+"""A member's part of a summary."""
+
+_EVEN = 1.03
+"""A gain or a slowdown of less is none."""
+_ALIKE = 1.1
+"""Slowdowns that differ by less are told by their mean."""
+_COVERAGE_LEAST = 0.9
+_NAMED_MOST = 3
+_SHORT_S = 60.0
+"""Where a rate is unknown although steps were counted, a shorter run is why."""
+_GPU_USED_MB = 1.0
+
+_ENDS = {
+    MemberState.FAILED.value: "failed",
+    MemberState.OUT_OF_MEMORY.value: "ran out of host memory",
+    MemberState.TIMEOUT.value: "reached the time limit",
+    MemberState.CANCELLED.value: "cancelled",
+    MemberState.PREEMPTED.value: "preempted",
+    MemberState.NODE_FAIL.value: "lost with its node",
+    MemberState.LOST.value: "lost",
+}
+BAD_STATES = frozenset(_ENDS)
+"""States of members that did not end well."""
+
+
+def tell_headline(
+    summaries: Sequence[dict[str, Any]], chosen: Collection[str] | None = None
+) -> str:
+    """What happened, whether sharing paid, and what it cost.
+
+    Args:
+        summaries: The summaries of the packs of one submission, at least one.
+        chosen: The ids of the members it is to tell of, `4711/3`; None for all.
+
+    Returns:
+        One sentence or a few, plain text. Nothing in it comes from a user.
+    """
+    members = [m for summary in summaries for m in summary["members"]]
+    if chosen is not None:
+        members = [member for member in members if member["id"] in chosen]
+    ran = [member for member in members if member["started_at"] is not None]
+    if not ran:
+        return _tell_not_started(members)
+    final = all(summary["final"] for summary in summaries)
+    if chosen is not None:
+        first = _tell_chosen(summaries, ran, final=final)
+    elif len(ran) == 1:
+        first = _tell_one(summaries, ran[0], final=final)
+    else:
+        first = _tell_several(summaries, ran, final=final)
+    parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
+    parts += [_tell_ends(members), _tell_restarts(ran), _tell_unused(summaries, ran)]
+    parts.append(_tell_coverage(summaries))
+    return " ".join(part for part in parts if part)
+
+
+def name_jobs(members: Sequence[Member]) -> str:
+    """`trainings` where steps were counted of each, else `jobs`; singular for one."""
+    word = "training" if all(member["steps"] for member in members) else "job"
+    return word if len(members) == 1 else f"{word}s"
+
+
+def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
+    """The time that all would have taken one after the other, and the time that they took.
+
+    Returns:
+        Seconds; the first is None where it is unknown of a pack.
+    """
+    packs = [summary["pack"] for summary in summaries if summary["window"] is not None]
+    serial = [pack["serial_s"] for pack in packs]
+    shared_s = sum(pack["shared_s"] or 0.0 for pack in packs)
+    return (None if None in serial else sum(serial)), shared_s
+
+
+def is_never_on_gpu(summary: dict[str, Any], member: Member) -> bool:
+    """Whether a member had a GPU, and was looked at, and never had memory on it."""
+    peak = (member["gpu_memory_mb"] or {}).get("peak")
+    return summary["gpu"]["uuid"] is not None and peak is not None and peak < _GPU_USED_MB
+
+
+def find_over_bound(members: Sequence[Member]) -> list[Member]:
+    """Those that were slower than was accepted for them; a summary of an older csub knows none."""
+    return [
+        member
+        for member in members
+        if member["slowdown"] is not None
+        and member.get("accepted_slowdown") is not None
+        and member["slowdown"] > member["accepted_slowdown"] * 1.005
+    ]
+
+
+def _tell_not_started(members: Sequence[Member]) -> str:
+    count = len(members)
+    ended = [m for m in members if m["state"] in _ENDS]
+    if ended and len(ended) == count:
+        who = "The job" if count == 1 else f"None of the {count} jobs"
+        told = "never started" if count == 1 else "was ever started"
+        return f"{who} {told}. {_tell_ends(members)}"
+    if count == 1:
+        return "The job has not started yet."
+    return f"None of the {count} jobs has started yet."
+
+
+def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: bool) -> str:
+    summary = next(s for s in summaries if member in s["members"])
+    window = summary["window"]
+    noun = name_jobs([member])
+    span = format_span(window["to"] - window["from"]) if window else "a moment"
+    gpu = summary["gpu"]
+    without = gpu["uuid"] is None and gpu["model"] is None
+    where = " without a GPU" if without else f" on its {gpu['model'] or 'GPU'}"
+    verb, so_far = ("ran", "") if final else ("has run", " so far")
+    text = f"1 {noun} {verb} alone{where} for {span}{so_far}"
+    rate = member["rate"]["steps_per_s"]
+    if rate is not None:
+        text += f", at {format_figure(rate)} steps/s"
+    elif member["steps"] and window and window["to"] - window["from"] < _SHORT_S and final:
+        text += ", too short to measure how fast it was"
+    sm = summary["gpu_use"].get("sm_active")
+    if sm is not None and not without:
+        text += f", and kept {format_share(sm['mean'])} of the GPU's processors busy"
+    return f"{text}."
+
+
+def _tell_several(
+    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+) -> str:
+    packs = [summary for summary in summaries if summary["window"] is not None]
+    overlap = any(summary["pack"]["overlap_s"] > 0 for summary in packs)
+    serial_s, shared_s = compute_gain(packs)
+    most = sum(summary["pack"]["members_most"] for summary in packs)
+    who = f"{len(ran)} {name_jobs(ran)}"
+    if len(packs) > 1:
+        who += f" in {len(packs)} packs"
+    elif overlap and most < len(ran):
+        who += f", at most {most} at a time,"
+    gpu_time = " of GPU time" if len(packs) > 1 else ""
+    if not overlap:
+        told = "ran" if final else "have run"
+        return f"{who} {told} one at a time, for {format_span(shared_s)}{gpu_time} in all."
+    together = "" if len(packs) > 1 else " together"
+    if final:
+        text = f"{who}{together} took {format_span(shared_s)}{gpu_time}"
+    else:
+        text = f"{who} have run{together} for {format_span(shared_s)}{gpu_time} so far"
+    if serial_s is None:
+        text += "; how long they take one after the other is not known"
+    else:
+        instead = " instead of" if final else ", for work of"
+        text += f"{instead} {format_span(serial_s)} one after the other"
+        text += f" ({_tell_gain(serial_s, shared_s)})"
+    cost = _tell_cost(ran)
+    return f"{text}; {cost}." if cost else f"{text}."
+
+
+def _tell_gain(serial_s: float, shared_s: float) -> str:
+    if shared_s <= 0 or serial_s <= 0:
+        return "no gain"
+    gain = serial_s / shared_s
+    if gain >= _EVEN:
+        return f"{_round(gain)} times faster"
+    if gain > 1 / _EVEN:
+        return "no gain"
+    return f"{_round(1 / gain)} times slower: sharing did not pay"
+
+
+def _round(value: float) -> str:
+    """Two digits that are seen to differ from 1."""
+    return f"{value:.1f}" if value >= 1.95 else f"{value:.2f}"
+
+
+def _tell_cost(members: Sequence[Member]) -> str:
+    """How much slower than alone they were, and whether that was accepted."""
+    slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
+    if not slowdowns:
+        return ""
+    low, high = min(slowdowns), max(slowdowns)
+    who = "each" if len(slowdowns) == len(members) else f"the {len(slowdowns)} that are known"
+    if high < _EVEN:
+        return f"{who} ran as fast as alone"
+    if high / low <= _ALIKE and low >= _EVEN:
+        mean = sum(slowdowns) / len(slowdowns)
+        text = f"{who} ran {mean:.2f} times slower than alone"
+    elif low >= _EVEN:
+        text = f"{'they' if who == 'each' else who} ran {low:.2f} to {high:.2f} times slower than "
+        text += "alone"
+    else:
+        text = f"{'they' if who == 'each' else who} ran up to {high:.2f} times slower than alone"
+    return f"{text}{_tell_bound(members)}"
+
+
+def _tell_bound(members: Sequence[Member]) -> str:
+    known = [
+        m for m in members if m["slowdown"] is not None and m.get("accepted_slowdown") is not None
+    ]
+    bounds = {member["accepted_slowdown"] for member in known}
+    if not known:
+        return ""
+    bound = (
+        f"the accepted {format_figure(bounds.pop())}" if len(bounds) == 1 else "what is accepted"
+    )
+    over = find_over_bound(known)
+    if not over:
+        return f", within {bound}"
+    return f", over {bound}" if len(over) == len(members) else f", {len(over)} over {bound}"
+
+
+def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
+    """What is told of some members of a submission: no figure of the others."""
+    count = sum(m["started_at"] is not None for s in summaries for m in s["members"])
+    others = count - len(ran)
+    beside = f" beside {others} other{'' if others == 1 else 's'}" if others else ""
+    verb = "ran" if final else "runs" if len(ran) == 1 else "run"
+    if len(ran) > 1:
+        cost = _tell_cost(ran)
+        text = f"{len(ran)} {name_jobs(ran)} {verb}{beside}"
+        return f"{text}; {cost}." if cost else f"{text}."
+    (member,) = ran
+    text = f"{member['id']} {verb}{beside}"
+    rate = member["rate"]["steps_per_s"]
+    if rate is not None:
+        text += f" at {format_figure(rate)} steps/s"
+    if member["slowdown"] is not None and others:
+        text += f", {_tell_cost(ran).removeprefix('each ran ')}"
+    return f"{text}."
+
+
+def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:
+    """How many more would have fitted, by what their runners measured."""
+    room = count_room(summaries)
+    if not room:
+        return ""
+    return f"{room} more would {'have fitted' if final else 'fit'}."
+
+
+def count_room(summaries: Sequence[dict[str, Any]]) -> int:
+    """How many more members like these would fit; 0 where none, or where it was not measured."""
+    degrees = [summary.get("degree") for summary in summaries]
+    return sum((degree or {}).get("room") or 0 for degree in degrees)
+
+
+def _tell_ends(members: Sequence[Member]) -> str:
+    """Who did not end well: a count for each way to end, and the first few by name."""
+    told = []
+    counts = Counter(member["state"] for member in members if member["state"] in _ENDS)
+    for state, word in _ENDS.items():
+        if not counts[state]:
+            continue
+        own = [member for member in members if member["state"] == state]
+        named = ", ".join(_name_end(member) for member in own[:_NAMED_MOST])
+        more = ", ..." if len(own) > _NAMED_MOST else ""
+        verb = "" if word.startswith(("failed", "ran", "reached")) else "was "
+        if len(own) > 1 and verb:
+            verb = "were "
+        who = f"All {len(own)}" if len(own) == len(members) > 1 else str(len(own))
+        if len(members) == 1:
+            told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
+        else:
+            told.append(f"{who} {verb}{word} ({named}{more}).")
+    return " ".join(told)
+
+
+def _name_end(member: Member) -> str:
+    return f"{member['id']}{_tell_code(member, ': ')}"
+
+
+def _tell_code(member: Member, link: str) -> str:
+    if member["state"] != MemberState.FAILED.value:
+        return ""
+    if member.get("exit_signal"):
+        return f"{link}signal {member['exit_signal']}"
+    return f"{link}exit code {member['exit_code']}" if member.get("exit_code") else ""
+
+
+def _tell_restarts(ran: Sequence[Member]) -> str:
+    again = [member for member in ran if member["starts"] > 1]
+    if not again:
+        return ""
+    if len(ran) == 1:
+        return f"It was interrupted and started again ({again[0]['starts']} starts)."
+    verb = "was" if len(again) == 1 else "were"
+    return f"{len(again)} {verb} interrupted and started again."
+
+
+def _tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+    """Who never used the GPU that was held for it."""
+    ids = {member["id"] for member in ran}
+    own = [
+        member["id"]
+        for summary in summaries
+        for member in summary["members"]
+        if member["id"] in ids and is_never_on_gpu(summary, member)
+    ]
+    if not own:
+        return ""
+    if len(ran) == 1:
+        return "It never used the GPU."
+    if len(own) == len(ran):
+        return "None of them ever used the GPU."
+    more = ", ..." if len(own) > _NAMED_MOST else ""
+    return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
+
+
+def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
+    """What the figures rest on, where that is less than all."""
+    shares = []
+    for summary in summaries:
+        if summary["window"] is None:
+            continue
+        coverage = summary["coverage"]
+        if coverage is None or coverage["not_watched"]:
+            shares.append(0.0)
+        elif coverage["share"] is not None:
+            shares.append(coverage["share"])
+    if not shares:
+        return ""
+    least = min(shares)
+    if least >= _COVERAGE_LEAST:
+        return ""
+    if max(shares) == 0:
+        return "Nothing was measured: the monitor did not run."
+    return (
+        f"The monitor missed up to {format_share(1 - least)} of the time."
+        if len(shares) > 1
+        else f"The monitor missed {format_share(1 - least)} of the time."
+    )

@@ -1,0 +1,360 @@
+"""All that the page of a submission shows, as values: texts for its template, numbers to draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
+from slurm_colloc.report.page.read_series import PackSeries, read_series
+from slurm_colloc.report.report_view import choose_ids, list_details, list_setup
+from slurm_colloc.report.terminal_tables import (
+    UNKNOWN,
+    format_figure,
+    format_mb_figure,
+    format_share,
+    format_slowdown,
+    format_span,
+)
+from slurm_colloc.store.pack.member_pauses import read_pauses
+
+NUMBERS_MOST = 100_000
+"""So many numbers are drawn at most: some 500 kB of a page."""
+POINTS_MOST = 1200
+POINTS_LEAST = 60
+ROWS_MOST = 400
+"""Members in the table; more would make the page larger than a megabyte."""
+
+_SERIES_OF_GPU = 6
+_ARGUMENTS_MOST = 160
+_NAME_MOST = 60
+_TOLD_LEAST_S = 2.0
+"""Points of less are the readings themselves."""
+
+Summary = dict[str, Any]
+Member = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PageSource:
+    """A pack that is to be on the page.
+
+    Attributes:
+        summary: Its summary.
+        path: Its directory.
+        chosen: The numbers of the members to show; None for all.
+    """
+
+    summary: Summary
+    path: Path
+    chosen: Collection[int] | None = None
+
+    @property
+    def members(self) -> list[Member]:
+        """The members to show."""
+        return [
+            member
+            for member in self.summary["members"]
+            if self.chosen is None or member["member"] in self.chosen
+        ]
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """A member in the table; texts are harmless already."""
+
+    id: str
+    name: str
+    arguments: str
+    state: str
+    rate: str
+    alone: str
+    slowdown: str
+    predicted: str
+    over: bool
+    gpu_memory: str
+    sm: str
+    cpus: str
+    wait: str
+    exit: str
+
+
+@dataclass(frozen=True)
+class StallRow:
+    """What the time of a member went into, in whole per cent; the rest is kernels."""
+
+    id: str
+    data: int | None
+    host: int | None
+    device: int | None
+    sharing: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class PackPart:
+    """What the page says of one pack; texts are harmless already."""
+
+    job: str
+    title: str
+    drawn: bool
+    resolution: str
+    setup: list[tuple[str, str]]
+    planned: list[tuple[str, str, str]]
+    curve: list[tuple[str, str, str, str]]
+    moments: list[tuple[str, str]]
+    stalls: list[StallRow]
+    details: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page; texts are harmless already."""
+
+    job: str
+    title: str
+    headline: str
+    when: str
+    advice: list[tuple[str, str]]
+    attributions: dict[str, str]
+    rows: list[MemberRow]
+    rows_left_out: int
+    packs: list[PackPart]
+    packs_not_drawn: int
+    drawing: dict[str, Any] = field(default_factory=dict)
+
+
+def build_page(sources: Sequence[PageSource]) -> Page:
+    """All that is on the page of one submission.
+
+    Args:
+        sources: Its packs, at least one.
+
+    Raises:
+        StateError: The samples cannot be read at all.
+    """
+    summaries = [source.summary for source in sources]
+    chosen = choose_ids([(source.summary, source.chosen) for source in sources])
+    members = [member for source in sources for member in source.members]
+    points, drawn = _choose_points(sources)
+    parts, drawing = [], []
+    for place, source in enumerate(sources):
+        part, numbers = _build_part(source, points if place < drawn else None)
+        parts.append(part)
+        if numbers is not None:
+            drawing.append(numbers)
+    job = str(summaries[0].get("submission") or summaries[0]["job"] or summaries[0]["pack_id"])
+    names = list(dict.fromkeys(member["name"] for member in members))
+    named = ", ".join(cut(name, _NAME_MOST) for name in names[:3]) + (
+        ", ..." if len(names) > 3 else ""
+    )
+    return Page(
+        job=job,
+        title=escape_controls(named),
+        headline=tell_headline(summaries, chosen),
+        when=_tell_when(summaries),
+        advice=[
+            (escape_controls(advice.describe()), escape_controls(advice.act))
+            for advice in list_advice(summaries, chosen)
+        ],
+        attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
+        rows=_build_rows(members[:ROWS_MOST]),
+        rows_left_out=max(0, len(members) - ROWS_MOST),
+        packs=parts,
+        packs_not_drawn=len(sources) - drawn,
+        drawing={"packs": drawing},
+    )
+
+
+def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
+    """How many steps of time each pack has, and how many packs are drawn: the page stays small."""
+    budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
+    series = 0
+    for source in sources:
+        more = 3 * (_SERIES_OF_GPU + len(source.members))
+        if drawn and series + more > budget:
+            break
+        series += more
+        drawn += 1
+    return max(POINTS_LEAST, min(POINTS_MOST, NUMBERS_MOST // max(1, series))), drawn
+
+
+def _tell_when(summaries: Sequence[Summary]) -> str:
+    windows = [summary["window"] for summary in summaries if summary["window"] is not None]
+    if not windows:
+        return ""
+    begin, end = min(w["from"] for w in windows), max(w["to"] for w in windows)
+    if all(summary["final"] for summary in summaries):
+        return f"{_format_time(begin)} to {_format_time(end)}"
+    return f"{_format_time(begin)} until now: still running"
+
+
+def _format_time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+
+
+def _find_word(members: Sequence[Member], name: str) -> str:
+    words = {member[name]["attribution"] for member in members if member[name] is not None}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _build_rows(members: Sequence[Member]) -> list[MemberRow]:
+    calls = show_arguments([member.get("arguments") or () for member in members])
+    return [_build_row(member, call) for member, call in zip(members, calls, strict=True)]
+
+
+def _build_row(member: Member, arguments: str) -> MemberRow:
+    bound = member.get("accepted_slowdown")
+    code, signal = member.get("exit_code"), member.get("exit_signal")
+    told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
+    return MemberRow(
+        id=str(member["id"]),
+        name=escape_controls(cut(member["name"], _NAME_MOST)),
+        arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
+        state=str(member["state"]),
+        rate=format_figure(member["rate"]["steps_per_s"]),
+        alone=format_figure((member["solo"] or {}).get("steps_per_s")),
+        slowdown=format_slowdown(member["slowdown"]),
+        predicted=format_slowdown(member.get("predicted_slowdown")),
+        over=bool(bound and member["slowdown"] and member["slowdown"] > bound * 1.005),
+        gpu_memory=format_mb_figure((member["gpu_memory_mb"] or {}).get("peak")),
+        sm=format_share((member["sm_share"] or {}).get("value")),
+        cpus=format_figure(member["cpu_cores"], 2),
+        wait=format_share(member["stall"]["data"]),
+        exit=told,
+    )
+
+
+def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[str, Any] | None]:
+    summary = source.summary
+    window = summary["window"]
+    pauses = read_pauses(source.path)
+    series = None
+    if points is not None and window is not None:
+        edges = (window["from"], window["to"])
+        series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
+    bands = build_bands(summary, {} if series is None else series.stays, pauses)
+    moments = list_moments(summary, bands, source.path)
+    where = summary["gpu"]["model"] or "a GPU that is not known"
+    if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
+        where = "no GPU"
+    node = f" on {summary['node']}" if summary["node"] else ""
+    drawing = None if series is None else _build_drawing(source, series, bands)
+    problems = [] if series is None else [("Problem", text) for text in series.problems]
+    part = PackPart(
+        job=str(summary["job"] or summary["pack_id"]),
+        title=escape_controls(f"{where}{node}"),
+        drawn=drawing is not None,
+        resolution="" if series is None else _tell_resolution(series),
+        setup=_clean([*list_setup(summary), *problems]),
+        planned=_list_planned(source.members),
+        curve=_list_curve(summary),
+        moments=[
+            (format_span(max(0.0, moment.at_s)), escape_controls(moment.text)) for moment in moments
+        ],
+        stalls=[_build_stall(member) for member in source.members if _has_stall(member)],
+        details=_clean(list_details(summary, source.chosen)),
+    )
+    return part, drawing
+
+
+def _clean(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(label, escape_controls(text)) for label, text in lines]
+
+
+def _tell_resolution(series: PackSeries) -> str:
+    thinned = any(found.least for found in (*series.gpu.values(), *series.rates.values()))
+    if not thinned or series.step_s < _TOLD_LEAST_S:
+        return ""
+    return (
+        f"Each point stands for {format_span(series.step_s)}: the line is the mean, the shade goes "
+        "from the least to the greatest reading."
+    )
+
+
+def _build_drawing(
+    source: PageSource, series: PackSeries, bands: Mapping[int, Sequence[Band]]
+) -> dict[str, Any]:
+    """What the page's script draws of a pack."""
+    members = source.members
+    calls = show_arguments([member.get("arguments") or () for member in members])
+    summary = source.summary
+    return {
+        "job": str(summary["job"] or summary["pack_id"]),
+        "begin": series.begin,
+        "length": round(summary["window"]["to"] - series.begin, 1),
+        "step": series.step_s,
+        "count": series.count,
+        "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
+        "gpu_memory_mb": summary["gpu"]["memory_mb"],
+        "members": [
+            {
+                "id": str(member["id"]),
+                "label": escape_controls(cut(call or member["name"], _NAME_MOST)),
+                "state": str(member["state"]),
+                "bands": [list(band) for band in bands.get(member["member"], ())],
+                "alone": (member["solo"] or {}).get("steps_per_s"),
+                "accepted": member.get("accepted_slowdown"),
+                "rate": series.rates[member["member"]].build_mapping()
+                if member["member"] in series.rates
+                else None,
+            }
+            for member, call in zip(members, calls, strict=True)
+        ],
+    }
+
+
+def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str]]:
+    """Of each member with a prediction: its id, what was predicted and what came."""
+    found = []
+    for member in members:
+        predicted = member.get("predicted_slowdown")
+        came = member.get("together_slowdown") or member["slowdown"]
+        if predicted is not None:
+            found.append((str(member["id"]), format_slowdown(predicted), format_slowdown(came)))
+    return found
+
+
+def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
+    """How much so many together do: the degree, progress, the worst slowdown, what it was of."""
+    degree = summary.get("degree") or {}
+    return [
+        (
+            str(point["degree"]),
+            format_figure(point["stp"]),
+            format_slowdown(point["worst_slowdown"]),
+            format_span(point["window_s"]),
+        )
+        for point in sorted(degree.get("curve") or (), key=lambda point: point["degree"])
+    ]
+
+
+def _has_stall(member: Member) -> bool:
+    stall = member["stall"]
+    return any(stall[name] is not None for name in ("data", "device", "sharing"))
+
+
+def _build_stall(member: Member) -> StallRow:
+    stall = member["stall"]
+    told = [
+        f"{word} {format_share(stall[name])}"
+        for name, word in (
+            ("data", "waited for data"),
+            ("host", "waited for the host"),
+            ("device", "had a kernel running"),
+            ("sharing", "lost to sharing"),
+        )
+        if stall[name] is not None
+    ]
+    percents = {
+        name: None if stall[name] is None else round(100 * stall[name])
+        for name in ("data", "host", "device", "sharing")
+    }
+    return StallRow(id=str(member["id"]), text=", ".join(told) or UNKNOWN, **percents)

@@ -1,0 +1,77 @@
+"""The page of a submission as one HTML file: no other file, no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_colloc import __version__
+from slurm_colloc.report.headline import BAD_STATES
+from slurm_colloc.report.page.page_values import PageSource, build_page
+from slurm_colloc.report.report_words import WORDS
+
+_ABBREVIATIONS = {"ANTT", "CPUS", "DRAM", "GPU", "GPU_MEM", "MIG", "MPS", "SM", "STP"}
+_FOLDER = Path(__file__).resolve().parent
+
+
+def render_page(sources: Sequence[PageSource]) -> str:
+    """The page.
+
+    Scripts that are not csub's own do not run: the page names them by their hash. All values are
+    escaped by the template.
+
+    Args:
+        sources: The packs of one submission, at least one.
+
+    Raises:
+        StateError: The samples cannot be read at all.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Numbers in little room; what could end the script is escaped all the same.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.policies["json.dumps_function"] = json.dumps
+    page = build_page(sources)
+    uplot_js, js = _read("uplot/uPlot.iife.min.js"), _read("page.js")
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in (uplot_js, js))
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        words=WORDS,
+        shown_word=_show_word,
+        bad_states=BAD_STATES,
+        version=__version__,
+        drawing=page.drawing,
+        # Files of this package, and no text of a user's in them.
+        uplot_css=Markup(_read("uplot/uPlot.min.css")),
+        css=Markup(_read("page.css")),
+        uplot_js=Markup(uplot_js),
+        js=Markup(js),
+        script_hashes=Markup(hashes),
+    )
+
+
+def _show_word(name: str) -> str:
+    """A word of the tables as running text has it; abbreviations stay as they are."""
+    parts = name.split(" ")
+    kept = [part if part in _ABBREVIATIONS else part.lower() for part in parts]
+    text = " ".join(kept)
+    return text if "_" in text else text[:1].upper() + text[1:]
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
