@@ -78,10 +78,15 @@ def report(
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
     ] = None,
+    write_mail: Annotated[
+        Path | None, typer.Option("--write-mail", hidden=True, metavar="PACK", show_default=False)
+    ] = None,
 ) -> None:
     """Show what members used, how fast they were, and what sharing gained; last by default."""
     if write is not None:
         raise typer.Exit(write_report(write))
+    if write_mail is not None:
+        raise typer.Exit(write_mail_text(write_mail))
     as_html = as_html or opened
     kinds = {
         "--json": as_json, "--csv": as_csv, "--parquet": parquet is not None, "--html": as_html,
@@ -191,6 +196,7 @@ def write_report(pack: Path) -> int:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
     from slurm_colloc.learning.learn_from_pack import learn_from_pack
+    from slurm_colloc.report.lines.submission_mail import write_submission_mail
 
     calibrations = None
     # Wrong settings are told by every command that reads; here they cost no summary.
@@ -199,11 +205,29 @@ def write_report(pack: Path) -> int:
     try:
         # A directory that was given as `.` has its state directory above it all the same.
         path = pack.absolute()
-        open_own_state(path.parent.parent)
+        state = open_own_state(path.parent.parent)
         problems = learn_from_pack(path, calibrations)
+        write_submission_mail(state, path.name)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
         return problem.exit_code
     for text in problems:
         note(f"error: {text}")
     return 1 if problems else 0
+
+
+def write_mail_text(pack: Path) -> int:
+    """Write the text of a mail about a whole array, of a pack that gets no summary.
+
+    Returns:
+        0; another exit status where it was not written, with a line that says why.
+    """
+    from slurm_colloc.report.lines.submission_mail import write_submission_mail
+
+    path = pack.absolute()
+    try:
+        write_submission_mail(open_own_state(path.parent.parent), path.name)
+    except CollocError as problem:
+        note(f"error: the mail about {pack} has no table: {problem}")
+        return problem.exit_code
+    return 0

@@ -254,9 +254,16 @@ class PackMonitor:
             os.close(self._lock)
             self._lock = None
 
-    def begin_summary(self) -> None:
-        """Have the summary of a pack made that was watched."""
+    def begin_summary(self, *, wants_mail: bool = False) -> None:
+        """Have the summary of a pack made that was watched.
+
+        Args:
+            wants_mail: A mail waits for a table of members, also where nothing was watched.
+        """
         if self._starts == 0:
+            if wants_mail:
+                words = ("report", "--write-mail", str(self._pack))
+                self._summary = self._start("summary.log", "slurm_colloc", *words)
             return
         with contextlib.suppress(StateError):
             # First: who sees that all members have ended waits for it.
