@@ -17,7 +17,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.settings import load_settings
+from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import open_own_state
 
 if TYPE_CHECKING:
@@ -190,23 +190,23 @@ def _count(members: int) -> str:
 
 
 def write_report(pack: Path) -> int:
-    """Write a pack's summary.json and its usage profiles; called on the node as the pack ends.
+    """Do what is left once a pack has ended; called on the node.
 
     Returns:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
-    from slurm_colloc.learning.learn_from_pack import learn_from_pack
+    from slurm_colloc.cli.finish_pack import finish_pack
     from slurm_colloc.report.lines.submission_mail import write_submission_mail
 
-    calibrations = None
+    settings = Settings()
     # Wrong settings are told by every command that reads; here they cost no summary.
     with contextlib.suppress(CollocError):
-        calibrations = load_settings().calibration_path
+        settings = load_settings()
     try:
         # A directory that was given as `.` has its state directory above it all the same.
         path = pack.absolute()
         state = open_own_state(path.parent.parent)
-        problems = learn_from_pack(path, calibrations)
+        problems = finish_pack(state, path.name, settings)
         write_submission_mail(state, path.name)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
