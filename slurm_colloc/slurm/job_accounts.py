@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ class AccountedJob:
     Attributes:
         job_id: `4711`, or `4711_2` for an element of an array.
         raw_id: The number that it has by itself.
-        uid: Its owner's.
+        uid: Its owner's: that of the owner's name here, for sacct's own is 0 of jobs whose end the
+            accounting learns of before their start (seen on 22.05). None where it is not known.
         user: Its owner.
         account: Its account.
-        partition: Its partition.
+        partition: Its partition; empty of such jobs.
         started_at: In seconds since the epoch; None before its start.
         ended_at: None before its end.
         nodes: Its nodes, as Slurm writes a list of them.
@@ -42,7 +44,7 @@ class AccountedJob:
 
     job_id: str
     raw_id: str
-    uid: int
+    uid: int | None
     user: str
     account: str
     partition: str
@@ -96,11 +98,23 @@ def parse_accounts(text: str) -> dict[str, AccountedJob]:
         job_id, raw_id, uid, user, account, partition, start, end, nodes, tres, comment = fields
         # Of a job that was requeued the last row counts.
         found[job_id] = AccountedJob(
-            job_id, raw_id, int(uid), user, account, partition,
+            job_id, raw_id, _find_uid(user, int(uid)), user, account, partition,
             _read_moment(start), _read_moment(end), nodes,
             count_gpus(tres), _count_cpus(tres), _count_memory_mb(tres), comment,
         )  # fmt: skip
     return found
+
+
+def _find_uid(user: str, told: int) -> int | None:
+    try:
+        own = pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        own = None
+    if own is None:
+        # 0 may stand for anyone.
+        return told or None
+    # Two that differ are no answer.
+    return own if told in (0, own) else None
 
 
 def _read_moment(text: str) -> float | None:

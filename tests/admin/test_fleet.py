@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -105,6 +106,7 @@ def test_what_was_dropped_is_kept_once_and_gone_from_the_spool(spool: Path, tmp_
     ("changes", "job", "reason"),
     [
         ({}, {"uid": 12345}, "owner"),
+        ({}, {"uid": None}, "owner"),
         ({"node": "node2"}, {}, "node"),
         ({"gpus": 2}, {}, "gpus"),
         ({"started_at": T0 - 4000}, {}, "time"),
@@ -293,6 +295,13 @@ def test_sacct_s_lines_are_read_with_whatever_a_site_writes_into_comments() -> N
     assert (job.uid, job.gpus, job.cpus, job.memory_mb) == (1000, 1, 8, 32768.0)
     assert job.admin_comment == "JS1:abc|d"
     assert "4712" not in found
+    # An owner whom this machine knows by name; sacct's number is 0, or another one.
+    line = "1|1|{}|{}|a|p|1|2|n||".format
+    nobody = pwd.getpwnam("nobody").pw_uid
+    assert parse_accounts(line(0, "nobody"))["1"].uid == nobody
+    assert parse_accounts(line(nobody, "nobody"))["1"].uid == nobody
+    assert parse_accounts(line(4321, "nobody"))["1"].uid is None
+    assert parse_accounts(line(0, "no-such-user"))["1"].uid is None
     assert found["4714"].ended_at is None
 
 
@@ -329,11 +338,12 @@ def slurm(tmp_path: Path) -> Path:
     (folder / "sacctmgr").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
     for path in folder.iterdir():
         path.chmod(0o755)
-    uid = os.geteuid()
+    uid = os.geteuid() or 0
+    ada = pwd.getpwuid(uid).pw_name
     (tmp_path / "accounts").write_text(
-        f"4711|4711|{uid}|ada|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
+        f"4711|4711|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
         "gres/gpu=1|\n"
-        f"4712|4712|{uid}|ada|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
+        f"4712|4712|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
         "gres/gpu=1|somebody else's\n"
     )
     return folder
@@ -420,9 +430,10 @@ def test_a_pack_that_has_ended_reports_itself(spool: Path, tmp_path: Path) -> No
     def write() -> subprocess.CompletedProcess[str]:
         return run_csub("report", "--write", str(pack), environment=environment, directory=home)
 
-    assert (write().returncode, write().stderr) == (0, "")
-    first, _ = spool.iterdir()
-    text = first.read_text()
+    done = write()
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = spool.iterdir()
+    text = path.read_text()
     assert "secret" not in text
     assert "/tmp" not in text
     record = parse_fleet_record(json.loads(text))

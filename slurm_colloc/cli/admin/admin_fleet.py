@@ -23,10 +23,10 @@ from slurm_colloc.administration.fleet.fleet_sums import FleetRow, GpuPace, comp
 from slurm_colloc.administration.fleet.jobstats_blob import build_blob, may_replace
 from slurm_colloc.administration.hook_metrics import render_families
 from slurm_colloc.administration.node_files import write_whole
-from slurm_colloc.errors import SlurmError, StateError, UsageProblem
+from slurm_colloc.errors import CollocError, NodeError, StateError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
-from slurm_colloc.slurm.job_accounts import read_accounts, set_admin_comment
+from slurm_colloc.slurm.job_accounts import AccountedJob, read_accounts, set_admin_comment
 
 _SUFFIX = ".prom"
 _GPU_AGE = "30d"
@@ -83,12 +83,31 @@ def write_comments(accepted: Sequence[Accepted]) -> int:
         if not blob or blob == job.admin_comment:
             continue
         try:
-            set_admin_comment(job.raw_id, blob)
-        except SlurmError as problem:
+            write_comment(job, blob)
+        except CollocError as problem:
             _note(f"the AdminComment of job {job.job_id} was not written: {problem}")
             return written
         written += 1
     return written
+
+
+def write_comment(job: AccountedJob, blob: str) -> None:
+    """Write a job's AdminComment and look whether it is there as it was written.
+
+    Raises:
+        SlurmError: Slurm refuses it.
+        NodeError: Slurm has changed it; it was taken away again.
+    """
+    set_admin_comment(job.raw_id, blob)
+    after = read_accounts([job.job_id]).get(job.job_id)
+    if after is None or after.admin_comment == blob:
+        return
+    if after.admin_comment == blob.lower():
+        set_admin_comment(job.raw_id, job.admin_comment)
+        raise NodeError(
+            "this Slurm's sacctmgr makes comments lower case (seen on 22.05)",
+            hint="jobstats' form needs a later release; leave --admin-comment out",
+        )
 
 
 def _write_metrics(store: str, path: str) -> None:
