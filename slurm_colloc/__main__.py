@@ -28,8 +28,8 @@ except KeyboardInterrupt:
 SUBCOMMANDS = frozenset(
     {
         "calibrate", "cancel", "clean", "compare", "config", "doctor", "explain", "history", "hold",
-        "logs", "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "wait",
-        "why",
+        "logs", "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "track",
+        "wait", "why",
     }
 )  # fmt: skip
 _LINE_BREAK = "\n"

@@ -15,6 +15,7 @@ from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
 from slurm_colloc.cli.look.report_command import report
 from slurm_colloc.cli.look.top_command import top
+from slurm_colloc.cli.look.track_command import track
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 
@@ -177,6 +178,7 @@ app.command()(queue_and_history.explain)
 app.command()(queue_and_history.logs)
 app.command()(report)
 app.command()(compare)
+app.command()(track)
 app.command()(top)
 app.add_typer(profile)
 app.command(context_settings={"allow_interspersed_args": False})(shell)

@@ -48,6 +48,7 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
         ("report", "--since=99w"), ("report", "--since=99w", "--csv"), ("report", "--by", EVIL),
     ),
     "compare": (("compare", "4711", "4712"), ("compare", "4711/1", EVIL)),
+    "track": (("track", "--to", EVIL), ("track", EVIL, "--to=wandb", "--offline")),
     "top": (("top", "--once"), ("top", "--once", "--name", EVIL)),
     "profile": (
         ("profile", "list"), ("profile", "show", EVIL), ("profile", "show", "no\x1b[1m"),
