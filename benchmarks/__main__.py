@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
+from benchmarks.dividing import measure_dividing
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
@@ -55,6 +56,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "hooks" in chosen:
         yield measure_hooks()
         yield from measure_own_jobs()
+    if "dividing" in chosen:
+        yield measure_dividing()
     if "leftovers" in chosen:
         yield measure_leftovers()
     if "instrument" in chosen:
@@ -79,7 +82,9 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "leftovers", "instrument", "planning", "sums", *GROUPS]
+    names = [
+        "startup", "hooks", "dividing", "leftovers", "instrument", "planning", "sums", *GROUPS,
+    ]  # fmt: skip
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
