@@ -11,7 +11,7 @@ from slurm_colloc.diagnosis.job_findings import JobOutcome, is_hopeless
 from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.errors import CollocError, Interrupted, SlurmError
 from slurm_colloc.model.examination import Examination, parse_examination
-from slurm_colloc.report.waiting_reasons import describe_reason
+from slurm_colloc.report.words.waiting_reasons import describe_reason
 from slurm_colloc.slurm.run_command import HeldInterrupts
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.atomic_files import read_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurm_colloc.diagnosis.findings import Finding, green, red, yellow
 from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.report.waiting_reasons import find_reason
+from slurm_colloc.report.words.waiting_reasons import find_reason
 
 _ASK = "ask the administrators"
 

@@ -8,8 +8,9 @@ Slurm itself calls `4711_3` is never another thing: packs are elements with othe
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from slurm_colloc.model.sbatch.arrays import parse_array
+from slurm_colloc.model.sbatch.arrays import format_task_runs, parse_array
 
 _JOB = r"(L?\d{1,18}|last)"
 _NUMBERS = r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*"
@@ -65,3 +66,18 @@ def join_numbers(numbers: tuple[int, ...]) -> Ranges:
         else:
             runs.append((number, number))
     return tuple(runs)
+
+
+def name_members(ids: Iterable[str]) -> str:
+    """`54/1-4,7`, as csub reads it; those of several submissions with commas between."""
+    numbers: dict[str, list[int]] = {}
+    others = []
+    for name in ids:
+        job, _, number = name.partition("/")
+        if number.isascii() and number.isdecimal():
+            numbers.setdefault(job, []).append(int(number))
+        else:
+            # A file of another user's may say anything.
+            others.append(name)
+    named = [f"{job}/{format_task_runs(sorted(own))}" for job, own in numbers.items()]
+    return ", ".join([*named, *others])

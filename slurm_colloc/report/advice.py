@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.headline import (
     compute_gain,
@@ -60,15 +60,6 @@ class Advice:
         """Whom it is about and what was seen, without the act."""
         who = name_members(self.members)
         return f"{who}{' ' if who else ''}{self.finding}"
-
-
-def name_members(ids: Sequence[str]) -> str:
-    """`54/1-4,7`, as csub takes it; of several submissions with commas between."""
-    numbers: dict[str, list[int]] = {}
-    for name in ids:
-        job, _, number = name.partition("/")
-        numbers.setdefault(job, []).append(int(number))
-    return ", ".join(f"{job}/{format_task_runs(sorted(own))}" for job, own in numbers.items())
 
 
 def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = None) -> list[Advice]:
@@ -186,7 +177,9 @@ def _counts_no_steps(summary: Summary, member: Member) -> _Told:
 
 
 def _too_short(summary: Summary, member: Member) -> _Told:
-    if member["steps"] and member["rate"]["steps_per_s"] is None and summary["final"]:
+    # What ended badly has a note of its own.
+    is_whole = member["state"] == MemberState.COMPLETED.value and summary["final"]
+    if member["steps"] and member["rate"]["steps_per_s"] is None and is_whole:
         yield (
             "ran too short for a rate",
             None,
@@ -197,6 +190,7 @@ def _too_short(summary: Summary, member: Member) -> _Told:
 def _no_rate_alone(summary: Summary, member: Member) -> _Told:
     if (
         summary["pack"]["overlap_s"] > 0
+        and (member.get("request") or {}).get("gpus") != 0
         and member["rate"]["steps_per_s"] is not None
         and member["solo"] is None
     ):
@@ -207,19 +201,36 @@ def _no_rate_alone(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _over_bound(_summary: Summary, member: Member) -> _Told:
+def _over_bound(summary: Summary, member: Member) -> _Told:
     if find_over_bound([member]):
         bound = format_figure(member["accepted_slowdown"])
+        fewer = max(1, summary["pack"]["members_most"] - 1)
         yield (
             f"ran more than the accepted {bound} times slower than alone",
             None,
-            "fewer at a time (--degree=N) make each faster, --max-slowdown accepts more",
+            f"--degree={fewer} makes each faster, --max-slowdown accepts more",
         )
 
 
 def _was_watched(summary: Summary) -> bool:
     coverage = summary["coverage"]
     return coverage is not None and not coverage["not_watched"]
+
+
+def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
+    reasons = [
+        summary["coverage"]["not_watched"]
+        for summary in summaries
+        if summary["coverage"] is not None and summary["coverage"]["not_watched"]
+    ]
+    # A pack that travels in its batch script cannot be measured at all.
+    acts = {
+        "host memory": "a larger --mem has it measured",
+        "settings": "csub config monitor true has the next one measured",
+    }
+    for word, act in acts.items():
+        if reasons and word in reasons[0]:
+            yield f"Nothing was measured ({reasons[0]})", act
 
 
 def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
@@ -234,7 +245,8 @@ def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
 
 def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
     room = count_room(summaries)
-    if room and all(summary["final"] for summary in summaries):
+    crowded = any(find_over_bound(summary["members"]) for summary in summaries)
+    if room and not crowded and all(summary["final"] for summary in summaries):
         most = max(summary["pack"]["members_most"] for summary in summaries)
         each = f"--degree={most + room}" if len(summaries) == 1 else "a larger --degree"
         yield (
@@ -281,5 +293,5 @@ _OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
     _no_rate_alone
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[Sequence[Summary]], _ToldOfAll], ...] = (
-    _did_not_pay, _fell_back, _has_room, _looks_busy,
+    _not_watched, _did_not_pay, _fell_back, _has_room, _looks_busy,
 )  # fmt: skip

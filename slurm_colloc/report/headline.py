@@ -112,6 +112,13 @@ def _tell_not_started(members: Sequence[Member]) -> str:
         who = "The job" if count == 1 else f"None of the {count} jobs"
         told = "never started" if count == 1 else "was ever started"
         return f"{who} {told}. {_tell_ends(members)}"
+    started = [m for m in members if m["starts"] or m["state"] == MemberState.RUNNING.value]
+    if started:
+        verb = "has" if len(started) == 1 else "have"
+        who = "The job has" if count == 1 else f"{len(started)} of {count} jobs {verb}"
+        if len(started) == count > 1:
+            who = f"The {count} jobs have"
+        return f"{who} just started; nothing is measured yet."
     if count == 1:
         return "The job has not started yet."
     return f"None of the {count} jobs has started yet."
@@ -121,9 +128,9 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
     summary = next(s for s in summaries if member in s["members"])
     window = summary["window"]
     noun = name_jobs([member])
-    span = format_span(window["to"] - window["from"]) if window else "a moment"
+    span = _say_span(window["to"] - window["from"]) if window else "a moment"
     gpu = summary["gpu"]
-    without = gpu["uuid"] is None and gpu["model"] is None
+    without = _has_no_gpu([summary], [member])
     where = " without a GPU" if without else f" on its {gpu['model'] or 'GPU'}"
     verb, so_far = ("ran", "") if final else ("has run", " so far")
     text = f"1 {noun} {verb} alone{where} for {span}{so_far}"
@@ -150,23 +157,40 @@ def _tell_several(
         who += f" in {len(packs)} packs"
     elif overlap and most < len(ran):
         who += f", at most {most} at a time,"
-    gpu_time = " of GPU time" if len(packs) > 1 else ""
+    without = _has_no_gpu(packs, ran)
+    gpu_time = "" if len(packs) == 1 else " in all" if without else " of GPU time"
     if not overlap:
         told = "ran" if final else "have run"
-        return f"{who} {told} one at a time, for {format_span(shared_s)}{gpu_time} in all."
+        span = f"{_say_span(shared_s)}{gpu_time}"
+        return f"{who} {told} one at a time, for {span.removesuffix(' in all')} in all."
     together = "" if len(packs) > 1 else " together"
+    if without:
+        verb, so_far = ("ran", "") if final else ("have run", " so far")
+        span = f"{_say_span(shared_s)}{gpu_time}{so_far}"
+        return f"{who} {verb}{together} without a GPU, for {span}."
     if final:
-        text = f"{who}{together} took {format_span(shared_s)}{gpu_time}"
+        text = f"{who}{together} took {_say_span(shared_s)}{gpu_time}"
     else:
-        text = f"{who} have run{together} for {format_span(shared_s)}{gpu_time} so far"
+        text = f"{who} have run{together} for {_say_span(shared_s)}{gpu_time} so far"
     if serial_s is None:
         text += "; how long they take one after the other is not known"
     else:
         instead = " instead of" if final else ", for work of"
-        text += f"{instead} {format_span(serial_s)} one after the other"
+        text += f"{instead} {_say_span(serial_s)} one after the other"
         text += f" ({_tell_gain(serial_s, shared_s)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
+
+
+def _say_span(seconds: float) -> str:
+    """`24 s`: no tenths where they say nothing."""
+    return f"{seconds:.0f} s" if 9.95 <= seconds < 59.5 else format_span(seconds)
+
+
+def _has_no_gpu(summaries: Sequence[dict[str, Any]], members: Sequence[Member]) -> bool:
+    """Whether none asked for a GPU and none was seen; a summary of an older csub does not know."""
+    asked = any((member.get("request") or {}).get("gpus") != 0 for member in members)
+    return not asked and all(summary["gpu"]["uuid"] is None for summary in summaries)
 
 
 def _tell_gain(serial_s: float, shared_s: float) -> str:
@@ -191,7 +215,10 @@ def _tell_cost(members: Sequence[Member]) -> str:
     if not slowdowns:
         return ""
     low, high = min(slowdowns), max(slowdowns)
-    who = "each" if len(slowdowns) == len(members) else f"the {len(slowdowns)} that are known"
+    who = "each"
+    if len(slowdowns) < len(members):
+        known = len(slowdowns)
+        who = "the one that is known" if known == 1 else f"the {known} that are known"
     if high < _EVEN:
         return f"{who} ran as fast as alone"
     if high / low <= _ALIKE and low >= _EVEN:
@@ -295,7 +322,8 @@ def _tell_restarts(ran: Sequence[Member]) -> str:
     if len(ran) == 1:
         return f"It was interrupted and started again ({again[0]['starts']} starts)."
     verb = "was" if len(again) == 1 else "were"
-    return f"{len(again)} {verb} interrupted and started again."
+    who = f"All {len(again)}" if len(again) == len(ran) else str(len(again))
+    return f"{who} {verb} interrupted and started again."
 
 
 def _tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.report.degree_words import describe_cost
 from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.summary.pack_summary import Summary
@@ -50,7 +51,7 @@ def build_sentences(
     lines += [("Degree", text) for text in _tell_degree(summary)]
     lines.append(("GPU", _tell_gpu(summary)))
     lines += _tell_gpu_memory(summary["members"])
-    lines += [("Not split", text) for text in _tell_unexplained(summary["unexplained"])]
+    lines += [("Not split", text) for text in _tell_unexplained(summary)]
     lines += _tell_stalls(summary["members"])
     lines += _tell_interference(summary, summary["members"])
     lines.append(("Monitor", _tell_coverage(summary["coverage"])))
@@ -155,25 +156,22 @@ def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]
     parts = []
     for source, who in PEAK_SOURCE_WORDS.items():
         # A summary of an older csub does not say.
-        told = [m["member"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
+        told = [m["id"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
         if told:
-            parts.append(f"by {who}: {_name_members(told)}")
+            parts.append(f"by {who}: {name_members(told)}")
     return [("GPU memory", f"peaks {'; '.join(parts)}")] if parts else []
 
 
-def _name_members(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-    return f"member{'s' if len(numbers) > 1 else ''} {shown}"
-
-
-def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
+def _tell_unexplained(summary: Summary) -> list[str]:
+    unexplained = summary["unexplained"]
+    ids = {member["member"]: member["id"] for member in summary["members"]}
     found = []
     sm, energy = unexplained["sm_active"], unexplained["energy_j"]
     if sm is not None and sm["rest"] is not None:
         found.append(
             f"SM activity while sharing: measured {format_share(sm['measured'])}, members by "
             f"their models {format_share(sm['explained'])}, "
-            f"{_tell_rest(_divide(sm['rest'], sm['measured']))}{_name_missing(sm)}"
+            f"{_tell_rest(_divide(sm['rest'], sm['measured']))}{_name_missing(sm, ids)}"
         )
     if energy["rest"] is not None and energy["measured"]:
         share = energy["rest"] / energy["measured"]
@@ -181,7 +179,8 @@ def _tell_unexplained(unexplained: dict[str, Any]) -> list[str]:
         if abs(share) >= _SHARE_LEAST:
             found.append(
                 f"energy: measured {format_energy(energy['measured'])}, members "
-                f"{format_energy(energy['explained'])}, {_tell_rest(share)}{_name_missing(energy)}"
+                f"{format_energy(energy['explained'])}, "
+                f"{_tell_rest(share)}{_name_missing(energy, ids)}"
             )
     return found
 
@@ -196,11 +195,9 @@ def _tell_rest(share: float) -> str:
     return f"{format_share(share)} unexplained"
 
 
-def _name_missing(part: dict[str, Any]) -> str:
-    numbers = part["members_unknown"]
-    if not numbers:
-        return ""
-    return f"; nothing is known of {_name_members(numbers)}"
+def _name_missing(part: dict[str, Any], ids: Mapping[int, str]) -> str:
+    missing = [ids[number] for number in part["members_unknown"] if number in ids]
+    return f"; nothing is known of {name_members(missing)}" if missing else ""
 
 
 def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

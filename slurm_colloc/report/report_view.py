@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
@@ -230,10 +231,10 @@ def _build_unknown(
     by_note: dict[str, list[str]] = {}
     for member in members:
         for note in member["notes"]:
-            by_note.setdefault(note, []).append(str(member["member"]))
+            by_note.setdefault(note, []).append(str(member["id"]))
     told = " ".join(unknown)
     notes = [
-        ("Note", f"member{'s' if len(who) > 1 else ''} {', '.join(who)}: {note}")
+        ("Note", f"{name_members(who)}: {note}")
         for note, who in by_note.items()
         if note.removeprefix("slowdown unknown: ").removeprefix("rate unknown: ") not in told
     ]

@@ -36,7 +36,7 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import describe_pace
-from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
+from slurm_colloc.report.words.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 _ALONE = "runs alone: "

@@ -45,6 +45,8 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
     "logs": (("logs", "4711/1"), ("logs", "4711"), ("logs", "4712/1", "4712/1")),
     "report": (
         ("report", "4711"), ("report", "4712"), ("report", "4711", "--csv"),
+        ("report", "4711", "--detail"), ("report", "4711", "--html"),
+        ("report", "4711", "--html", f"{EVIL}.html"),
         ("report", "--since=99w"), ("report", "--since=99w", "--csv"), ("report", "--by", EVIL),
     ),
     "compare": (("compare", "4711", "4712"), ("compare", "4711/1", EVIL)),

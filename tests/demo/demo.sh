@@ -10,6 +10,8 @@ DEMO_PYTHON=$(command -v python)
 DEMO_TRAIN=$here/train.py
 export PATH DEMO_PYTHON DEMO_TRAIN
 
+# What is left of the demo: the page that a group meeting would want.
+page=${CSUB_DEMO_PAGE:-$(dirname "$(dirname "$here")")/build/csub-demo.html}
 work=$(mktemp -d /var/tmp/csub-demo.XXXXXX)
 XDG_STATE_HOME=$work/state
 export XDG_STATE_HOME
@@ -20,7 +22,8 @@ finish() {
     status=$?
     trap - EXIT INT TERM
     if [ "$use_slurm" = yes ]; then
-        csub sandbox down --dir "$work/cluster" --purge || true
+        # The last lines are the report's.
+        csub sandbox down --dir "$work/cluster" --purge >/dev/null || true
     fi
     rm -rf "$work"
     exit "$status"
@@ -91,3 +94,5 @@ show csub report "$job"
 }
 echo
 echo "Four trainings, one Slurm job; the one whose loss became infinite ended with 3, as it should."
+mkdir -p "$(dirname "$page")"
+show csub report "$job" --html "$page"

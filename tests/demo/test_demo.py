@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
@@ -16,10 +17,14 @@ DEMO = Path(__file__).with_name("demo.sh")
 pytestmark = [pytest.mark.demo, pytest.mark.torch]
 
 
-def run_demo(path: str) -> str:
+def run_demo(path: str, page: Path) -> str:
     ended = subprocess.run(
         ["sh", str(DEMO)],
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{path}"},
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{path}",
+            "CSUB_DEMO_PAGE": str(page),
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,13 +48,19 @@ def check_story(shown: str, job: str, mode: str) -> None:
     assert "the loss is" in logs
     assert re.search(rf"{job}/4 .*FAILED +exit 3:0", shown)
     assert len(re.findall(rf"{job}/[123] .*COMPLETED +exit 0:0", shown)) == 3
+    sentence, path = shown.splitlines()[-2:]
+    assert sentence.startswith("4 trainings together took "), sentence
+    assert f"1 failed ({job}/4: exit code 3)." in sentence
+    page = Path(path)
+    assert page.name == "page.html"
+    assert html.escape(sentence) in page.read_text()
 
 
 @pytest.mark.slurm
-def test_four_trainings_share_one_slurm_job() -> None:
+def test_four_trainings_share_one_slurm_job(tmp_path: Path) -> None:
     if shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("Slurm is not installed")
-    shown = run_demo(os.environ["PATH"])
+    shown = run_demo(os.environ["PATH"], tmp_path / "page.html")
     answer = re.search(r"members (\d+)/1-\1/4 in 1 pack", shown)
     assert answer
     # The sandbox's GPUs are simulated, where there is a compiler for them.
@@ -59,7 +70,19 @@ def test_four_trainings_share_one_slurm_job() -> None:
 
 def test_without_slurm_the_demo_runs_plain_processes_and_says_so(tmp_path: Path) -> None:
     # What the demo's shell needs, and nothing of Slurm.
-    for name in ("sh", "dirname", "mktemp", "rm", "cp", "sed", "grep", "sleep", "bash", "env"):
+    for name in (
+        "sh",
+        "dirname",
+        "mkdir",
+        "mktemp",
+        "rm",
+        "cp",
+        "sed",
+        "grep",
+        "sleep",
+        "bash",
+        "env",
+    ):
         program = shutil.which(name)
         assert program, name
         (tmp_path / name).symlink_to(program)
@@ -73,7 +96,7 @@ def test_without_slurm_the_demo_runs_plain_processes_and_says_so(tmp_path: Path)
             pytest.skip("Slurm is installed, and only root can hide it")
         shown = run_hidden(tmp_path)
     else:
-        shown = run_demo(str(tmp_path))
+        shown = run_demo(str(tmp_path), tmp_path / "page.html")
     assert "There is no Slurm here" in shown
     answer = re.search(r"^Submitted batch job (L\d+)$", shown, re.MULTILINE)
     assert answer
@@ -90,6 +113,7 @@ def run_hidden(programs: Path) -> str:
             'mount --bind "$1" /usr/sbin && PATH=$2 exec sh "$3"',
             "sh", str(empty), f"{Path(sys.executable).parent}:{programs}", str(DEMO),
         ],
+        env={**os.environ, "CSUB_DEMO_PAGE": str(programs / "page.html")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

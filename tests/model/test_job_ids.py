@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.job_ids import parse_job_id
+from slurm_colloc.model.job_ids import name_members, parse_job_id
 from slurm_colloc.model.member import MemberId, Selection
 
 
@@ -46,3 +46,10 @@ def test_an_id_that_names_nothing_is_refused(text: str) -> None:
 
 def test_a_task_is_the_member_of_that_number() -> None:
     assert MemberId.parse("4711_3") == MemberId.parse("4711/3") == MemberId("4711", 3)
+
+
+def test_members_are_named_as_ids_that_csub_reads() -> None:
+    assert name_members(["54/1", "54/3", "54/2", "54/7"]) == "54/1-3,7"
+    assert name_members(["54/1", "L2/4", "54/2"]) == "54/1-2, L2/4"
+    assert name_members(["54/x", "54"]) == "54/x, 54", "no id, but no error"
+    assert name_members([]) == ""

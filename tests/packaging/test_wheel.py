@@ -92,7 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     top = tmp_path_factory.mktemp("build")
     source = top / "source"
     unwanted = shutil.ignore_patterns(
-        ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", ".matrix"
+        ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", ".matrix", "build", "dist"
     )
     shutil.copytree(ROOT, source, ignore=unwanted)
     for folder in DATA_FOLDERS:

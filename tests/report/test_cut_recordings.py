@@ -109,7 +109,7 @@ def test_a_member_without_rows_is_unknown_by_name(
     assert lost["state"] == "COMPLETED"
     assert summary["pack"]["stp"] is None
     assert 0 < summary["pack"]["stp_at_least"] < before["pack"]["stp"]
-    assert any("member 3: slowdown" in reason for reason in summary["pack"]["unknown"])
+    assert any(f"{lost['id']}: slowdown" in reason for reason in summary["pack"]["unknown"])
     assert summary["unexplained"]["sm_active"]["members_unknown"] == [3]
     for member, other in zip(summary["members"], before["members"], strict=True):
         if member is not lost:

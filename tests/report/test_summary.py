@@ -262,7 +262,7 @@ def test_short_silent_and_failed_members_are_unknown_and_say_why(tmp_path: Path)
     assert summary["gpu_use"]["sm_active"] is None
     assert summary["unexplained"]["sm_active"]["rest"] is None
     assert member_of(summary, 1)["energy_j"] is None
-    assert any("member 2: there for less than 10 s" in text for text in summary["pack"]["unknown"])
+    assert any("4711/2: there for less than 10 s" in text for text in summary["pack"]["unknown"])
 
 
 def test_pieces_of_a_running_pack_give_the_same_as_the_final_files(tmp_path: Path) -> None:

@@ -118,10 +118,10 @@ def test_who_told_the_peaks_of_gpu_memory_is_said(tmp_path: Path) -> None:
     ]
     found = build_summary(make_pack(tmp_path, truths), tmp_path)
     text = " ".join(render_report(found, 200).split())
-    assert "peaks by PyTorch's allocator: member 1; by NVML's readings: members 2, 3" in text
+    assert "peaks by PyTorch's allocator: 4711/1; by NVML's readings: 4711/2-3" in text
     assert "6804 MB" in text
     alone = " ".join(render_report(found, 200, {2}).split())
-    assert "peaks by NVML's readings: member 2" in alone
+    assert "peaks by NVML's readings: 4711/2" in alone
     assert "allocator" not in alone
     rows = list(csv.DictReader(io.StringIO(render_csv([(found, None)]))))
     assert [row["gpu_memory_by"] for row in rows] == ["allocator", "nvml", "nvml"]

@@ -29,8 +29,8 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import build_member_json, build_table
 from slurm_colloc.report.show_view import render_pack
-from slurm_colloc.report.state_meanings import explain_member
 from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.report.words.state_meanings import explain_member
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree

@@ -20,10 +20,10 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.report_words import find_word
 from slurm_colloc.report.show_view import find_log_paths
-from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.report.words.report_words import find_word
+from slurm_colloc.report.words.state_meanings import explain_member, explain_word
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.node_setup import read_setup

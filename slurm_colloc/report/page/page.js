@@ -7,10 +7,13 @@
   const LIGHT = ["#0b5cad", "#b35900", "#0b6b3a", "#a3238e", "#6639ba", "#946200", "#00687a", "#b42318"];
   const DARK = ["#79b8ff", "#f0a04b", "#6fdd9b", "#f29be3", "#b79cf2", "#e3c05b", "#5fd0e4", "#ff8f84"];
   const DASHES = [[], [8, 4], [2, 3]];
+  const TICKS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 604800];
   let printing = false;
   const isDark = () => !printing && (root.dataset.theme || (dark.matches ? "dark" : "light")) === "dark";
   const colour = (i) => (isDark() ? DARK : LIGHT)[i % LIGHT.length];
-  const look = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // The colours of the paper hold only after the pictures were drawn for it.
+  const PAPER = { "--back": "#ffffff", "--soft": "#444444", "--line": "#bbbbbb" };
+  const look = (name) => (printing ? PAPER[name] : getComputedStyle(root).getPropertyValue(name).trim());
 
   const pad = (n) => String(n).padStart(2, "0");
   const span = (s) => {
@@ -124,7 +127,7 @@
         width, height: options.height, legend: { show: false },
         scales: { x: { time: false, min: this.range[0], max: this.range[1] }, ...options.scales },
         axes: [
-          { ...axis, values: (_, at) => at.map(span), space: 70 },
+          { ...axis, values: (_, at) => at.map(span), space: 70, incrs: TICKS_S },
           { ...axis, size: 62, ...options.axis },
         ],
         cursor: { sync: { key: this.sync.key, scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { show: options.points !== false } },
@@ -185,6 +188,7 @@
             const left = Math.max(u.bbox.left, u.valToPos(runs[0][0], "x", true)) + 5 * ratio;
             c.font = `${11 * ratio}px system-ui, sans-serif`;
             c.textBaseline = "middle";
+            c.textAlign = "left";
             c.fillStyle = look("--back");
             c.save();
             c.beginPath();
@@ -358,7 +362,7 @@
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(drawAll);
   });
-  addEventListener("beforeprint", () => { printing = true; drawAll(); for (const d of document.querySelectorAll("details.moments")) d.dataset.was = d.open ? "open" : "shut"; });
+  addEventListener("beforeprint", () => { printing = true; drawAll(); });
   addEventListener("afterprint", () => { printing = false; drawAll(); });
   tellTheme();
   drawAll();

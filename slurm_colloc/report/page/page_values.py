@@ -156,7 +156,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         ", ..." if len(names) > 3 else ""
     )
     return Page(
-        job=job,
+        job=escape_controls(job),
         title=escape_controls(named),
         headline=tell_headline(summaries, chosen),
         when=_tell_when(summaries),
@@ -215,10 +215,10 @@ def _build_row(member: Member, arguments: str) -> MemberRow:
     code, signal = member.get("exit_code"), member.get("exit_signal")
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
     return MemberRow(
-        id=str(member["id"]),
+        id=escape_controls(str(member["id"])),
         name=escape_controls(cut(member["name"], _NAME_MOST)),
         arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
-        state=str(member["state"]),
+        state=escape_controls(str(member["state"])),
         rate=format_figure(member["rate"]["steps_per_s"]),
         alone=format_figure((member["solo"] or {}).get("steps_per_s")),
         slowdown=format_slowdown(member["slowdown"]),
@@ -241,7 +241,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         edges = (window["from"], window["to"])
         series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
-    moments = list_moments(summary, bands, source.path)
+    moments = list_moments({**summary, "members": source.members}, bands, source.path)
     where = summary["gpu"]["model"] or "a GPU that is not known"
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"
@@ -249,7 +249,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     drawing = None if series is None else _build_drawing(source, series, bands)
     problems = [] if series is None else [("Problem", text) for text in series.problems]
     part = PackPart(
-        job=str(summary["job"] or summary["pack_id"]),
+        job=escape_controls(str(summary["job"] or summary["pack_id"])),
         title=escape_controls(f"{where}{node}"),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),
@@ -296,9 +296,9 @@ def _build_drawing(
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
         "members": [
             {
-                "id": str(member["id"]),
+                "id": escape_controls(str(member["id"])),
                 "label": escape_controls(cut(call or member["name"], _NAME_MOST)),
-                "state": str(member["state"]),
+                "state": escape_controls(str(member["state"])),
                 "bands": [list(band) for band in bands.get(member["member"], ())],
                 "alone": (member["solo"] or {}).get("steps_per_s"),
                 "accepted": member.get("accepted_slowdown"),
@@ -318,7 +318,13 @@ def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str]]:
         predicted = member.get("predicted_slowdown")
         came = member.get("together_slowdown") or member["slowdown"]
         if predicted is not None:
-            found.append((str(member["id"]), format_slowdown(predicted), format_slowdown(came)))
+            found.append(
+                (
+                    escape_controls(str(member["id"])),
+                    format_slowdown(predicted),
+                    format_slowdown(came),
+                )
+            )
     return found
 
 
@@ -357,4 +363,6 @@ def _build_stall(member: Member) -> StallRow:
         name: None if stall[name] is None else round(100 * stall[name])
         for name in ("data", "host", "device", "sharing")
     }
-    return StallRow(id=str(member["id"]), text=", ".join(told) or UNKNOWN, **percents)
+    return StallRow(
+        id=escape_controls(str(member["id"])), text=", ".join(told) or UNKNOWN, **percents
+    )

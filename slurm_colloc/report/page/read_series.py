@@ -193,10 +193,10 @@ def _compute_rates(
     middles = np.arange(
         series.begin + (place + 0.5) * every_s, moments[-1] - half_s + 1e-9, every_s
     )
-    rise = np.interp(middles + half_s, moments, counts) - np.interp(
-        middles - half_s, moments, counts
-    )
-    ran_s = _read_clock(middles + half_s, clock) - _read_clock(middles - half_s, clock)
+    # By its own clock: between two readings it made no step while it was stopped.
+    own = _read_clock(moments, clock)
+    high, low = _read_clock(middles + half_s, clock), _read_clock(middles - half_s, clock)
+    rise, ran_s = np.interp(high, own, counts) - np.interp(low, own, counts), high - low
     with np.errstate(invalid="ignore", divide="ignore"):
         # Mostly stopped, it tells no rate.
         rate = np.where(ran_s >= half_s, rise / ran_s, np.nan)

@@ -7,11 +7,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.report.headline import BAD_STATES
 from slurm_colloc.report.page.page_values import PageSource, build_page
-from slurm_colloc.report.report_words import WORDS
+from slurm_colloc.report.words.report_words import WORDS
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _ABBREVIATIONS = {"ANTT", "CPUS", "DRAM", "GPU", "GPU_MEM", "MIG", "MPS", "SM", "STP"}
 _FOLDER = Path(__file__).resolve().parent
@@ -42,6 +46,7 @@ def render_page(sources: Sequence[PageSource]) -> str:
     # Numbers in little room; what could end the script is escaped all the same.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.policies["json.dumps_function"] = json.dumps
+    environment.filters["whole_options"] = _keep_options_whole
     page = build_page(sources)
     uplot_js, js = _read("uplot/uPlot.iife.min.js"), _read("page.js")
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in (uplot_js, js))
@@ -58,6 +63,16 @@ def render_page(sources: Sequence[PageSource]) -> str:
         uplot_js=Markup(uplot_js),
         js=Markup(js),
         script_hashes=Markup(hashes),
+    )
+
+
+def _keep_options_whole(text: str) -> Markup:
+    """A text in which no line breaks within `--mem=2G`; what is in it is escaped."""
+    from markupsafe import Markup, escape
+
+    option = Markup('<span class="option">{}</span>')
+    return Markup(" ").join(
+        option.format(word) if "--" in word else escape(word) for word in text.split(" ")
     )
 
 

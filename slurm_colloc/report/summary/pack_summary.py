@@ -25,6 +25,7 @@ from slurm_colloc.report.summary.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
+from slurm_colloc.report.summary.summary_shape import fits_summary
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
@@ -268,6 +269,6 @@ def read_summary(pack: Path) -> Summary | None:
         attempt = read_attempt(pack)
     except StateError:
         return None
-    if value is None or value.get("schema") != SUMMARY_SCHEMA:
+    if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
         return None
     return value if value.get("final") is True and value.get("attempt") == attempt else None

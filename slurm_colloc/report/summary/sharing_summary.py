@@ -24,6 +24,7 @@ from slurm_colloc.metrics.slowdown import (
     compute_fairness,
     compute_mean_stp,
 )
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
@@ -201,17 +202,16 @@ def _list_unknown(
     unknown = []
     by_reason: dict[str, list[str]] = {}
     for entry in there:
+        name = str(entry.member.view.member)
         if entry.member.present_s < SHORT_S:
             text = f"there for less than {SHORT_S:.0f} s, left out of STP and ANTT"
-            by_reason.setdefault(text, []).append(str(entry.member.number))
+            by_reason.setdefault(text, []).append(name)
         elif entry.slowdown is None:
-            by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(str(entry.member.number))
+            by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(name)
         if entry.solo is not None and entry.solo.source == FAMILY:
             text = "time and power alone are those of the family, and so are all figures with them"
-            by_reason.setdefault(text, []).append(str(entry.member.number))
-    for reason, numbers in by_reason.items():
-        who = "member" if len(numbers) == 1 else "members"
-        unknown.append(f"{who} {', '.join(numbers)}: {reason}")
+            by_reason.setdefault(text, []).append(name)
+    unknown += [f"{name_members(ids)}: {reason}" for reason, ids in by_reason.items()]
     if energy.window_j is None and there:
         unknown.append("energy: the GPU's could not be read over the whole time")
     if kwh_saved is None and energy.idle_power_w is None and there:

@@ -17,9 +17,9 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.report_words import WORDS, find_word
-from slurm_colloc.report.waiting_reasons import REASONS, Reason, find_reason
 from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.report.words.report_words import WORDS, find_word
+from slurm_colloc.report.words.waiting_reasons import REASONS, Reason, find_reason
 
 
 @dataclass(frozen=True)

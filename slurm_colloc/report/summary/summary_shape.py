@@ -1,0 +1,203 @@
+"""Whether what a file says is a summary: it may be damaged, or another user's; pure.
+
+Only what readers take out of it is looked at. A summary of an older csub has fewer fields, those of
+a newer one are passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slurm_colloc.metrics.attribution import Attribution
+
+Check = Callable[[Any], bool]
+_LARGEST = 1e18
+_ATTRIBUTIONS = frozenset(Attribution)
+
+
+def fits_summary(value: Any) -> bool:
+    """Whether a report can be made of it: each field that is read has the kind that it should."""
+    return _summary(value)
+
+
+def _is_number(value: Any) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and abs(value) < _LARGEST
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
+
+
+def _is_moment(value: Any) -> bool:
+    """Seconds since the epoch, as a calendar has them."""
+    return _is_number(value) and value is not None and 0 <= value < 1e11
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_attribution(value: Any) -> bool:
+    return isinstance(value, str) and value in _ATTRIBUTIONS
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _each(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _values(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is(fields: Mapping[str, Check], later: Mapping[str, Check] | None = None) -> Check:
+    """A value with these fields; those that came later may be missing."""
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        if not all(name in value and own(value[name]) for name, own in fields.items()):
+            return False
+        return all(name not in value or own(value[name]) for name, own in (later or {}).items())
+
+    return check
+
+
+def _all(check: Check, names: str) -> dict[str, Check]:
+    return dict.fromkeys(names.split(), check)
+
+
+_part = _maybe(_is({"value": _is_number, "attribution": _is_attribution}))
+_change = _is(
+    {"at": _is_moment, "came": _each(_is_count), "went": _each(_is_count)}
+    | _all(lambda v: v is not None and _is_number(v), "before_steps_per_s after_steps_per_s ratio")
+)
+_member = _is(
+    {
+        **_all(_is_count, "member starts"),
+        **_all(_is_text, "id name state"),
+        **_all(_is_number, "steps slowdown cpu_cores host_memory_peak_mb"),
+        **_all(_maybe(_is_moment), "started_at ended_at"),
+        "cause": _maybe(_is_text),
+        "rate": _is(_all(_is_number, "steps_per_s samples_per_s")),
+        "solo": _maybe(_is({"steps_per_s": _is_number})),
+        "gpu_memory_mb": _maybe(
+            _is({"peak": _is_number, "attribution": _is_attribution}, {"by": _maybe(_is_text)})
+        ),
+        "sm_share": _part,
+        "energy_j": _part,
+        "stall": _is(
+            _all(_is_number, "data host device sharing data_alone overlap alone_s")
+            | {"attribution": _maybe(_is_attribution)}
+        ),
+        "interference": _each(_change),
+        "notes": _each(_is_text),
+    },
+    {
+        **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
+        **_all(_is_number, "exit_code exit_signal"),
+        "script": _is_text,
+        "arguments": _each(_is_text),
+        "joined_at": _maybe(_is_moment),
+        "request": _is(
+            _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
+        ),
+    },
+)
+_pack = _is(
+    {
+        **_all(_is_number, "stp stp_at_least antt serial_s shared_s gpu_hours_saved kwh_saved"),
+        **_all(_is_number, "idle_power_w"),
+        **_all(_is_count, "members members_most"),
+        **_all(_maybe(_is_text), "kwh_how idle_power_from"),
+        "overlap_s": lambda value: value is not None and _is_number(value),
+        "fairness": _maybe(_is({"jain": _is_number})),
+        "unknown": _each(_is_text),
+    },
+    {
+        "prediction": _maybe(
+            _is(
+                {"members": _is_count, "over": _is_text}
+                | _all(lambda v: v is not None and _is_number(v), "predicted measured error")
+            )
+        )
+    },
+)
+_coverage = _is(
+    {
+        **_all(_is_number, "share gap_s"),
+        "not_watched": _maybe(_is_text),
+        "gaps": lambda value: isinstance(value, list),
+        "not_readable": lambda value: isinstance(value, dict),
+    }
+)
+_degree = _is(
+    {
+        "degree": _is_count,
+        "room": _maybe(_is_count),
+        "why": _maybe(_is_text),
+        **_all(_is_number, "cost_s cost_share"),
+        "curve": _each(
+            _is(
+                {"degree": _is_count}
+                | _all(_is_number, "stp worst_slowdown window_s")
+            )
+        ),
+        "decisions": _each(
+            _is({"at": _is_moment, "degree": _is_count, "reason": _is_text})
+        ),
+    }
+)  # fmt: skip
+_unexplained = _is(
+    {
+        **_all(_is_number, "measured explained rest"),
+        "members_unknown": _each(_is_count),
+    }
+)
+_spread = _maybe(
+    _is(
+        _all(lambda v: v is not None and _is_number(v), "mean p95 max")
+        | {"attribution": _is_attribution}
+    )
+)
+_window = _is(_all(_is_moment, "from to"))
+_summary = _is(
+    {
+        **_all(_is_text, "pack_id name"),
+        **_all(_maybe(_is_text), "job node"),
+        "final": _is_flag,
+        "gpu": _is(
+            {"uuid": _maybe(_is_text), "model": _maybe(_is_text), "memory_mb": _is_number}
+        ),
+        "setup": _maybe(
+            _is(_all(_is_text, "mode asked reason by") | {"notes": _each(_is_text)})
+        ),
+        "window": _maybe(lambda value: _window(value) and value["to"] >= value["from"]),
+        "coverage": _maybe(_coverage),
+        "gpu_use": _values(_spread),
+        "throttled_s": _values(_is_number),
+        "energy_j": _is_number,
+        "unexplained": _is({"sm_active": _maybe(_unexplained), "energy_j": _unexplained}),
+        "members": _each(_member),
+        "pack": _pack,
+        "notes": _each(_is_text),
+    },
+    {
+        "submission": _maybe(_is_text),
+        "degree": _maybe(_degree),
+        "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),
+    },
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""The first sentence of a report and its notes, in many situations; words and arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.report_view import render_reports
+from slurm_colloc.report.words.report_words import WORDS, find_word
+from slurm_colloc.report.words.state_meanings import explain_word
+
+from .situations import DOCUMENT, SITUATIONS, build_document, describe, is_there, make_summary
+
+
+@pytest.mark.skipif(
+    not all(map(is_there, SITUATIONS.values())), reason="the recordings are not here"
+)
+def test_the_document_has_what_is_said_of_each_situation() -> None:
+    assert len(SITUATIONS) >= 20
+    assert build_document() == DOCUMENT.read_text(), "python -m tests.report.situations"
+
+
+def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
+    text = (DOCUMENT.parent / "report.md").read_text()
+    shown = text.partition("$ csub report 54\n")[2].partition("```")[0]
+    sources = SITUATIONS["slower than the bound"].make(tmp_path)
+    assert shown == render_reports([(source.summary, None) for source in sources], 120)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SITUATIONS.items() if is_there(s)])
+def test_the_terminal_begins_with_the_sentence_and_has_the_notes(name: str, tmp_path: Path) -> None:
+    headline, notes = describe(SITUATIONS[name], tmp_path / "one")
+    sources = SITUATIONS[name].make(tmp_path / "two")
+    text = render_reports([(source.summary, None) for source in sources], 200)
+    shown = " ".join(text.split())
+    assert shown.startswith(headline)
+    assert all(note in shown for note in notes)
+    for source in sources:
+        for member in source.summary["members"]:
+            assert f"{member['id']} " in text
+
+
+def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
+    summary = make_summary(4, [1.2, 1.3, 1.4, 1.6])
+    told = tell_headline([summary], {"54/4"})
+    assert told == (
+        "54/4 ran beside 3 others at 12.5 steps/s, 1.60 times slower than alone, over the accepted "
+        "1.5."
+    )
+    some = tell_headline([summary], {"54/1", "54/4"})
+    assert some.startswith("2 trainings ran beside 2 others; they ran 1.20 to 1.60 times slower")
+    assert "one after the other" not in some
+
+
+def test_before_anything_has_started_that_is_said() -> None:
+    summary = make_summary(2)
+    for member in summary["members"]:
+        member |= {"started_at": None, "state": "PENDING", "starts": 0}
+    waiting = {**summary, "window": None, "final": False}
+    assert tell_headline([waiting]) == "None of the 2 jobs has started yet."
+    summary["members"][0] |= {"state": "RUNNING", "starts": 1}
+    assert tell_headline([waiting]) == "1 of 2 jobs has just started; nothing is measured yet."
+    for member in summary["members"]:
+        member |= {"state": "CANCELLED", "starts": 0}
+    assert tell_headline([{**waiting, "final": True}]) == (
+        "None of the 2 jobs was ever started. All 2 were cancelled (54/1, 54/2)."
+    )
+
+
+def test_nothing_that_a_user_wrote_is_in_the_sentence() -> None:
+    summary = make_summary(3)
+    for member in summary["members"]:
+        member |= {"name": "\x1b[31mEVIL", "script": "EVIL", "arguments": ["EVIL"]}
+    summary["name"] = "EVIL"
+    assert "EVIL" not in tell_headline([summary])
+
+
+def test_members_are_named_as_csub_takes_them() -> None:
+    notes = [
+        advice.say() for advice in list_advice([make_summary(7, [1.9] * 3 + [1.1] + [1.9] * 3)])
+    ]
+    assert notes[0].startswith("54/1-3,5-7 ran more than the accepted 1.5 times slower")
+    assert "--degree=6" in notes[0]
+
+
+def test_each_column_of_the_table_is_explained() -> None:
+    head = render_reports([(make_summary(2, 1.2), None)], 200).splitlines()
+    (line,) = [text for text in head if text.startswith("MEMBER")]
+    for word in line.split():
+        if word not in ("DOWN", "WAIT", "GPU"):
+            assert find_word(word) is not None, word
+    for word in ("STP", "antt", "Fairness", "gpu sm", "data wait", "slowdown", "mps", "modelled"):
+        assert "Means:" in explain_word(word)
+    assert all(text.endswith(".") for text in WORDS.values())
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        ([("--lr", "0.1"), ("--lr", "0.2")], ["--lr 0.1", "--lr 0.2"]),
+        (
+            [("--data", "/scratch/images/of/cats", "--lr", x) for x in ("1", "2")],
+            ["... --lr 1", "... --lr 2"],
+        ),
+        ([("a b", "$x"), ("c",)], ["'a b' '$x'", "c"]),
+        ([("same",), ("same",)], ["same", "same"]),
+        ([(), ()], ["", ""]),
+        ([], []),
+        ([("long-common-argument-of-all", "x"), ("long-common-argument-of-all",)],
+         ["... x", "..."]),
+        ([("--an-option-that-is-long", x) for x in ("1", "2")],
+         ["--an-option-that-is-long 1", "--an-option-that-is-long 2"]),
+    ],
+)  # fmt: skip
+def test_arguments_show_what_differs(calls: list[tuple[str, ...]], shown: list[str]) -> None:
+    assert show_arguments(calls) == shown

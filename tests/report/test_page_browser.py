@@ -1,0 +1,285 @@
+"""The page in a headless Chromium: what people do with it, and no error, request or barrier."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.render_page import render_page
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.store.pack.member_pauses import MEASURED
+
+from .generated import Truth, make_pack, write_stops
+from .generated_days import write_days
+from .situations import SITUATIONS, is_there
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if os.environ.get("CSUB_TEST_WITHOUT_BROWSER") == "1":
+    pytest.skip("CSUB_TEST_WITHOUT_BROWSER=1 asks for it", allow_module_level=True)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium (Debian: package chromium)", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+
+pytestmark = pytest.mark.browser
+
+WIDE = {"width": 1100, "height": 900}
+PHONE = {"width": 360, "height": 740}
+DARK_LINE = (0x3A, 0x42, 0x4C)
+"""The lines of the grid in dark, as page.css has them."""
+SEVERE = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        # Root's Chromium has no sandbox of its own; the page is ours.
+        chromium = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else []
+        )
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page that is open, and what went wrong with it."""
+
+    def __init__(self, browser: Any, file: Path, **options: Any) -> None:
+        self.wrong: list[str] = []
+        options.setdefault("viewport", WIDE)
+        self.page = browser.new_page(**options)
+        self.page.on("console", lambda said: self.wrong.append(f"console: {said.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", lambda shown: self.wrong.append(f"dialog: {shown.message}"))
+        self.page.on("request", lambda asked: self._note_request(asked.url, file))
+        self.page.goto(file.as_uri())
+
+    def _note_request(self, url: str, file: Path) -> None:
+        if url != file.as_uri() and not url.startswith("data:"):
+            self.wrong.append(f"request: {url}")
+
+    def count_drawn(self, colour: tuple[int, int, int] | None = None) -> int:
+        """Points of all canvases that are drawn, of one colour where that is given."""
+        found: int = self.page.evaluate(
+            """(colour) => [...document.querySelectorAll("canvas")].reduce((sum, canvas) => {
+                const { width, height } = canvas;
+                const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+                let drawn = 0;
+                for (let i = 0; i < data.length; i += 4) {
+                    const same = !colour || colour.every((c, k) => c === data[i + k]);
+                    if (data[i + 3] && same) drawn += 1;
+                }
+                return sum + drawn;
+            }, 0)""",
+            None if colour is None else list(colour),
+        )
+        return found
+
+    def find_barriers(self) -> list[str]:
+        """What axe-core takes for serious or worse."""
+        results = axe.Axe().run(self.page)
+        return [
+            f"{found['id']}: {[node['html'][:120] for node in found['nodes'][:3]]}"
+            for found in results.response["violations"]
+            if found["impact"] in SEVERE
+        ]
+
+    def close(self) -> None:
+        self.page.close()
+        assert self.wrong == []
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of three: one that comes later, pauses, a failure, hostile names."""
+    folder = tmp_path_factory.mktemp("page")
+    truths = [
+        Truth(1, 0, 120, lambda at: 20 if at < 60 else 12, stops=[(70.0, 71.0), (80.0, 90.0)]),
+        Truth(2, 60, 120, lambda _: 9),
+        Truth(3, 60, 110, lambda _: 9),
+    ]
+    names = ["resnet", "</script><img src=http://x.invalid/ onerror=alert(1)>", "vit"]
+    pack = make_pack(folder, truths, names=names, failed=[3], predicted={1: 1.4, 2: 1.5, 3: 1.5})
+    write_stops(pack, truths, MEASURED)
+    file = folder / "page.html"
+    file.write_text(render_page([PageSource(build_summary(pack, folder), pack)]))
+    return file
+
+
+@pytest.fixture
+def opened(browser: Any, page_file: Path) -> Iterator[Opened]:
+    found = Opened(browser, page_file)
+    yield found
+    found.close()
+
+
+def read_shown(opened: Opened) -> tuple[float, float]:
+    low, _, high = opened.page.locator(".charts").get_attribute("data-shown").partition("-")
+    return float(low), float(high)
+
+
+def test_what_is_wrong_with_a_page_is_seen(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bad.html"
+    file.write_text(
+        '<html><body><img src="http://x.invalid/a.png"><p style="color:#ccc">pale</p>'
+        "<script>console.log('said'); throw new Error('broken')</script></body></html>"
+    )
+    opened = Opened(browser, file)
+    for kind in ("console: said", "error: broken", "request: http://x.invalid/a.png"):
+        assert any(kind in wrong for wrong in opened.wrong), opened.wrong
+    assert {"color-contrast", "image-alt"} <= {
+        barrier.partition(":")[0] for barrier in opened.find_barriers()
+    }
+    opened.page.close()
+
+
+def test_everything_is_drawn(opened: Opened) -> None:
+    titles = opened.page.locator(".figure h3").all_inner_texts()
+    assert titles == ["Members on the GPU", "Rate", "GPU activity", "GPU memory", "Power"]
+    assert opened.page.locator("canvas").count() == 5
+    assert opened.count_drawn() > 10_000
+    names = opened.page.locator(".chart").evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert "4711/2 from 1:00 to 2:00" in names[0]
+    assert all(names)
+
+
+def test_pointing_at_a_moment_tells_who_was_there_and_how_fast(opened: Opened) -> None:
+    chart = opened.page.locator(".chart .u-over").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    opened.page.mouse.move(box["x"] + 0.70 * box["width"], box["y"] + 10)
+    told = opened.page.locator(".figure p").all_inner_texts()
+    assert "4711/1 (paused to measure others)" in told[0]
+    assert "4711/2" in told[0]
+    assert told[1].startswith("1:2")
+    assert "4711/2 9" in told[1]
+    assert "SM 50 %" in told[2]
+    opened.page.mouse.move(5, 5)
+    assert "Each bar is a member" in opened.page.locator(".figure p").first.inner_text()
+
+
+def test_dragging_the_buttons_and_the_keys_zoom_all_charts_of_a_pack(opened: Opened) -> None:
+    assert read_shown(opened) == (0.0, 120.0)
+    chart = opened.page.locator(".chart .u-over").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    opened.page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 10)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 10, steps=5)
+    opened.page.mouse.up()
+    low, high = read_shown(opened)
+    assert low == pytest.approx(30, abs=3)
+    assert high == pytest.approx(90, abs=3)
+    opened.page.get_by_role("button", name="All", exact=True).click()
+    assert read_shown(opened) == (0.0, 120.0)
+    opened.page.get_by_role("button", name="Zoom in").click()
+    assert read_shown(opened) == (30.0, 90.0)
+    opened.page.locator(".chart").nth(2).focus()
+    for key, shown in (
+        ("ArrowRight", (60.0, 120.0)), ("ArrowRight", (60.0, 120.0)), ("ArrowLeft", (30.0, 90.0)),
+        ("+", (45.0, 75.0)), ("Home", (0.0, 120.0)), ("-", (0.0, 120.0)),
+    ):  # fmt: skip
+        opened.page.keyboard.press(key)
+        assert read_shown(opened) == shown, key
+    chart.dblclick()
+    assert "Shown: 0:00 to 2:00 of 2:00" in opened.page.locator(".shown").inner_text()
+
+
+def test_the_filter_leaves_the_members_that_match(opened: Opened) -> None:
+    before = opened.count_drawn()
+    opened.page.get_by_label("Show only").fill("FAILED")
+    rows = opened.page.locator("#table tbody tr:visible")
+    assert rows.count() == 1
+    assert "4711/3" in rows.first.inner_text()
+    assert opened.page.locator("#filtered").inner_text() == "1 of 3"
+    assert opened.page.locator(".legend").first.inner_text() == "4711/3"
+    assert opened.count_drawn() < before
+    opened.page.get_by_label("Show only").fill("no such member")
+    assert rows.count() == 0
+    opened.page.get_by_label("Show only").fill("")
+    assert rows.count() == 3
+    assert opened.count_drawn() == before
+
+
+def test_a_hint_leads_to_its_word(opened: Opened) -> None:
+    link = opened.page.locator("#table a", has_text="Slowdown")
+    assert "times slower than alone" in link.get_attribute("title")
+    assert not opened.page.locator("#word-SLOWDOWN").is_visible()
+    link.focus()
+    opened.page.keyboard.press("Enter")
+    opened.page.locator("#word-SLOWDOWN").wait_for(state="visible")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_light_and_dark_wide_and_narrow_no_one_is_shut_out(
+    browser: Any, page_file: Path, scheme: str, size: dict[str, int]
+) -> None:
+    opened = Opened(browser, page_file, color_scheme=scheme, viewport=size)
+    for details in opened.page.locator("details").all():
+        details.evaluate("one => { one.open = true; }")
+    assert opened.find_barriers() == []
+    width = opened.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= size["width"], "only the table scrolls to the side"
+    assert opened.count_drawn() > 5_000
+    opened.close()
+
+
+def test_the_other_theme_is_a_button_away(opened: Opened) -> None:
+    def read_back() -> str:
+        back: str = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return back
+
+    assert read_back() == "rgb(255, 255, 255)"
+    opened.page.get_by_role("button", name="Show dark").click()
+    assert read_back() != "rgb(255, 255, 255)"
+    assert opened.find_barriers() == []
+    opened.page.get_by_role("button", name="Show light").click()
+    assert read_back() == "rgb(255, 255, 255)"
+
+
+def test_it_prints_in_black_on_white_without_its_buttons(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file, color_scheme="dark")
+    assert opened.count_drawn(DARK_LINE) > 100
+    # As a browser does it: the pictures are drawn before the paper's colours hold.
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.count_drawn(DARK_LINE) == 0
+    opened.page.emulate_media(media="print")
+    assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+    assert opened.page.locator("button:visible").count() == 0
+    assert opened.page.pdf(format="A4").startswith(b"%PDF")
+    opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    opened.close()
+
+
+@pytest.mark.parametrize("name", [n for n, s in SITUATIONS.items() if is_there(s)])
+def test_each_situation_opens_without_an_error_or_a_barrier(
+    browser: Any, name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(render_page(SITUATIONS[name].make(tmp_path)))
+    opened = Opened(browser, file)
+    assert opened.page.locator(".headline").inner_text()
+    assert opened.find_barriers() == []
+    opened.close()
+
+
+def test_a_day_of_many_packs_is_drawn(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(render_page(write_days(tmp_path, packs=3, hours=6, members=3)))
+    opened = Opened(browser, file)
+    assert opened.page.locator("canvas").count() == 15
+    opened.page.get_by_role("button", name="Zoom in").nth(1).click()
+    shown = opened.page.locator(".charts").evaluate_all("all => all.map(b => b.dataset.shown)")
+    assert shown == ["0.0-21600.0", "5400.0-16200.0", "0.0-21600.0"], "each pack by itself"
+    opened.close()
