@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import layout
@@ -26,9 +27,8 @@ def hook_mlflow(module: ModuleType) -> None:
     """Note runs of mlflow.start_run, by itself or by autologging."""
 
     def describe(run: Any) -> dict[str, Any]:
-        import mlflow
-
-        return {"run": run.info.run_id, "uri": mlflow.get_tracking_uri()}
+        uri = sys.modules["mlflow"].get_tracking_uri()
+        return {"run": run.info.run_id, "uri": uri}
 
     _wrap(module, "start_run", "mlflow", describe)
 

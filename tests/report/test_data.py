@@ -83,15 +83,14 @@ def test_a_summary_of_an_older_csub_is_completed_from_what_the_pack_keeps(tmp_pa
     }
     for member in value["members"]:
         assert new <= member.keys()
-        for name in (*new, "together_slowdown", "stall"):
+        for name in (*new, "together_slowdown"):
             del member[name]
-    del value["gpu_use"]
     summary_path(pack).write_text(json.dumps(value))
     summary = summarise(tmp_path, pack)
     assert summary["members"][1]["arguments"] == ["--lr", "0.2"]
     assert summary["members"][1]["started_time"] == "2023-11-14T22:14:20.000Z"
     row = build_member_rows([(summary, {2})])[0]
-    assert (row["node"], row["exit_code"], row["data_wait_share"]) == ("node1", 1, None)
+    assert (row["node"], row["exit_code"], row["together_slowdown"]) == ("node1", 1, None)
 
 
 def test_a_formula_in_a_name_or_an_argument_is_none_in_a_spreadsheet(tmp_path: Path) -> None:
