@@ -18,6 +18,7 @@ from benchmarks.dividing import measure_dividing
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
+from benchmarks.layouts import measure_layouts
 from benchmarks.leftovers import measure_leftovers
 from benchmarks.measuring import (
     Section,
@@ -67,6 +68,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
         yield measure_planning_calls()
     if "sums" in chosen:
         yield measure_sums()
+    if "layouts" in chosen:
+        yield measure_layouts()
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -83,8 +86,16 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
     names = [
-        "startup", "hooks", "dividing", "leftovers", "instrument", "planning", "sums", *GROUPS,
-    ]  # fmt: skip
+        "startup",
+        "hooks",
+        "dividing",
+        "leftovers",
+        "instrument",
+        "planning",
+        "layouts",
+        "sums",
+        *GROUPS,
+    ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

@@ -63,6 +63,8 @@ class Settings:
         hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
             node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
             alone) or `never`.
+        mig: The nodes' prologs cut GPUs into MIG instances: `share = "auto"` uses them for jobs
+            that MPS does not hold (docs/mig.md).
         hook_feature: The node feature by which Slurm knows nodes with hooks; empty for none.
         slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
             matches the running Slurm, else the commands).
@@ -95,6 +97,7 @@ class Settings:
     gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join: str = "auto"
     hooks: str = "auto"
+    mig: bool = False
     hook_feature: str = ""
     slurm_access: str = "auto"
     monitor: bool = True

@@ -44,6 +44,9 @@ def build_feedback(
     mode = run.view.record.mode
     if run.setup is None or run.setup.mode != mode.value or mode is SharingMode.EXCLUSIVE:
         return None
+    if mode is SharingMode.MIG:
+        # Behind walls nothing is learned of what members do to each other.
+        return None
     if run.gpu_model is None:
         return None
     expected = {entry.member.number: _find_expected(entry) for entry in figures}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_colloc.model.mig.layout_words import LAYOUT
+from slurm_colloc.model.mig.layout_grammar import LAYOUT
 
 COMMENT_MAX_BYTES = 1024
 """A longer comment is refused by Slurm at submission, and holds no token for us."""

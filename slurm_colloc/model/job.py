@@ -77,6 +77,7 @@ class Job:
             None for none.
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
+        needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
     number: int
@@ -112,6 +113,7 @@ class Job:
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
+    needs_wall: bool = False
 
     @property
     def is_unlimited(self) -> bool:

@@ -159,6 +159,8 @@ class Policy:
             server takes no more.
         modes: Sharing modes that may be chosen from; none means `mode` alone.
         is_small_for_queue: `degree_max` is lower than it would be, as smaller packs wait less.
+        may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
+            for: the site's nodes make them.
     """
 
     degree: int = 4
@@ -178,6 +180,37 @@ class Policy:
     degree_max: int = MPS_CLIENTS_MAX
     modes: tuple[SharingMode, ...] = ()
     is_small_for_queue: bool = False
+    may_cut: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedSeat:
+    """One seat of a planned MIG layout: a compute instance, mostly of a GPU instance of its own.
+
+    Attributes:
+        word: As the layout names it, `3g`.
+        profile: The profile of its GPU instance by the tables; NVML's on the node is what counts.
+        instance: The number of its GPU instance in the layout.
+        start: The first memory slice of that.
+        size: Its memory slices.
+        memory_mb: Its memory (MiB); None where the GPU is not known.
+        sms: What it computes with.
+        gpu_slices: Memory slices of the whole GPU.
+    """
+
+    word: str
+    profile: str
+    instance: int
+    start: int
+    size: int
+    memory_mb: int | None
+    sms: int
+    gpu_slices: int
+
+
+def name_seat(word: str, number: int) -> PlannedSeat:
+    """A seat of which only its word is left, in a plan that is taken up again."""
+    return PlannedSeat(word, word, number, 0, 0, None, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -196,6 +229,8 @@ class MemberPlan:
             showed; None where that is the same.
         solo_steps_per_s: Its rate alone on the whole GPU; None where unknown.
         max_slowdown: The slowdown that is accepted for it; None where that was not said.
+        instance: The word of its MIG instance, or of one that it may have once it no longer
+            waits; empty where it has none.
     """
 
     job_index: int
@@ -208,6 +243,7 @@ class MemberPlan:
     solo_steps_per_s: float | None = None
     max_slowdown: float | None = None
     model_slowdown: float | None = None
+    instance: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,6 +283,7 @@ class PackPlan:
         predicted_finish_s: Seconds from its start to the end of its last member; None where
             unknown.
         known: The loads of all members are known, and so is how far they slow each other down.
+        layout: The MIG instances for those that run at once; none in other modes.
     """
 
     members: tuple[MemberPlan, ...]
@@ -258,6 +295,7 @@ class PackPlan:
     reasons: tuple[str, ...]
     predicted_finish_s: float | None = None
     known: bool = False
+    layout: tuple[PlannedSeat, ...] = ()
 
 
 @dataclass(frozen=True)

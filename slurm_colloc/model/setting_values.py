@@ -37,7 +37,17 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "goal": GOAL_CHOICES,
     "planner": RULE_CHOICES,
     "activity_source": ACTIVITY_CHOICES,
-    "share": ("auto", "mps", "mps!", "timeslice", "timeslice!", "exclusive", "exclusive!"),
+    "share": (
+        "auto",
+        "mps",
+        "mps!",
+        "mig",
+        "mig!",
+        "timeslice",
+        "timeslice!",
+        "exclusive",
+        "exclusive!",
+    ),
 }
 
 

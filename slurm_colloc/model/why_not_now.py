@@ -12,6 +12,9 @@ from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_r
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 
 PREPARING_GPU = "its GPU is being prepared"
+CHANGING_INSTANCES = "the MIG instances of its GPU are being changed"
+NO_INSTANCE = "waits for a MIG instance"
+"""What a runner writes down of a member that fits none of the free instances."""
 ONE_AT_A_TIME = "one member at a time"
 """What the setup says where the GPU takes no second process."""
 
@@ -129,7 +132,8 @@ def is_obstacle(text: str) -> bool:
 
 def is_waiting_reason(text: str) -> bool:
     """Whether a runner has written down why a member waits, and not why it starts again."""
-    return is_obstacle(text) or is_degree_reason(text) or is_time_reason(text)
+    is_of_instances = text.startswith(NO_INSTANCE)
+    return is_of_instances or is_obstacle(text) or is_degree_reason(text) or is_time_reason(text)
 
 
 def read_dependency(reason: str) -> str:

@@ -53,13 +53,19 @@ class GpmReader:
         nvml: The binding.
         handle: The GPU.
         metrics: What to read, as in METRICS.
+        gpu_instance: Read this MIG instance of it, by NVML's id; None for the GPU itself.
     """
 
     def __init__(
-        self, nvml: Any, handle: Any, metrics: Sequence[tuple[int, str, float]] = METRICS
+        self,
+        nvml: Any,
+        handle: Any,
+        metrics: Sequence[tuple[int, str, float]] = METRICS,
+        gpu_instance: int | None = None,
     ) -> None:
         self._nvml = nvml
         self._handle = handle
+        self._gpu_instance = gpu_instance
         self._taken_at: float | None = None
         # Which ids a binding knows depends on its age: the structure ends where they end.
         self._metrics = [one for one in metrics if one[0] < nvml.NVML_GPM_METRIC_MAX]
@@ -83,7 +89,10 @@ class GpmReader:
         if self._taken_at is not None and now - self._taken_at < SHORTEST_S:
             return self._found
         older, newer = self._samples
-        nvml.nvmlGpmSampleGet(self._handle, newer)
+        if self._gpu_instance is None:
+            nvml.nvmlGpmSampleGet(self._handle, newer)
+        else:
+            nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, newer)
         taken_at, self._taken_at = self._taken_at, now
         self._samples = [newer, older]
         self._found = {}

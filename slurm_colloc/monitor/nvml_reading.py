@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
 from slurm_colloc.monitor.capabilities import GPU_CODES, Capabilities
 from slurm_colloc.monitor.gpu_reading import GpuReader, Lost, Value, decode
+from slurm_colloc.monitor.instance_reading import InstanceReader
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+MIG_PREFIX = "MIG-"
+"""What UUIDs of MIG instances begin with."""
 
 REOPEN_S = (2.0, 5.0, 10.0, 30.0, 60.0)
 """How long to wait before NVML, or a GPU that was lost, is tried again."""
@@ -60,7 +64,7 @@ class NvmlReader:
         self._capabilities = capabilities
         self._nvml: ModuleType | None = None
         self._chosen: tuple[str, ...] = ()
-        self._gpus: dict[str, GpuReader] = {}
+        self._gpus: dict[str, GpuReader | InstanceReader] = {}
         self._retry: dict[str, tuple[float, int, str]] = {}
 
     def read(self, uuids: Sequence[str], *, with_processes: bool) -> NvmlSample:
@@ -79,6 +83,7 @@ class NvmlReader:
             wanted = tuple(uuids) or self._choose_own(nvml)
             if not wanted:
                 sample.problems["nvml"] = self._retry["choice"][2]
+            self.forget(wanted)
             for uuid in wanted:
                 self._read_gpu(nvml, uuid, sample, with_processes)
         except Lost as lost:
@@ -134,9 +139,10 @@ class NvmlReader:
         try:
             gpu = self._gpus.get(uuid)
             if gpu is None:
-                gpu = self._gpus[uuid] = GpuReader(nvml, uuid, self._capabilities)
+                gpu = self._gpus[uuid] = self._open_reader(nvml, uuid)
             sample.gpus[uuid] = gpu.read()
-            sample.models[uuid] = gpu.model
+            if isinstance(gpu, GpuReader):
+                sample.models[uuid] = gpu.model
             if with_processes:
                 processes = gpu.read_processes()
                 if processes is not None:
@@ -151,6 +157,17 @@ class NvmlReader:
             gpu = self._gpus.pop(uuid, None)
             if gpu is not None:
                 gpu.close()
+
+    def _open_reader(self, nvml: ModuleType, uuid: str) -> GpuReader | InstanceReader:
+        if uuid.startswith(MIG_PREFIX):
+            return InstanceReader(nvml, uuid)
+        return GpuReader(nvml, uuid, self._capabilities)
+
+    def forget(self, uuids: Sequence[str]) -> None:
+        """Give back what is held of MIG instances that are not among these any more."""
+        for uuid in [one for one in self._gpus if one.startswith(MIG_PREFIX)]:
+            if uuid not in uuids:
+                self._gpus.pop(uuid).close()
 
     def _must_wait(self, what: str) -> bool:
         return what in self._retry and time.monotonic() < self._retry[what][0]

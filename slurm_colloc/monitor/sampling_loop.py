@@ -16,7 +16,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
-from slurm_colloc.monitor.nvml_reading import PATIENCE_S, GpuWatch, NvmlSample
+from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
@@ -206,10 +206,11 @@ class Loop:
         general = sample.problems.get("nvml", "")
         self._gaps.note("nvml", at, general and f"gpu: {general}")
         known = dict.fromkeys((*self._uuids, *self._record.gpus, *sample.gpus))
-        self._record.gpus = list(known)
+        whole = [uuid for uuid in known if not uuid.startswith(MIG_PREFIX)]
+        self._record.gpus = whole
         self._record.gpu_models.update(sample.models)
         self._last_gpus = {}
-        self._follow_activity(list(known))
+        self._follow_activity(whole)
         for uuid in known:
             problem = sample.problems.get(uuid, "")
             self._gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
@@ -267,7 +268,7 @@ class Loop:
             if setup is not None:
                 # Where no UUID could be read these are numbers of Slurm's.
                 gpus = tuple(one for one in setup.gpus if one.startswith(("GPU-", "MIG-")))
-                self._uuids = gpus
+                self._uuids = (*gpus, *(one.uuid for one in setup.instances))
                 self._record.mode = setup.mode
             self._setup_stamp = stamp
 
@@ -334,7 +335,11 @@ def _join(sample: NvmlSample) -> dict[int, float | None] | None:
     if not sample.processes:
         return None
     joined: dict[int, float | None] = {}
-    for processes in sample.processes.values():
+    has_instances = any(uuid.startswith(MIG_PREFIX) for uuid in sample.processes)
+    for uuid, processes in sample.processes.items():
+        if has_instances and not uuid.startswith(MIG_PREFIX):
+            # The same processes once more, where NVML tells them of the whole GPU at all.
+            continue
         for pid, size in processes.items():
             known = joined.get(pid, 0.0)
             joined[pid] = None if size is None or known is None else known + size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from slurm_colloc.model.plan import Goal, PackPlan, Rule
+from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -19,6 +19,8 @@ from slurm_colloc.planning.job_needs import (
 from slurm_colloc.planning.limits.broken_limits import Weighing
 from slurm_colloc.planning.limits.gpu_limits import build_limits, list_modes
 from slurm_colloc.planning.limits.lone_reasons import Declining
+from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
+from slurm_colloc.planning.mig.layout_packs import merge_parts
 from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
 from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
 from slurm_colloc.planning.priced_packs import Priced, Setting, Subject
@@ -132,6 +134,8 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
     waiting = plan_waiting(question, weighing, parts)
     if not isinstance(waiting, str):
         return waiting
+    if weighing.limits.has_instances:
+        parts = tuple(merge_parts(question, subjects, parts, weighing.limits))
     names = [question.jobs[s.index].name for s in subjects]
     labels = label_jobs((job.name, job.number) for job in question.jobs)
     declining = Declining(weighing, names, [labels[s.index] for s in subjects], parts)
@@ -146,7 +150,7 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
             continue
         order = sorted(members, key=lambda i: (-subjects[i].run_s, subjects[i].index))
         priced = weighing.pricing.price(order)
-        assert priced is not None
+        assert priced is not None or weighing.limits.has_instances
         is_full = len(order) == weighing.limits.members and len(parts) > 1
         closing = f"full with {len(order)} members" if is_full else ""
         pack = build_known_pack(question, [subjects[i] for i in order], priced, closing)
@@ -159,9 +163,17 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
 
 
 def build_known_pack(
-    question: Question, members: Sequence[Subject], priced: Priced, closing_reason: str = ""
+    question: Question, members: Sequence[Subject], priced: Priced | None, closing_reason: str = ""
 ) -> PackPlan:
-    """The pack of these members, in their order, in the setting that was chosen for it."""
+    """The pack of these members, in their order, in the setting that was chosen for it.
+
+    Where that is MIG, its instances need not be equal; without a setting it has unequal ones.
+    """
+    if priced is None or priced.setting.mode is SharingMode.MIG:
+        planned = plan_seats(question, members)
+        assert planned is not None
+        needs = build_needs(question, members)
+        return build_instance_pack(question, needs, members, planned, closing_reason)
     prediction = build_prediction(
         question, members, priced.setting, priced.slowdowns, priced.duration_s
     )
@@ -223,11 +235,17 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
             )
             continue
         chosen = [subjects[i] for i in members]
+        sums = other_rules.describe_sums(policy.rule, chosen)
+        told = f"the rule {policy.rule} put them together: {sums}"
+        if policy.mode is SharingMode.MIG:
+            planned = plan_seats(question, chosen)
+            assert planned is not None
+            needs = build_needs(question, chosen)
+            packs.append(build_instance_pack(question, needs, chosen, planned, notes=[told]))
+            continue
         setting = Setting(policy.mode, (None,) * len(chosen))
         slowdowns, finish_s = other_rules.predict_pack(chosen, setting, question.calibration)
         prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
-        sums = other_rules.describe_sums(policy.rule, chosen)
-        told = f"the rule {policy.rule} put them together: {sums}"
         prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))
         # What no bound was heeded for is not ended at one either.
         bound = max(policy.slowdown_bound, SLOWDOWN_MARGIN * max(slowdowns or (1.0,)))

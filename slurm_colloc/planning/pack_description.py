@@ -31,12 +31,13 @@ def describe_setting(
     spread = f"{high:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
     progress = sum(1.0 / slowdown for slowdown in slowdowns)
     return (
-        f"{text}: predicted slowdown {spread} ({_describe_bounds(bounds)}), "
+        f"{text}: predicted slowdown {spread} ({describe_bounds(bounds)}), "
         f"{progress:.1f} times one alone"
     )
 
 
-def _describe_bounds(bounds: Sequence[float]) -> str:
+def describe_bounds(bounds: Sequence[float]) -> str:
+    """The slowdowns that members accept, in words; `no bound` where there are none."""
     if not bounds:
         return "no bound"
     low, high = f"{min(bounds):g}", f"{max(bounds):g}"

@@ -20,7 +20,6 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.planning.job_needs import Need, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.planning.priced_packs import compute_instance_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
 
 MEASURED = (
@@ -82,12 +81,16 @@ def compute_overload(
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
     if mode is SharingMode.MIG and usable is not None and at_once > 1:
-        largest = max(need.gpu_memory_mb or 0 for need in members)
-        room_mb = compute_instance_mb(usable, at_once)
-        if largest > room_mb:
+        from slurm_colloc.planning.mig.choose_layout import find_misfit
+        from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
+
+        needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
+        misfit = find_misfit(needs_mb, choose_planned_gpu(capacity.gpu_memory_mb))
+        if misfit is not None:
+            largest, room_mb = misfit
             return (
-                f"one needs {largest} MB of GPU memory, each of {at_once} MIG instances "
-                f"has {room_mb} MB"
+                f"one needs {largest} MB of GPU memory, and with {at_once} MIG instances the "
+                f"largest that is left for it has room for {room_mb} MB"
             )
     return ""
 

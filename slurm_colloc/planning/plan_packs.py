@@ -21,7 +21,14 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.job_needs import Need, Question, choose_time_limit_s, compute_need
+from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    choose_time_limit_s,
+    compute_need,
+    compute_needs,
+)
 from slurm_colloc.planning.limits.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.unknown_packs import plan_unknown
@@ -75,6 +82,8 @@ def plan(
             packs.append(build_lone_pack(index, job, why))
     for indices in buckets:
         packs += _plan_bucket(question, indices)
+    if policy.may_cut:
+        packs = _add_walls(question, packs)
     ordered = tuple(sorted(packs, key=find_first))
     packs_at_once = None
     reasons: list[str] = []
@@ -93,6 +102,31 @@ def plan(
     if policy.rule is not Rule.CSUB and buckets:
         reasons.append(f"packs were made by the rule {policy.rule}, for comparison")
     return Plan(ordered, packs_at_once, tuple(reasons))
+
+
+def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
+    """The packs, with MIG instances for jobs that would run alone because MPS does not hold them.
+
+    Only where the site's nodes make instances, and in a call of several jobs.
+    """
+    lone = [pack.members[0].job_index for pack in packs if len(pack.members) == 1]
+    jobs = list(question.jobs)
+    for index in lone:
+        if jobs[index].needs_wall:
+            jobs[index] = dataclasses.replace(jobs[index], alone_because="")
+    freed = dataclasses.replace(question, jobs=jobs)
+    buckets: dict[object, list[int]] = {}
+    for index, key in find_keys(freed).items():
+        if index in lone:
+            buckets.setdefault(key, []).append(index)
+    found: list[PackPlan] = []
+    for indices in buckets.values():
+        if len(indices) > 1:
+            from slurm_colloc.planning.mig.walls_for_lone_jobs import find_walled
+
+            found += find_walled(freed, indices)
+    walled = {member.job_index for pack in found for member in pack.members}
+    return [pack for pack in packs if pack.members[0].job_index not in walled] + found
 
 
 def describe_groups(count: int) -> str:
@@ -230,6 +264,11 @@ def _plan_bucket(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     if len(indices) == 1:
         # It gets what it asked for: no share of a node, no stretched time.
         return [build_lone_pack(indices[0], question.jobs[indices[0]], _NOBODY)]
+    layout = ShareRequest.parse(question.policy.share).layout
+    if layout and question.policy.mode is SharingMode.MIG:
+        from slurm_colloc.planning.mig.layout_packs import plan_on_layout
+
+        return plan_on_layout(question, compute_needs(question, indices), layout)
     if question.policy.rule is Rule.CSUB and (
         question.calibration is None or not question.profiles
     ):

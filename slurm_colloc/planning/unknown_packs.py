@@ -7,7 +7,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
-from slurm_colloc.planning.job_needs import Need, Question, compute_needs, has_only_rate
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    build_subject,
+    compute_needs,
+    has_only_rate,
+)
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.pack_request import (
     build_lone_pack,
@@ -113,6 +119,8 @@ def build_unknown_pack(
     profiles = [question.profiles.get(need.index) for need in needs]
     is_heeded = question.calibration is not None
     rates = [profile.steps_per_s if profile else None for profile in profiles]
+    if question.policy.mode is SharingMode.MIG and len(needs) > 1:
+        return _build_on_instances(question, needs, closing_reason)
     pack = build_pack(
         question.jobs,
         needs,
@@ -132,6 +140,18 @@ def build_unknown_pack(
         "is unknown on this GPU (none before Hopper has GPM): the pack is measured as it runs"
     )
     return dataclasses.replace(pack, reasons=(*pack.reasons, reason))
+
+
+def _build_on_instances(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
+    """The pack of these jobs on the layout that suits what is known of them."""
+    # Only packs with MIG instances wait for it.
+    from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
+
+    subjects = [build_subject(question, need.index) for need in needs]
+    degree = choose_degree(needs, question.capacity, question.policy)
+    planned = plan_seats(question, subjects, at_once=degree)
+    assert planned is not None
+    return build_instance_pack(question, needs, subjects, planned, closing_reason)
 
 
 def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Need], str]]:

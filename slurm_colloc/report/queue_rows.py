@@ -187,6 +187,7 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "thread_percentage": use.thread_percentage if use else None,
         "gpu_memory_limit_mb": use.gpu_memory_limit_mb if use else None,
         "is_mps_client": use.is_mps_client if use else None,
+        "mig_instance": (use.instance or None) if use else None,
         "cpus": list(record.cpus) if record else [],
         "starts": record.starts if record else 0,
         "started_at": record.started_at if record else None,

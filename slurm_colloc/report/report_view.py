@@ -158,6 +158,11 @@ def _build_rows(
             any(calls),
         ),
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
+        (
+            Column("INSTANCE", is_number=False),
+            lambda m: (m.get("mig") or {}).get("profile") or "",
+            any(m.get("mig") for m in members),
+        ),
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
         (
             Column("ALONE"),

@@ -100,10 +100,36 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
             times = "once" if setup.restarts == 1 else f"{setup.restarts} times"
             told.append(f"started again {times}")
         lines.append(f"  MPS:      {_describe_daemon(setup.by)}: {', '.join(told)}")
+    if setup.instances:
+        lines.append(f"  MIG:      {'+'.join(one.profile for one in setup.instances)}")
+        seated = _find_seated(view)
+        lines += [
+            f"            {one.profile} {one.uuid} ({one.memory_mb} MB, {one.sms} SMs): "
+            f"{seated.get(one.uuid, 'free')}"
+            for one in setup.instances
+        ]
+        if setup.can_change:
+            lines.append("            changed for members that wait for a larger one")
     if setup.gpus and setup.gpu_name:
         lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
     lines += [f"  Note:     {note}" for note in setup.notes]
     return lines
+
+
+def _find_seated(view: PackView) -> dict[str, str]:
+    """Which member has which MIG instance, by the UUID of that; the last where several had it."""
+    found: dict[str, str] = {}
+    for member in view.members:
+        use = member.record.gpu if member.record else None
+        if use is None or not use.instance:
+            continue
+        is_over = member.record is not None and member.record.is_final
+        who = str(member.member)
+        if is_over:
+            who = f"{who} (ended)" if use.uuids[0] not in found else ""
+        if who:
+            found[use.uuids[0]] = who
+    return found
 
 
 def _list_degree(view: PackView, state: StateReader) -> list[str]:
@@ -127,6 +153,9 @@ def _render_gpu_use(use: GpuUse | None) -> str:
     if use is None:
         return ""
     parts = [use.mode]
+    if use.instance:
+        of_mb = f", {format_mb(use.gpu_memory_limit_mb)}" if use.gpu_memory_limit_mb else ""
+        return f"{use.mode}, {use.instance} {', '.join(use.uuids)}{of_mb}"
     if use.thread_percentage is not None:
         parts.append(f"threads at most {use.thread_percentage} %")
     if use.gpu_memory_limit_mb is not None:

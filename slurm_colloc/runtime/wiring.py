@@ -203,7 +203,8 @@ def build_parts(
     rates = WindowRates(monitor.find_progress)
 
     def find_obstacle() -> str:
-        return find_measuring_obstacle(record, settings, monitor.obstacle)
+        unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
+        return gpu_mode.why_unmeasured or unwatched
 
     progress = ProgressReader(
         pack,

@@ -239,7 +239,12 @@ def _own(name: str, argument: Argument, concern: Concern, reason: str) -> Option
 OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members run on the GPU at the same time"),
     _own("pack-size", _REQ, Concern.GROUP, "members per pack; those above the degree wait in it"),
-    _own("share", _REQ, Concern.GROUP, "auto, mps, timeslice, exclusive; mps! forbids a fallback"),
+    _own(
+        "share",
+        _REQ,
+        Concern.GROUP,
+        "auto, mps, mig, mig=3g+2g, timeslice, exclusive; with ! no fallback",
+    ),
     _own("max-slowdown", _REQ, Concern.MEMBER, "the slowdown that the job accepts, 1 or more"),
     _own("gpu-mem", _REQ, Concern.MEMBER, "the GPU memory that the job needs, as in 10G"),
     _own(

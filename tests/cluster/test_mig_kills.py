@@ -149,7 +149,7 @@ def resume(cluster: Sandbox) -> None:
 
 def recover(cluster: Sandbox) -> None:
     """What the unit of systemd does, or an administrator after a drain."""
-    subprocess.run(
+    ended = subprocess.run(
         [
             *(sys.executable, "-I", "-B", "-m", "slurm_colloc.host.lifecycle", "recover"),
             *("--run-directory", str(run_directory(cluster))),
@@ -160,9 +160,11 @@ def recover(cluster: Sandbox) -> None:
             "SLURMD_NODENAME": cluster.node_names[0],
         },
         capture_output=True,
+        text=True,
         timeout=120,
-        check=True,
+        check=False,
     )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def describe_gpus(cluster: Sandbox) -> object:

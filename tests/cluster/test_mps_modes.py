@@ -66,8 +66,8 @@ def test_the_settings_and_the_script_say_how_to_share(mps_user: CsubUser) -> Non
         (
             ("--share=mpi", "t.sh", "t.sh"),
             (
-                "the command line: --share=mpi is none of auto, mps, timeslice, exclusive: mps! "
-                "forbids any other mode instead"
+                "the command line: --share=mpi is none of auto, mps, mig, timeslice, exclusive: "
+                "mps! forbids any other mode instead, mig=3g+2g+1g+1g names MIG instances"
             ),
         ),
         (

@@ -156,7 +156,7 @@ class MigDouble:
 
     def _has_media(self, state: MigGpu) -> bool:
         return any(
-            profile is not None and profile.media_extensions
+            profile.media_extensions
             for one in state.instances or ()
             if (profile := state.find_profile(one.profile_id)) is not None
         )

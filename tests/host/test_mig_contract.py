@@ -12,8 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.host.mig.cut_gpu import read_one
+from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mig_state import MigClaim, MigGpu, MigProblem, PlannedInstance
+from slurm_colloc.host.mig.mig_state import (
+    MigGpu,
+    MigProblem,
+)
 from slurm_colloc.host.mig.restore_gpu import restore
 from slurm_colloc.model.mig.mig_profiles import Placement
 

@@ -268,6 +268,31 @@ def test_two_jobs_repartition_two_gpus_of_a_node_at_the_same_time(mig: Bed) -> N
     assert mig.snapshot() == before
 
 
+def test_the_gpus_of_a_job_are_divided_and_put_back_at_the_same_time(mig: Bed) -> None:
+    before = mig.snapshot()
+    layout = "[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]"
+    mig.prolog(SLURM_JOB_COMMENT=layout, SLURM_JOB_GPUS="1,0")
+    assert [list_profiles(mig, gpu=number) for number in (0, 1)] == [["1g.18gb"] * 7] * 2
+    assert [one["uuid"] for one in mig.setup()["mig"]["gpus"]] == mig.setup()["gpus"]
+    # One after the other takes longer than an epilog has.
+    mig.fail_nvml("slow=nvmlGpuInstanceDestroy:1")
+    ended = mig.epilog()
+    assert ended.status == 0, ended.audit
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+def test_one_gpu_that_will_not_go_back_does_not_keep_the_other(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]", SLURM_JOB_GPUS="0,1")
+    first, second = mig.setup()["mig"]["gpus"]
+    mig.fail_nvml(f"held={first['instances'][0]['uuid']}")
+    ended = mig.epilog()
+    assert ended.status == 1
+    assert first["uuid"] in ended.audit["outcome"]
+    assert second["uuid"] not in ended.audit["outcome"]
+    assert f"1 MIG instances of {second['uuid']} were destroyed" in ended.audit["notes"]
+
+
 # -- changing while the job runs ------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mig.change_instances import change_instances
 from slurm_colloc.host.mig.cut_gpu import cut, plan_cut
+from slurm_colloc.host.mig.mig_claim import describe_claim, parse_claim
 from slurm_colloc.host.mig.mig_state import (
     GPU_IS_LOST,
     IN_USE,
@@ -19,8 +20,6 @@ from slurm_colloc.host.mig.mig_state import (
     GpuInstance,
     MigGpu,
     MigProblem,
-    describe_claim,
-    parse_claim,
 )
 from slurm_colloc.host.mig.restore_gpu import restore
 from slurm_colloc.model.mig.layout_words import render_layout

@@ -14,7 +14,14 @@ import pytest
 from slurm_colloc.host.system import node_processes, signals
 from slurm_colloc.host.system.node_processes import Process, ProcessId, identify, is_alive
 from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession
-from slurm_colloc.host.system.signals import GONE, SENT, SignalRecord, end_child, send_signal
+from slurm_colloc.host.system.signals import (
+    GONE,
+    SENT,
+    SignalRecord,
+    end_agent,
+    end_child,
+    send_signal,
+)
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start
@@ -233,3 +240,30 @@ def test_only_one_module_of_the_node_side_signals() -> None:
     )
     # What is not `self` is looked at one by one: the runner asks its keeper, which is a method.
     assert ended.stdout == ""
+
+
+def test_an_agent_of_roots_is_ended_by_its_record_and_no_other_process(
+    start: Start, record: SignalRecord
+) -> None:
+    agent = start()
+    identity = identify_child(agent)
+    # An earlier process with its pid, another user's, and one that leads no session.
+    assert end_agent(ProcessId(identity.pid, identity.start_ticks - 1), "it is over") == GONE
+    strange = start(uid=OTHER)
+    assert "no agent of root's" in end_agent(identify_child(strange), "it is over")
+    follower = subprocess.Popen(["sleep", "600"])
+    try:
+        assert "leads no session" in end_agent(identify_child(follower), "it is over")
+    finally:
+        follower.kill()
+        follower.wait()
+    for pid in (1, os.getpid(), 0):
+        assert "is never signalled" in end_agent(ProcessId(pid, 0), "it is over")
+    assert is_alive(identity)
+    assert record.sent == []
+    assert end_agent(identity, "it is over") == SENT
+    assert agent.wait(PATIENCE_S) == -KILL
+    assert [(one.pid, one.uid, one.reason) for one in record.sent] == [
+        (identity.pid, 0, "it is over")
+    ]
+    assert end_agent(identity, "it is over") == GONE

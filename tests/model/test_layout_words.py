@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.mig.layout_grammar import LAYOUT, LAYOUT_MAX_CHARACTERS, WORD
 from slurm_colloc.model.mig.layout_words import (
-    LAYOUT,
-    LAYOUT_MAX_CHARACTERS,
-    WORD,
     LayoutWord,
     group_words,
     parse_layout,

@@ -20,6 +20,9 @@ from slurm_colloc.model.share_request import AUTO, SHARE_CHOICES, ShareRequest
         ("auto", None, False, SharingMode.MPS, "mps or timeslice"),
         ("mps", SharingMode.MPS, False, SharingMode.MPS, "mps or timeslice"),
         ("mps!", SharingMode.MPS, True, SharingMode.MPS, "mps"),
+        ("mig", SharingMode.MIG, False, SharingMode.MIG, "mig, mps or timeslice"),
+        ("mig!", SharingMode.MIG, True, SharingMode.MIG, "mig"),
+        ("mig=1g.10gb+me+2g!", SharingMode.MIG, True, SharingMode.MIG, "mig"),
         ("timeslice", SharingMode.TIMESLICE, False, SharingMode.TIMESLICE, "timeslice"),
         ("timeslice!", SharingMode.TIMESLICE, True, SharingMode.TIMESLICE, "timeslice"),
         ("exclusive", SharingMode.EXCLUSIVE, False, SharingMode.EXCLUSIVE, "exclusive"),
@@ -40,13 +43,13 @@ def test_a_pack_of_one_is_exclusive_whatever_was_asked_for(share: str) -> None:
     assert ShareRequest.parse(share).describe_mode(SharingMode.EXCLUSIVE) == "exclusive"
 
 
-@pytest.mark.parametrize("text", ["", "!", "mps!!", "MPS", " mps", "mps !", "mig", "auto,mps"])
+@pytest.mark.parametrize("text", ["", "!", "mps!!", "MPS", " mps", "mps !", "migs", "auto,mps"])
 def test_what_is_no_value_is_refused_with_the_place_and_the_choices(text: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         ShareRequest.parse(text, "train.sh:3")
     assert str(caught.value) == (
-        f"train.sh:3: --share={text} is none of auto, mps, timeslice, exclusive: "
-        "mps! forbids any other mode instead"
+        f"train.sh:3: --share={text} is none of auto, mps, mig, timeslice, exclusive: "
+        "mps! forbids any other mode instead, mig=3g+2g+1g+1g names MIG instances"
     )
 
 
@@ -68,3 +71,29 @@ def test_every_text_is_a_value_or_refused(text: str) -> None:
         assert str(request) == text
         assert text.removesuffix("!") in SHARE_CHOICES
         assert text != f"{AUTO}!"
+
+
+def test_what_auto_has_cut_falls_back_to_one_at_a_time() -> None:
+    assert ShareRequest().describe_mode(SharingMode.MIG) == "mig or one at a time"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("mig=", "which is none"),
+        ("mig=5g", "'5g', which is none"),
+        ("mig=3g+", "which is none"),
+        ("mig=3g 2g", "which is none"),
+        ("mig=" + "+".join(["1g"] * 300), "has 300 words"),
+        ("mig=4c.3g", "4 compute slices do not fit into 3"),
+        ("mig=\x1b[31m", "which is none"),
+        ("migs", "is none of"),
+        ("mig\x1b[31m", "is none of"),
+    ],
+)
+def test_words_that_are_none_are_refused_in_one_harmless_sentence(text: str, told: str) -> None:
+    with pytest.raises(UsageProblem, match="--share") as refused:
+        ShareRequest.parse(text)
+    assert told in refused.value.message
+    assert str(refused.value).isprintable()
+    assert len(refused.value.message) < 300

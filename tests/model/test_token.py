@@ -16,7 +16,7 @@ from slurm_colloc.model.comment_token import (
     parse_token,
     render_token,
 )
-from slurm_colloc.model.mig.layout_words import WORD
+from slurm_colloc.model.mig.layout_grammar import WORD
 
 # Any text, surrogates that no encoding has included, and pieces that come near a token.
 PIECES = st.sampled_from(

@@ -280,11 +280,13 @@ def test_small_packs_for_the_queue_s_sake_are_told_as_such() -> None:
 
 def test_small_mig_instances_are_told_with_both_numbers_beside_other_limits() -> None:
     huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
-    pair = explain(("a", SMALL), ("b", SMALL), ("huge", huge), policy=MIG).pairs[0]
+    assert not explain(("a", SMALL), ("b", SMALL), ("huge", huge), policy=MIG).pairs
+    large = dataclasses.replace(SMALL, gpu_memory_peak_mb=40_000)
+    pair = explain(("a", large), ("b", large), ("huge", large), policy=MIG).pairs[0]
     found = [(b.constraint, b.have, b.limit) for b in pair.broken]
     usable = int(143_771 * 0.95)
-    assert found == [("mig", 64_024, usable * 2 // 8)]
-    assert "huge needs 64024 MB of GPU memory, each of 3 MIG instances has" in pair.text
+    assert found == [("mig", 43_024, usable * 2 // 8)]
+    assert "a needs 43024 MB of GPU memory, each of 3 MIG instances has" in pair.text
     huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=70_000)
     narrow = dataclasses.replace(ROOMY, cpus_per_gpu=1)
     (pair,) = explain(("a", SMALL), ("huge", huge), policy=MIG, capacity=narrow).pairs

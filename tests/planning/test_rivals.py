@@ -18,7 +18,7 @@ from slurm_colloc.planning.limits.hard_limits import (
     compute_usable_gpu_memory_mb,
 )
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, compute_instance_mb
+from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX
 from slurm_colloc.report.plan.plan_figures import compute_plan_figures
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
@@ -68,7 +68,10 @@ def test_what_was_measured_of_gpu_memory_fits_under_every_rule(
         if usable_mb is not None:
             assert sum(largest) <= usable_mb
             if pack.mode is SharingMode.MIG:
-                assert largest[0] <= compute_instance_mb(usable_mb, pack.degree)
+                assert len(pack.layout) == pack.degree
+                by_word = {one.word: one.memory_mb or 0 for one in pack.layout}
+                for need, member in zip(needs, pack.members, strict=True):
+                    assert (need or 0) <= by_word[member.instance]
 
 
 def test_first_fit_looks_at_measured_memory_and_at_no_load() -> None:

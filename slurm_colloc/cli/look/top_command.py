@@ -204,7 +204,8 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
         lines.append(("", f"its monitor was last heard of {format_span(age_s)} ago"))
     gpus = value.get("gpus")
     for uuid, columns in (gpus if isinstance(gpus, dict) else {}).items():
-        lines.append((str(uuid)[:12], _tell_gpu(columns if isinstance(columns, dict) else {})))
+        told = _tell_gpu(str(uuid), columns if isinstance(columns, dict) else {})
+        lines.append((str(uuid)[:12], told))
     return lines
 
 
@@ -212,7 +213,7 @@ def _number(value: object, otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) else otherwise
 
 
-def _tell_gpu(columns: Mapping[str, Any]) -> str:
+def _tell_gpu(uuid: str, columns: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {format_share(columns[metric])}"
         for metric, name in (
@@ -227,7 +228,8 @@ def _tell_gpu(columns: Mapping[str, Any]) -> str:
         parts.append(f"{columns['power_w']:.0f} W")
     if columns.get("temperature_c") is not None:
         parts.append(f"{columns['temperature_c']:.0f} °C")
-    return f"{', '.join(parts)}; whole_gpu" if parts else UNKNOWN
+    word = "exact" if uuid.startswith("MIG-") else "whole_gpu"
+    return f"{', '.join(parts)}; {word}" if parts else UNKNOWN
 
 
 def _build_rows(

@@ -284,22 +284,17 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
         candidates = tuple(
             dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
         )
-    is_mig = mode == SharingMode.MIG.value
     is_alone = mode == SharingMode.EXCLUSIVE.value
     changed = dataclasses.replace(
         call,
         candidates=candidates,
         degree=None if is_alone else degree or call.degree,
         pack_size=None if is_alone or degree else call.pack_size,
-        shares=((mode, origin),) if mode and not is_mig else call.shares,
+        shares=((mode, origin),) if mode else call.shares,
         goals=((goal, origin),) if goal else call.goals,
         rules=((rule, origin),) if rule else call.rules,
     )
-    policy = choose_policy(changed, session.settings)
-    if is_mig:
-        # No call can say it.
-        policy = dataclasses.replace(policy, mode=SharingMode.MIG, modes=(SharingMode.MIG,))
-    return changed, policy
+    return changed, choose_policy(changed, session.settings)
 
 
 @contextlib.contextmanager

@@ -121,7 +121,8 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
 
         if policy.mode is SharingMode.MPS:
             call, barred = bar_culprits(call, session.state.root)
-            for text in barred:
+            # Where they may have walls the plan says what becomes of them.
+            for text in () if policy.may_cut else barred:
                 note(text)
     return call, policy
 

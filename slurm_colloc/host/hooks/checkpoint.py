@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.mig.mig_state import MigClaim, describe_claim, parse_claim
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from slurm_colloc.host.mig.mig_claim import MigClaim
 
 DEFAULT_RUN = "/run/slurm_colloc"
 SETUP = "setup.json"
@@ -86,7 +87,7 @@ def pack_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "schema": SCHEMA,
         **vars(checkpoint),
         "compute_modes": dict(checkpoint.compute_modes),
-        "mig": [describe_claim(claim) for claim in checkpoint.mig],
+        "mig": [_describe_claim(claim) for claim in checkpoint.mig],
     }
 
 
@@ -112,12 +113,27 @@ def parse_checkpoint(job_id: str, value: Mapping[str, Any]) -> Checkpoint:
         cgroups=tuple(map(str, value["cgroups"])),
         compute_modes={str(gpu): str(mode) for gpu, mode in value["compute_modes"].items()},
         # Missing in what an earlier version has written before an upgrade.
-        mig=tuple(map(parse_claim, value.get("mig", ()))),
+        mig=tuple(map(_parse_claim, value.get("mig", ()))),
         sluid=str(value.get("sluid", "")),
         seen=bool(value["seen"]),
         boot=str(value["boot"]),
         made_at=float(value["made_at"]),
     )
+
+
+# Most jobs have none, and their hooks do not load what reads them.
+
+
+def _describe_claim(claim: MigClaim) -> dict[str, Any]:
+    from slurm_colloc.host.mig.mig_claim import describe_claim
+
+    return describe_claim(claim)
+
+
+def _parse_claim(value: Mapping[str, Any]) -> MigClaim:
+    from slurm_colloc.host.mig.mig_claim import parse_claim
+
+    return parse_claim(value)
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,17 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY, SETUP, Checkpoint
+from slurm_colloc.host.hooks.checkpoint import READY, SETUP, UNDOING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, NodePolicy, read_policy
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.change_instances import change_instances
 from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.instance_records import describe_instances
+from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mig_state import MigClaim, MigGpu
+from slurm_colloc.host.mig.mig_state import (
+    MigGpu,
+)
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
 from slurm_colloc.model.printable import cut
@@ -103,7 +106,7 @@ class InstanceAgent:
         return (
             checkpoint is not None
             and bool(checkpoint.mig)
-            and checkpoint.phase != "undoing"
+            and checkpoint.phase != UNDOING
             and checkpoint.boot == read_boot_id()
         )
 

@@ -17,9 +17,9 @@ from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
-from slurm_colloc.host.mig.cut_gpu import cut, name_whole, plan_cut
+from slurm_colloc.host.mig.cut_gpu import cut, name_whole, plan_cut, read_one
+from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
 from slurm_colloc.host.mig.instance_records import describe_gpu
-from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import build_nvml_environment
 from slurm_colloc.host.system.child_programs import Confinement, start_program
@@ -64,9 +64,9 @@ class MigPreparation(JobPreparation):
         minors = dict(zip(self.gpus, job.gpus or (), strict=True))
         if any((gpu := answer.find(uuid)) is None or gpu.mig_enabled is None for uuid in minors):
             raise NodeError(f"{', '.join(minors)} cannot be divided by MIG")
-        with MigSession(
+        with open_sessions(
             self.run.lock_path, minors, simulation=self.simulation, node=job.node, ends_at=ends_at
-        ) as session:
+        ) as sessions:
             claims = tuple(
                 plan_cut(
                     gpu,
@@ -74,7 +74,7 @@ class MigPreparation(JobPreparation):
                     may_switch=policy.mig == MIG_SWITCH,
                     allowed=policy.mig_profiles,
                 )
-                for gpu in session.read()
+                for gpu in run_for_each(sessions, lambda uuid, one: read_one(one, uuid)).values()
             )
             self.figures["mig_read_ms"] = _count_ms(started)
             checkpoint = Checkpoint(
@@ -90,12 +90,12 @@ class MigPreparation(JobPreparation):
                 sluid=job.sluid,
             )
             self.write_claim(checkpoint)
-            made = [cut(session, claim) for claim in claims]
+            by_gpu = {claim.gpu: claim for claim in claims}
+            made = run_for_each(sessions, lambda uuid, one: cut(one, by_gpu[uuid]))
         self.figures["mig_ms"] = _count_ms(started)
         return checkpoint, {
             "gpus": [
-                describe_gpu(gpu, mode_switched=claim.switches)
-                for gpu, claim in zip(made, claims, strict=True)
+                describe_gpu(made[claim.gpu], mode_switched=claim.switches) for claim in claims
             ],
             "socket": self._start_agent() if policy.mig_change else "",
             "mps_inside": policy.mig_mps_inside,

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.mig.mig_state import MigProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import remove_groups
@@ -226,32 +225,35 @@ class JobUndo:
 
     def _restore_mig(self) -> None:
         """Take away what the GPUs are divided into for the job, and set MIG modes back."""
-        from slurm_colloc.host.mig.mig_session import MigSession
+        from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
+        from slurm_colloc.host.mig.mig_state import MigProblem
         from slurm_colloc.host.mig.restore_gpu import restore
 
-        claims, report = self._checkpoint.mig, self.report
+        report = self.report
+        claims = {claim.gpu: claim for claim in self._checkpoint.mig}
         if self._mig_s < _MIG_LEAST_S:
             report.left.append("its MIG instances: no time was left")
             return
         ends_at = time.monotonic() + self._mig_s
-        minors = {claim.gpu: claim.minor_number for claim in claims}
+        minors = {claim.gpu: claim.minor_number for claim in claims.values()}
         simulation, node = self._place
         try:
-            with MigSession(
+            with open_sessions(
                 self._run.lock_path, minors, simulation=simulation, node=node, ends_at=ends_at
-            ) as session:
-                for claim in claims:
-                    restored = restore(session, claim, ends_at=ends_at)
-                    report.unsafe += restored.unsafe
-                    report.notes += restored.notes
-                    if restored.destroyed:
-                        report.notes.append(
-                            f"{restored.destroyed} MIG instances of {claim.gpu} were destroyed"
-                        )
-                    if restored.switched_off:
-                        report.notes.append(f"MIG was turned off again on {claim.gpu}")
+            ) as sessions:
+                found = run_for_each(
+                    sessions, lambda uuid, one: restore(one, claims[uuid], ends_at=ends_at)
+                )
         except MigProblem as problem:
             report.unsafe.append(f"{', '.join(minors)} could not be put back: {problem.message}")
+            return
+        for uuid, restored in found.items():
+            report.unsafe += restored.unsafe
+            report.notes += restored.notes
+            if restored.destroyed:
+                report.notes.append(f"{restored.destroyed} MIG instances of {uuid} were destroyed")
+            if restored.switched_off:
+                report.notes.append(f"MIG was turned off again on {uuid}")
 
 
 def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import SETUP, SETUP_SCHEMA
+from slurm_colloc.host.keeper.prepared_mig import PreparedMig, parse_mig
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     build_daemon_environment,
@@ -61,12 +62,13 @@ class PreparedSetup:
     """What root has prepared.
 
     Args:
-        mode: `mps`, or empty for nothing.
+        mode: `mps`, `mig`, or empty for nothing.
         reason: Why so.
         by: Which hook.
         daemons: The daemons.
         compute_mode: The GPUs' compute mode; None where unknown.
         notes: What else is worth knowing.
+        mig: The MIG instances; None for none.
     """
 
     mode: str
@@ -75,6 +77,7 @@ class PreparedSetup:
     daemons: tuple[PreparedDaemon, ...] = ()
     compute_mode: str | None = None
     notes: tuple[str, ...] = ()
+    mig: PreparedMig | None = None
 
 
 def open_root_directory(path: str) -> int:
@@ -145,7 +148,7 @@ def read_prepared(run: str, job_id: str) -> PreparedSetup | None:
         if value["schema"] > SETUP_SCHEMA:
             raise NodeError(f"{path}/{SETUP} was written by a newer version")
         return _parse(value, job_id)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise NodeError(f"{path}/{SETUP} is damaged ({error})") from error
 
 
@@ -166,6 +169,7 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
         ),
         compute_mode=value["compute_mode"],
         notes=tuple(map(str, value["notes"])),
+        mig=parse_mig(value["mig"]) if value.get("mig") else None,
     )
 
 

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.host.mig.gpu_holders import describe_holders
+from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
 from slurm_colloc.host.mig.mig_state import (
     IN_USE,
     INSUFFICIENT_RESOURCES,
     GpuInstance,
-    MigClaim,
     MigGpu,
     MigProblem,
-    PlannedInstance,
 )
 from slurm_colloc.model.mig.layout_words import (
     LayoutWord,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_colloc.host.mig.mig_state import MigGpu, PlannedInstance
+from slurm_colloc.host.mig.mig_claim import PlannedInstance
+from slurm_colloc.host.mig.mig_state import (
+    MigGpu,
+)
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile, describe_profile
 
 TYPE_CHECKING = False

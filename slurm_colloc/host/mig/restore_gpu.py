@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.gpu_holders import describe_holders
+from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_state import (
     IN_USE,
     GpuInstance,
-    MigClaim,
     MigGpu,
     MigProblem,
 )

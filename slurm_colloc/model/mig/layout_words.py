@@ -13,22 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.mig.mig_profiles import PROFILE_WORD, InstanceProfile
+from slurm_colloc.model.mig.layout_grammar import ATTRIBUTE, LAYOUT_MAX_CHARACTERS, WORDS_MAX
+from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.printable import escape_controls
-
-WORDS_MAX = 7
-"""No GPU has more compute slices."""
-
-LAYOUT_MAX_CHARACTERS = 160
-"""Seven of the longest words have 132."""
-
-WORD = rf"(?:[123467]c\.)?{PROFILE_WORD}"
-LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
-"""A whole layout, as hooks/prolog.sh and site-config/job_submit.lua know it too."""
 
 _WORD = re.compile(
     r"(?:(?P<compute>[123467])c\.)?(?P<slices>[12347])g(?:\.(?P<memory_gb>[1-9][0-9]{0,2})gb)?"
-    r"(?P<attribute>\+me\.all|\+me|-me|\+gfx)?",
+    rf"(?P<attribute>{ATTRIBUTE})?",
     re.ASCII,
 )
 _WORD_BEGINS = re.compile(r"\+(?=[0-9])")

@@ -10,18 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_colloc.model.mig.layout_grammar import ATTRIBUTE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ATTRIBUTES = ("+me.all", "+me", "-me", "+gfx")
-"""What may follow a profile's size: media engines, all of them or none, graphics."""
-
-_ATTRIBUTE = "|".join(map(re.escape, ATTRIBUTES))
-PROFILE_WORD = rf"[12347]g(?:\.[1-9][0-9]{{0,2}}gb)?(?:{_ATTRIBUTE})?"
-"""A profile's name, its memory left out or not."""
-
-_NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{_ATTRIBUTE})?")
+_NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
 
 
 @dataclass(frozen=True, order=True)

@@ -32,6 +32,7 @@ class MemberExplanation:
         pcie_share: The same of what PCIe can carry in its busier direction; None where unknown.
         cpus: Its CPUs.
         wall_limit_s: Its wall limit.
+        instance: The word of its MIG instance; empty where it has none.
     """
 
     job_index: int
@@ -51,6 +52,34 @@ class MemberExplanation:
     cpus: int
     wall_limit_s: int | None
     gpu_memory_by: str | None = None
+    instance: str = ""
+
+
+@dataclass(frozen=True)
+class SeatExplanation:
+    """A seat of a planned MIG layout (model.plan.PlannedSeat), and who has it.
+
+    Attributes:
+        word: As the layout names it.
+        profile: Its profile by the tables.
+        instance: The number of its GPU instance.
+        start: The first memory slice.
+        size: Its memory slices.
+        memory_mb: Its memory; None where the GPU is not known.
+        sms: Its streaming multiprocessors.
+        gpu_slices: Memory slices of the GPU.
+        number: The member, by its number within the call; None where it is free.
+    """
+
+    word: str
+    profile: str
+    instance: int
+    start: int
+    size: int
+    memory_mb: int | None
+    sms: int
+    gpu_slices: int
+    number: int | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +105,7 @@ class PackExplanation:
             unknown, or the power of one of them.
         time_limit_s: What is asked of Slurm; None for its default or what the job asked for.
         reasons: A sentence each.
+        layout: Its MIG instances, and who sits on each; none in other modes.
     """
 
     members: tuple[MemberExplanation, ...]
@@ -93,6 +123,7 @@ class PackExplanation:
     energy_wh: float | None
     time_limit_s: int | None
     reasons: tuple[str, ...]
+    layout: tuple[SeatExplanation, ...] = ()
 
 
 @dataclass(frozen=True)

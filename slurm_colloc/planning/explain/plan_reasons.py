@@ -12,6 +12,7 @@ from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
     PlanExplanation,
+    SeatExplanation,
 )
 from slurm_colloc.planning.explain.separate_pairs import explain_pairs
 from slurm_colloc.planning.job_needs import (
@@ -65,7 +66,7 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
 def _is_measured(pack: PackPlan, question: Question) -> bool:
     """How many run at once is found out as it starts."""
     policy = question.policy
-    if policy.rule is not Rule.CSUB or pack.degree < 2:
+    if policy.rule is not Rule.CSUB or pack.degree < 2 or pack.layout:
         return False
     return policy.measures if pack.known else policy.measure_s > 0
 
@@ -103,7 +104,23 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         energy_wh=_compute_energy_wh(pack, question, pricing),
         time_limit_s=pack.request.time_limit_s if pack.request else None,
         reasons=pack.reasons,
+        layout=_explain_layout(pack, question.jobs),
     )
+
+
+def _explain_layout(pack: PackPlan, jobs: Sequence[Job]) -> tuple[SeatExplanation, ...]:
+    """Who sits where: the members that start at once, each on an instance of its word."""
+    free = [
+        (member.instance, jobs[member.job_index].number) for member in pack.members[: pack.degree]
+    ]
+    seats = []
+    for instance in pack.layout:
+        mine = next((one for one in free if one[0] == instance.word), None)
+        if mine is not None:
+            free.remove(mine)
+        number = None if mine is None else mine[1]
+        seats.append(SeatExplanation(**dataclasses.asdict(instance), number=number))
+    return tuple(seats)
 
 
 def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
@@ -185,6 +202,7 @@ def _explain_member(
         cpus=planned.cpus,
         wall_limit_s=planned.wall_limit_s,
         gpu_memory_by=_find_gpu_memory_source(job, profile),
+        instance=planned.instance,
     )
 
 

@@ -17,6 +17,7 @@ from slurm_colloc.planning.explain.explanation import (
     PackExplanation,
     PlanExplanation,
 )
+from slurm_colloc.report.plan.layout_picture import draw_layout
 from slurm_colloc.report.plan.plan_figures import compute_plan_figures, render_budget, tell_pairs
 from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
@@ -109,7 +110,8 @@ def group_packs(
     found: dict[object, list[int]] = {}
     for number, pack in enumerate(packs, start=1):
         members = tuple(_key(member) for member in pack.members)
-        key = (dataclasses.replace(pack, members=(), reasons=()), members)
+        layout = tuple(dataclasses.replace(seat, number=None) for seat in pack.layout)
+        key = (dataclasses.replace(pack, members=(), reasons=(), layout=layout), members)
         found.setdefault(key, []).append(number)
     return [
         (tuple(numbers), tuple(packs[number - 1] for number in numbers))
@@ -146,6 +148,7 @@ def _render_packs(
     parts: list[RenderableType] = [_fold(f"{name}: {', '.join(words)}", width, hanging=2)]
     if len(pack.members) > 1:
         parts += [f"  {line}" for line in render_budget(pack, width - 2)]
+    parts += [f"  {line}" for line in draw_layout(pack.layout, tells_who=len(packs) == 1)]
     parts += _indent(_render_members(packs, width - 2))
     if len(packs) > 1 and len(pack.members) > 1:
         parts += _tell_who(numbers, packs, width)
@@ -182,6 +185,7 @@ def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: i
 
 def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
     """The members of packs that are alike, those that are alike on one line."""
+    is_cut = any(member.instance for pack in packs for member in pack.members)
     columns = [
         Column("MEMBER", is_number=False),
         Column("NAME", is_number=False, gives_way=True),
@@ -190,7 +194,7 @@ def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
         Column("STEPS/S\nHERE"),
         Column("SLOW-\nDOWN"),
         Column("AT\nMOST"),
-        Column("THREADS"),
+        Column("INSTANCE" if is_cut else "THREADS", is_number=not is_cut),
         Column("GPU_MEM"),
     ]
     groups: dict[MemberExplanation, list[int]] = {}
@@ -211,12 +215,19 @@ def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
             format_figure(member.predicted_steps_per_s),
             format_figure(member.slowdown),
             "" if member.max_slowdown is None else f"{member.max_slowdown:g}",
-            "all" if member.thread_percentage is None else f"{member.thread_percentage} %",
+            _tell_threads(member),
             format_mb_figure(member.gpu_memory_mb),
         )
         rows.append((first, *cells))
         rows += [(line, *[""] * len(cells)) for line in more]
     return render([build_table(columns, rows, width)], width)
+
+
+def _tell_threads(member: MemberExplanation) -> str:
+    """What limits its part of the GPU: an instance, or threads."""
+    if member.instance:
+        return member.instance
+    return "all" if member.thread_percentage is None else f"{member.thread_percentage} %"
 
 
 def _wrap_numbers(numbers: Sequence[int]) -> list[str]:

@@ -26,6 +26,7 @@ from slurm_colloc.metrics.rates import (
 from slurm_colloc.metrics.series import Track, Window, measure_windows
 from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
 from slurm_colloc.metrics.stalls import Stall, split_stalls
+from slurm_colloc.report.summary.instance_figures import attribute_instance_sm, find_instance
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.solo_rates import (
     ALONE_LEAST_S,
@@ -204,6 +205,8 @@ def _split_stalls(
 def _find_sm(
     run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
 ) -> AttributedPart | None:
+    if find_instance(member) is not None:
+        return attribute_instance_sm(run, member)
     stays = [(stay.begin, stay.end) for stay in member.present]
     track = run.gpu.get("sm_active")
     alone = None if track is None else track.compute_mean(stays)

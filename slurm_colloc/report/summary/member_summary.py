@@ -22,6 +22,7 @@ from slurm_colloc.report.summary.gpu_memory_peaks import (
     GpuMemoryPeak,
     choose_highest,
 )
+from slurm_colloc.report.summary.instance_figures import build_instance
 from slurm_colloc.report.summary.member_figures import Figures, count_up
 from slurm_colloc.report.summary.member_identity import build_identity
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
@@ -68,6 +69,7 @@ def build_member(
         "gpu_memory_mb": _build_gpu_memory(gpu_memory),
         **_build_host_use(member),
         "sm_share": build_part(figures.sm),
+        "mig": build_instance(run, member),
         "energy_j": build_part(energy),
         "stall": _build_stall(figures.stall),
         "interference": _build_interference(figures.interference),

@@ -11,6 +11,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.degree_words import describe_degree
 from slurm_colloc.report.member_views import (
     PackView,
@@ -231,7 +232,13 @@ def _list_notes(run: PackRun) -> list[str]:
     elif not run.gpu:
         notes.append("nothing could be read of the GPU")
     notes += _tell_activity(run)
-    others = [uuid for uuid in run.samples.gpus if uuid != run.gpu_uuid]
+    if run.setup is not None and run.setup.mode == SharingMode.MIG.value:
+        notes.append(
+            "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
+            "energy is modelled"
+        )
+    known = (run.gpu_uuid or "", "MIG-")
+    others = [uuid for uuid in run.samples.gpus if not uuid.startswith(known)]
     if others:
         notes.append(f"figures are of {run.gpu_uuid}; {', '.join(others)} was measured, too")
     if run.samples.stride_s > 0:

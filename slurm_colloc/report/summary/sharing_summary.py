@@ -25,6 +25,7 @@ from slurm_colloc.metrics.slowdown import (
     compute_mean_stp,
 )
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.report.summary.instance_figures import find_instance
 from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
@@ -219,6 +220,13 @@ def _list_unknown(
     return unknown
 
 
+def _find_sm_part(entry: Figures, windows: Sequence[Window]) -> float | None:
+    """A member's part of the GPU's SM activity: of its MIG instance as measured, else modelled."""
+    if find_instance(entry.member) is not None:
+        return None if entry.sm is None else entry.sm.value
+    return entry.model_sm(windows)
+
+
 def build_unexplained(
     run: PackRun, figures: Sequence[Figures], energy: EnergyFigures
 ) -> dict[str, Any]:
@@ -229,7 +237,7 @@ def build_unexplained(
     track = run.gpu.get("sm_active")
     if shared_s > 0 and track is not None:
         there = [entry for entry in figures if _overlap(run, entry, windows) > 0]
-        parts = {entry.member.number: entry.model_sm(windows) for entry in there}
+        parts = {entry.member.number: _find_sm_part(entry, windows) for entry in there}
         rest = compute_rest(track.compute_mean(windows), parts.values())
         sm = {
             "measured": rest.measured,

@@ -122,7 +122,9 @@ def _find_by_pausing(run: PackRun, member: MemberRun) -> SoloRate | None:
 
 
 def was_limited(member: MemberRun) -> bool:
-    """Whether one of its starts had only a part of the GPU's threads, even while it was alone.
+    """Whether one of its starts had only a part of the GPU, even while it was alone.
+
+    That is a part of the threads, or a MIG instance.
 
     Only of the last start it is written down; so one that was started again may have been.
     """
@@ -131,7 +133,7 @@ def was_limited(member: MemberRun) -> bool:
         return False
     if len(member.starts) > 1 and record.gpu.mode != SharingMode.EXCLUSIVE.value:
         return True
-    return is_part(record.gpu.thread_percentage)
+    return record.gpu.mode == SharingMode.MIG.value or is_part(record.gpu.thread_percentage)
 
 
 class Relatives:

@@ -27,11 +27,15 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
+    from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
+    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
 _ONE_PROCESS = "EXCLUSIVE_PROCESS"
+_PREPARED = (SharingMode.MPS, SharingMode.MIG)
+"""What needs something on the node, and falls back to the next where it cannot be had."""
 
 
 class GpuMode:
@@ -80,6 +84,10 @@ class GpuMode:
         self.clients = MpsClients(pack, journal, self._patience)
         self.mode: SharingMode | None = SharingMode.EXCLUSIVE if lone else None
         """The mode that holds; None while it is being prepared."""
+        self.instances: PackInstances | None = None
+        """The MIG instances, of which each member has one; None where there are none."""
+        self._lacks_mig = ""
+        self._has_told = False
         self.refusal = ""
         """Why nothing may start: another mode than the one asked for is not allowed."""
 
@@ -96,8 +104,10 @@ class GpuMode:
             return
         if not self._allocation.gpus and not self._record.local:
             self._settle(SharingMode.TIMESLICE, "the pack has no GPU")
-        elif self._record.mode is not SharingMode.MPS and not self._identifies:
+        elif self._record.mode not in _PREPARED and not self._identifies:
             self._settle(self._record.mode, "as planned")
+        elif self._record.mode is SharingMode.MIG and (self._use_instances() or self.refusal):
+            return
         else:
             from slurm_colloc.runtime.gpu.discover_gpus import search_gpus
 
@@ -114,7 +124,13 @@ class GpuMode:
     @property
     def takes_one_member(self) -> bool:
         """The GPU lets one process in at a time, and there is no MPS server to be that one."""
-        return self._takes_one_process and self.mode is not SharingMode.MPS
+        unwalled = self.mode not in (SharingMode.MPS, SharingMode.MIG)
+        return self._takes_one_process and unwalled
+
+    @property
+    def why_unmeasured(self) -> str:
+        """Why nothing is measured by pausing; empty where it may be."""
+        return "" if self.instances is None else "each member has a MIG instance of its own"
 
     @property
     def needs_mps(self) -> bool:
@@ -124,6 +140,8 @@ class GpuMode:
     def filenos(self) -> list[int]:
         """What wakes the runner."""
         found = [call.fileno() for call in (self._search, self._look) if call is not None]
+        if self.instances is not None:
+            found += self.instances.filenos()
         return found if self._daemon is None else found + self._daemon.filenos()
 
     def work(self) -> None:
@@ -135,9 +153,61 @@ class GpuMode:
                 self._note_finding(finding)
             except Exception as error:  # noqa: BLE001 - what was found is not found again
                 self._fall_back(f"it could not be prepared: {error!r}")
+        if self.instances is not None:
+            self._follow_instances(self.instances)
         if self._daemon is not None:
             self._daemon.work()
             self._look_outside()
+
+    def _use_instances(self) -> bool:
+        """Take the MIG instances that the prolog has made; False where there are none."""
+        from slurm_colloc.runtime.gpu.node_daemon import find_instances
+
+        gpu, socket, reason = find_instances(
+            {} if self._record.local else self._allocation.environment
+        )
+        if gpu is None or reason:
+            return self._go_without_layout(gpu, reason)
+        from slurm_colloc.runtime.gpu.pack_instances import PackInstances
+
+        self.instances = PackInstances(gpu, socket, self._journal)
+        self._preparation.note_instances(gpu, can_change=bool(socket))
+        self._settle(SharingMode.MIG, "the node has cut the GPU for this pack")
+        return True
+
+    def _go_without_layout(self, whole: PreparedGpu | None, reason: str) -> bool:
+        """What follows where the layout could not be had; True where that settles it.
+
+        Args:
+            whole: The GPU where one instance has all of it; None where it has none.
+            reason: Why there is no layout.
+        """
+        if whole is not None:
+            self._preparation.note_whole_instance(whole)
+        if self._request.strict:
+            self._fall_back(reason)
+            return True
+        if self._request.mode is None:
+            # csub has chosen it because MPS does not hold these members together.
+            self._takes_one_process = True
+            self._preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
+            self._settle(SharingMode.TIMESLICE, reason)
+            self._tell(f"members run one at a time: {reason}")
+            return True
+        self._lacks_mig = reason
+        if whole is not None:
+            self._fall_back("no MPS daemon is started inside an instance")
+        return whole is not None
+
+    def _follow_instances(self, instances: PackInstances) -> None:
+        """Write down what stands after a change."""
+        problem = instances.work()
+        if problem is None:
+            return
+        self._preparation.note_instances(instances.gpu, can_change=True)
+        if problem:
+            self._preparation.add_notes(f"its MIG instances were not changed: {problem}")
+        self._preparation.write()
 
     def _look_outside(self) -> None:
         """See which use the GPU without being clients, as long as one is not known as a client."""
@@ -161,7 +231,7 @@ class GpuMode:
         )
         self._takes_one_process = gpu is not None and gpu.compute_mode == _ONE_PROCESS
         self._preparation.note_gpu(finding, prepared.gpus)
-        if self._record.mode is not SharingMode.MPS:
+        if self._record.mode not in _PREPARED:
             self._settle(self._record.mode, "as planned")
             return
         # What NVML does not tell the job, it may have told root.
@@ -213,10 +283,15 @@ class GpuMode:
             self._preparation.add_notes(
                 f"the GPU is in compute mode {_ONE_PROCESS}: without MPS {ONE_AT_A_TIME}"
             )
+        reason = "; ".join(filter(None, (self._lacks_mig, reason)))
         self._settle(SharingMode.TIMESLICE, reason)
-        if self._request.mode is SharingMode.MPS:
-            sys.stderr.write(f"csub: members share the GPU by time slices: {reason}\n")
-            sys.stderr.flush()
+        if self._request.mode in _PREPARED:
+            self._tell(f"members share the GPU by time slices: {reason}")
+
+    @staticmethod
+    def _tell(text: str) -> None:
+        sys.stderr.write(f"csub: {text}\n")
+        sys.stderr.flush()
 
     # -- what becomes of the daemon -----------------------------------------------------------
 
@@ -237,9 +312,12 @@ class GpuMode:
         self._preparation.add_notes(*notes)
         self._preparation.write(
             mode=SharingMode.MPS.value,
-            reason="the node has MPS, and its GPU takes it",
+            reason=self._lacks_mig or "the node has MPS, and its GPU takes it",
             active_ms=active_ms,
         )
+        if self._lacks_mig and not self._has_told:
+            self._has_told = True
+            self._tell(f"members share the GPU by MPS: {self._lacks_mig}")
         self._journal.write(
             "sharing", mode=SharingMode.MPS.value, ms=self.setup.control_ms, active_ms=active_ms
         )
@@ -296,12 +374,16 @@ class GpuMode:
             if share.gpu_memory_mb is not None:
                 plan = dataclasses.replace(plan, gpu_memory_limit_mb=share.gpu_memory_mb)
             return place_under_mps(shared, plan, retries.places, is_wide=member.is_wide)
+        if self.instances is not None:
+            return self.instances.place(member)
         if not self.setup.gpus:
             return None, {}
         mode = self.mode or SharingMode.TIMESLICE
         apart = SharingMode.TIMESLICE if mode is SharingMode.MPS else mode
         uuids = tuple(gpu for gpu in self.setup.gpus if gpu.startswith(("GPU-", "MIG-")))
-        return GpuUse(apart.value, uuids=uuids), {}
+        is_instance = any(uuid.startswith("MIG-") for uuid in uuids)
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if is_instance else {}
+        return GpuUse(apart.value, uuids=uuids), environment
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
@@ -321,7 +403,7 @@ class GpuMode:
 
     def close(self) -> None:
         """End the daemon, once all members have ended."""
-        for call in (self._search, self._look):
+        for call in (self._search, self._look, self.instances):
             if call is not None:
                 call.close()
         self._search = self._look = None

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon, PreparedSetup, read_prepared
+from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
+
+WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
+"""How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""
 
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
@@ -39,13 +43,8 @@ def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFi
         environ: The batch script's environment; empty where there is no Slurm.
         gpus: The pack's GPUs by UUID; empty where they are not known.
     """
-    job_id = environ.get("SLURM_JOB_ID", "")
-    if not is_job_id(job_id):
-        return PreparedFinding()
-    run = environ.get(RUN_VARIABLE) or DEFAULT_RUN
-    run = run.replace("%n", environ.get("SLURMD_NODENAME", ""))
     try:
-        setup = read_prepared(run, job_id)
+        setup = _read_setup(environ)
     except NodeError as error:
         return PreparedFinding(notes=(f"the node's own MPS daemon is not used: {error.message}",))
     if setup is None:
@@ -56,6 +55,44 @@ def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFi
     if daemon is None:
         return PreparedFinding(notes=(f"the node's own MPS daemon is not used: {reason}",))
     return PreparedFinding(daemon)
+
+
+def find_instances(environ: Mapping[str, str]) -> tuple[PreparedGpu | None, str, str]:
+    """Look for the MIG instances that the prolog has made.
+
+    Args:
+        environ: The batch script's environment; empty where there is no Slurm.
+
+    Returns:
+        The GPU with its instances, and the socket where they can be changed; or None, and why
+        there are none. Both the GPU and a reason where the layout could not be had and one
+        instance has all of the GPU, because no process finds a GPU there without any.
+    """
+    try:
+        setup = _read_setup(environ)
+    except NodeError as error:
+        return None, "", f"the node's MIG instances are not used: {error.message}"
+    if setup is None:
+        return None, "", "only a node's prolog can make MIG instances, and it has prepared nothing"
+    if setup.mode != "mig" or setup.mig is None:
+        return None, "", f"the node has made no MIG instances: {setup.reason}"
+    if len(setup.mig.gpus) != 1 or not setup.mig.gpus[0].instances:
+        return None, "", f"the node has cut {len(setup.mig.gpus)} GPUs, and a pack shares one"
+    is_whole = setup.reason.startswith(WHOLE_GPU)
+    return setup.mig.gpus[0], setup.mig.socket, setup.reason if is_whole else ""
+
+
+def _read_setup(environ: Mapping[str, str]) -> PreparedSetup | None:
+    """What root has prepared for this job; None for nothing.
+
+    Raises:
+        NodeError: It cannot be trusted, or cannot be read.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not is_job_id(job_id):
+        return None
+    run = environ.get(RUN_VARIABLE) or DEFAULT_RUN
+    return read_prepared(run.replace("%n", environ.get("SLURMD_NODENAME", "")), job_id)
 
 
 def choose_daemon(setup: PreparedSetup, gpus: Sequence[str]) -> tuple[PreparedDaemon | None, str]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.store.pack.node_setup import Setup, write_setup
+from slurm_colloc.store.pack.node_setup import Setup, SetupInstance, write_setup
 
 if TYPE_CHECKING:
+    from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
 
@@ -49,6 +50,31 @@ class SetupRecord:
             client_cap=finding.client_cap,
             notes=finding.notes,
         )
+
+    def note_instances(self, gpu: PreparedGpu, *, can_change: bool) -> None:
+        """The MIG instances that stand on the GPU.
+
+        Args:
+            gpu: The GPU with its instances.
+            can_change: They can be changed while the pack runs.
+        """
+        whole = max((profile.memory_mb for profile in gpu.profiles), default=None)
+        self._change(
+            by="prolog",
+            gpus=(gpu.uuid,),
+            gpu_name=gpu.name,
+            gpu_memory_mb=whole,
+            instances=tuple(
+                SetupInstance(one.uuid, one.profile, one.gpu_instance, one.memory_mb, one.sms)
+                for one in gpu.instances
+            ),
+            can_change=can_change,
+        )
+
+    def note_whole_instance(self, gpu: PreparedGpu) -> None:
+        """The GPU is one MIG instance, which members share otherwise."""
+        (whole, *_) = gpu.instances
+        self._change(gpus=(whole.uuid,), gpu_name=gpu.name, gpu_memory_mb=whole.memory_mb)
 
     def note_control(self, by: str, control_ms: float, restarts: int) -> None:
         """An MPS daemon answers."""

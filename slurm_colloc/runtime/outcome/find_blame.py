@@ -103,7 +103,9 @@ class BlameFinder:
             around,
             findings=findings,
             may_restart=self._site_requeues if requeue is None else requeue,
-            shared=len(self._members.places) > 1,
+            # All of its instance's memory is its own.
+            shared=len(self._members.places) > 1
+            and (use is None or use.mode != SharingMode.MIG.value),
             needs_mps=self._gpu_mode.needs_mps,
         )
         return around if seen is None else add_seen(around, member.number, seen)

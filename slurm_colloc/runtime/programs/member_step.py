@@ -153,6 +153,10 @@ def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | 
     from the step's name.
     """
     values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
+    device = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if device.startswith("MIG-"):
+        # Its instance: slurmstepd names the whole GPU, and CUDA would take another's instance.
+        values["CUDA_VISIBLE_DEVICES"] = device
     values |= {name: value for name, value in asked.items() if value}
     if not values:
         return []

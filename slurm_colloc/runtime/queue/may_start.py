@@ -9,10 +9,12 @@ import dataclasses
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
+    CHANGING_INSTANCES,
     PREPARING_GPU,
     StartFacts,
     describe_larger_place,
@@ -30,6 +32,9 @@ from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_held
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
 PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""
@@ -95,6 +100,8 @@ class StartQueue:
             return self._slurm_decision.ending.reason
         if self._slurm_decision.is_undecided:
             return "it was signalled, and Slurm has not shown yet whether its pack goes on"
+        if self._gpu_mode.instances is not None and self._gpu_mode.instances.is_changing:
+            return CHANGING_INSTANCES
         return "" if self._gpu_mode.is_settled else PREPARING_GPU
 
     def gather(self, member: Member) -> StartFacts:
@@ -107,7 +114,16 @@ class StartQueue:
         if self._members.find_place(cpus) is None:
             name = self._waiting.name(member)
             return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
+        instances = self._gpu_mode.instances
+        if instances is not None:
+            return dataclasses.replace(facts, degree_reason=self._find_instance(instances, member))
         return dataclasses.replace(facts, degree_reason=self._measured_degree.describe(member))
+
+    def _find_instance(self, instances: PackInstances, member: Member) -> str:
+        """Why a member has no MIG instance to start on; empty where it has one."""
+        places = self._members.places
+        instances.keep({place.occupant for place in places if place.occupant is not None})
+        return instances.describe(member)
 
     def _gather_own(self, member: Member, pack: StartFacts) -> StartFacts:
         facts = self._waiting.gather(member, pack)
@@ -122,7 +138,21 @@ class StartQueue:
         member = self.find_next()
         facts = StartFacts() if member is None else self.gather(member)
         self._tell_waiting(facts.no_place or facts.degree_reason)
-        return member if why_not_now(facts) is None else None
+        if why_not_now(facts) is None:
+            return member
+        return None if member is None else self._find_behind(member)
+
+    def _find_behind(self, front: Member) -> Member | None:
+        """One that fits a free MIG instance, where that does not keep the front one waiting."""
+        instances = self._gpu_mode.instances
+        if instances is None or not instances.lets_pass(front):
+            return None
+        for member in self._waiting.list_next():
+            if member is front or not instances.has_free(member):
+                continue
+            if why_not_now(self.gather(member)) is None:
+                return member
+        return None
 
     def find_next(self) -> Member | None:
         """The first waiting member that has no reason of its own to wait."""

@@ -31,12 +31,17 @@ class GpuUse:
     """How a member was put on the GPU at its last start.
 
     Attributes:
-        mode: The sharing mode that really held: `mps`, `timeslice` or `exclusive`.
+        mode: The sharing mode that really held: `mps`, `mig`, `timeslice` or `exclusive`.
         thread_percentage: Its MPS thread limit; None for none.
         gpu_memory_limit_mb: Its limit on GPU memory; None for none.
-        uuids: The GPUs; empty where they could not be read.
+        uuids: The GPUs, or its MIG instance; empty where they could not be read.
         is_mps_client: The MPS daemon lists one of its processes; False where one of its processes
             uses the GPU without MPS; None where it has not been seen on the GPU.
+        instance: The profile of its MIG instance, `3g.40gb`; empty without one.
+        gpu_instance: NVML's id of its GPU instance; None without one.
+        gpu: The GPU of that by UUID; empty without one.
+        instance_sms: Streaming multiprocessors of its instance; None without one.
+        gpu_sms: Those of the whole GPU; None where unknown.
     """
 
     mode: str
@@ -44,6 +49,11 @@ class GpuUse:
     gpu_memory_limit_mb: int | None = None
     is_mps_client: bool | None = None
     uuids: tuple[str, ...] = ()
+    instance: str = ""
+    gpu_instance: int | None = None
+    gpu: str = ""
+    instance_sms: int | None = None
+    gpu_sms: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

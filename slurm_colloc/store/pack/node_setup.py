@@ -10,6 +10,25 @@ from slurm_colloc.store.record_files import read_record
 
 
 @dataclasses.dataclass(frozen=True)
+class SetupInstance:
+    """A MIG instance that a member can have.
+
+    Attributes:
+        uuid: What CUDA calls it.
+        profile: NVML's name of its profile.
+        gpu_instance: NVML's id of its GPU instance.
+        memory_mb: Its memory (MiB).
+        sms: Its streaming multiprocessors.
+    """
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    memory_mb: int
+    sms: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Setup:
     """What an attempt of a pack found and prepared on its node.
 
@@ -30,6 +49,8 @@ class Setup:
         stop_ms: How long the daemon took to stop, in ms; None while it runs.
         restarts: How often the daemon had to be started again.
         notes: What else is worth knowing, a sentence each.
+        instances: The MIG instances on the GPU, as they are now; none in other modes.
+        can_change: They are changed for members that wait for a larger one.
     """
 
     attempt: int
@@ -47,6 +68,8 @@ class Setup:
     stop_ms: float | None = None
     restarts: int = 0
     notes: tuple[str, ...] = ()
+    instances: tuple[SetupInstance, ...] = ()
+    can_change: bool = False
 
 
 def write_setup(pack: Path, setup: Setup) -> None:

@@ -49,6 +49,7 @@ class PackRecord:
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
             elements; in the packs of the first, where there are several.
         settings: What its runner goes by; None where an older csub wrote none.
+        layout: The words of the MIG instances that it asks its node for; none in other modes.
     """
 
     pack_id: str
@@ -81,6 +82,7 @@ class PackRecord:
     shown_id: str = ""
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     settings: RunnerSettings | None = None
+    layout: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +115,13 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
     usual = {"pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
+    usual["needs_wall"] = False
     for name, item in usual.items():
         if value["job"][name] is item:
             del value["job"][name]
     for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
         if value["plan"][name] is None:
             del value["plan"][name]
+    if not value["plan"]["instance"]:
+        del value["plan"]["instance"]
     return value

@@ -100,6 +100,7 @@ def build_packs(
             shown_id=place.shown_id,
             parts=place.parts,
             settings=settings,
+            layout=tuple(instance.word for instance in planned.layout),
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
@@ -109,6 +110,8 @@ def compute_closed(
     batch: Batch, pack: PlannedPack, policy: Policy, place: PlaceInCall = ONLY_ONE
 ) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
+    if pack.plan.layout:
+        return "its GPU is cut into MIG instances for the members that it begins with"
     if batch.is_array:
         return "it is an element of a job array"
     if place.is_one_of_several:

@@ -119,7 +119,9 @@ def group_into_batches(
         wait = find_wait(pack)
         key: object
         if plan.request is not None:
-            key = ("shared", plan.group, plan.request.gpu_type, wait)
+            # A job array has one comment, and so one layout to ask its nodes for.
+            words = tuple(instance.word for instance in plan.layout)
+            key = ("shared", plan.group, plan.request.gpu_type, wait, words)
         elif first.array_task is not None:
             key = ("tasks", plan.group, first.shape, wait)
         else:

@@ -21,7 +21,10 @@ _NO_ROOM = (
     "the node's prolog is not asked for MPS: --comment leaves no room for it; the pack starts MPS "
     "itself"
 )
-_MPS = Token("mps", "all")
+_NO_ROOM_FOR_MIG = (
+    "the node's prolog is not asked for MIG: --comment leaves no room for it; the pack shares in "
+    "another way"
+)
 # What goes on with `&` as it is, and what needs parentheses first; counts and brackets are neither.
 _PLAIN = re.compile(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
 _WITH_OR = re.compile(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
@@ -85,12 +88,13 @@ def build_hook_request(
             hint=f"shorten it by {length - COMMENT_MAX_BYTES} bytes",
         )
     constraint = group.get("constraint")
-    if hooks.use == "never" or not any(pack.mode is SharingMode.MPS for pack in packs):
+    token = choose_token(packs)
+    if hooks.use == "never" or token is None:
         return HookRequest(comment, constraint)
     notes = []
-    longer = append_token(comment, _MPS)
+    longer = append_token(comment, token)
     if parse_token(longer) is None:
-        notes.append(_NO_ROOM)
+        notes.append(_NO_ROOM_FOR_MIG if token.mode.startswith("mig=") else _NO_ROOM)
     elif hooks.use == "always" and hooks.feature:
         joined = join_constraint(constraint or "", hooks.feature)
         if joined is None:
@@ -101,6 +105,19 @@ def build_hook_request(
         else:
             constraint = joined
     return HookRequest(longer, constraint, tuple(notes))
+
+
+def choose_token(packs: Iterable[PackPlan]) -> Token | None:
+    """What packs of one Slurm job ask the hooks for; None for nothing.
+
+    All of those with MIG instances have the same layout (`call_batches`).
+    """
+    is_mps = False
+    for pack in packs:
+        if pack.layout:
+            return Token(f"mig={'+'.join(instance.word for instance in pack.layout)}", "all")
+        is_mps = is_mps or pack.mode is SharingMode.MPS
+    return Token("mps", "all") if is_mps else None
 
 
 def join_constraint(own: str, feature: str) -> str | None:
@@ -131,5 +148,5 @@ def extend_comment(
         return comment, ()
     if not comment.endswith(PACK_TOKEN.format(submission=submission)):
         return comment, ()
-    longer = append_token(comment, _MPS)
+    longer = append_token(comment, Token("mps", "all"))
     return longer, (_NO_ROOM,) if longer == comment else ()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import PROBE_TIME_S, find_obstacle_to_counting
 from slurm_colloc.model.plan import (
+    MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
     WATCHED_FROM_MB,
     Goal,
@@ -43,7 +44,13 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
     rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
     most = settings.caps.members_per_pack or None
     share = choose_share(call, settings)
-    degree = _at_most(call.degree or settings.degree, most)
+    if share.mode is SharingMode.MIG and share.strict and settings.hooks == "never":
+        raise UsageProblem(
+            f"--share={share} needs a node's prolog, which the settings keep from being asked "
+            "(hooks = never)",
+            hint="leave the ! out for MPS instead",
+        )
+    degree = _choose_degree(call, share, settings)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
@@ -80,16 +87,48 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         share=str(share),
         start_margin_s=settings.start_margin_s,
         measure_s=measure_s,
-        measures=may_measure(settings) and settings.instrument,
+        # Behind walls nothing is measured, and so nothing is corrected.
+        measures=may_measure(settings)
+        and settings.instrument
+        and share.mode is not SharingMode.MIG,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
         rule=rule,
         # A site or user that has set another degree means it, too.
         degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
-        degree_max=_at_most(MPS_CLIENTS_MAX, most),
+        degree_max=_at_most(
+            MIG_INSTANCES_MAX if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX, most
+        ),
         modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
+        may_cut=settings.mig
+        and settings.hooks != "never"
+        and share.mode is None
+        and rule is Rule.CSUB
+        and not call.options.flag("local"),
     )
+
+
+def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
+    """How many run at once: as asked, else as many as a MIG layout has instances.
+
+    Raises:
+        UsageProblem: More were asked for than a GPU has instances.
+    """
+    most = settings.caps.members_per_pack or None
+    if share.mode is not SharingMode.MIG:
+        return _at_most(call.degree or settings.degree, most)
+    from slurm_colloc.model.mig.layout_words import parse_layout
+
+    words = len(parse_layout(share.layout)) if share.layout else 0
+    instances = words or MIG_INSTANCES_MAX
+    if call.degree is not None and call.degree > instances:
+        what = f"--share=mig={share.layout} has" if words else "a GPU has at most"
+        raise UsageProblem(
+            f"--degree={call.degree}, but {what} {instances} MIG instances",
+            hint=f"ask for --degree={instances} or less; members above that wait (--pack-size)",
+        )
+    return _at_most(call.degree or words or min(settings.degree, instances), most)
 
 
 _AUTO_MODES = (SharingMode.MPS, SharingMode.TIMESLICE)

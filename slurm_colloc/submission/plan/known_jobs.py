@@ -156,4 +156,5 @@ def _bar(candidate: Candidate, root: Path) -> Candidate:
         f"its fault on the GPU ended all clients of MPS when it ran as {member}; "
         "it shares again once it has succeeded alone"
     )
-    return dataclasses.replace(candidate, job=dataclasses.replace(job, alone_because=reason))
+    barred = dataclasses.replace(job, alone_because=reason, needs_wall=True)
+    return dataclasses.replace(candidate, job=barred)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound
-from slurm_colloc.model.plan import PackPlan
+from slurm_colloc.model.plan import PackPlan, name_seat
 from slurm_colloc.model.sbatch.arrays import LARGEST_TASK_ID
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
@@ -111,4 +111,5 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         group=tuple(pair for pair in record.group if pair[0] not in _SERVED),
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
+        layout=tuple(name_seat(word, number) for number, word in enumerate(record.layout)),
     )

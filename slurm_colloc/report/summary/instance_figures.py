@@ -1,0 +1,53 @@
+"""What a member used of its MIG instance: measured on that alone, so exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_colloc.metrics.attribution import AttributedPart, Attribution
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.pack_samples import NO_GPU
+from slurm_colloc.store.pack.member_states import GpuUse
+
+
+def find_instance(member: MemberRun) -> GpuUse | None:
+    """The instance of a member's last start; None where it had none."""
+    record = member.view.record
+    use = record.gpu if record is not None else None
+    return use if use is not None and use.instance and use.uuids else None
+
+
+def compute_instance_mean(run: PackRun, member: MemberRun, metric: str) -> float | None:
+    """The mean of a metric of its instance while it was there; None where it was not measured."""
+    use = find_instance(member)
+    track = None if use is None else run.samples.gpus.get(use.uuids[0], NO_GPU).get(metric)
+    stays = [(stay.begin, stay.end) for stay in member.present]
+    return None if track is None else track.compute_mean(stays)
+
+
+def attribute_instance_sm(run: PackRun, member: MemberRun) -> AttributedPart | None:
+    """A member's part of the whole GPU's SMs, by what its instance did; None where unknown."""
+    use = find_instance(member)
+    mean = compute_instance_mean(run, member, "sm_active")
+    if use is None or mean is None or not use.instance_sms or not use.gpu_sms:
+        return None
+    return AttributedPart(mean * use.instance_sms / use.gpu_sms, Attribution.EXACT)
+
+
+def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
+    """A member's instance as it stands in summary.json; None where it had none."""
+    use = find_instance(member)
+    if use is None:
+        return None
+    track = run.samples.gpus.get(use.uuids[0], NO_GPU).get("gpu_memory_mb")
+    known = [value for value in (track.values if track else ()) if value is not None]
+    return {
+        "profile": use.instance,
+        "uuid": use.uuids[0],
+        "memory_mb": use.gpu_memory_limit_mb,
+        "sms": use.instance_sms,
+        "gpu_memory_peak_mb": max(known, default=None),
+        "sm_active": compute_instance_mean(run, member, "sm_active"),
+        "dram_active": compute_instance_mean(run, member, "dram_active"),
+        "attribution": Attribution.EXACT.value,
+    }

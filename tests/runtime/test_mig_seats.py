@@ -1,0 +1,289 @@
+"""Members on MIG instances: who gets which, who waits, and what is made of free ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.keeper.prepared_mig import count_slices
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.gpu.mig_agent import MigChange, ask_for_change, read_answer
+from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
+from slurm_colloc.runtime.gpu.pack_instances import PackInstances
+from slurm_colloc.runtime.programs.member_step import rewrite_srun
+from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.runtime.queue.members import Member
+
+from ..wait_until import wait_until
+from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance
+from .runner_bed import Bed
+
+NEEDS = {1: ("3g", 30_000), 2: ("2g", 15_000), 3: ("1g", 9000), 4: ("1g", 9000), 5: ("3g", 38_000)}
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    bed = Bed(tmp_path, members=5, places=4)
+    yield bed
+    bed.close()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A directory whose name is short enough for a socket's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory) / "mig.sock"
+
+
+def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
+    """Give the pack a GPU with these instances."""
+    mode = bed.parts.gpu_mode
+    mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
+    mode.mode = SharingMode.MIG
+    return mode.instances
+
+
+def want(bed: Bed, *numbers: int) -> list[Member]:
+    """Members that wait, each with what it needs of an instance."""
+    members = bed.adopt(*numbers)
+    for member in members:
+        word, need = NEEDS[member.number]
+        plan = dataclasses.replace(member.spec.plan, instance=word, gpu_memory_limit_mb=need)
+        member.spec = dataclasses.replace(member.spec, plan=plan)
+    return members
+
+
+def start_all(bed: Bed) -> dict[int, str]:
+    """Start all that may, without a process: which instance each has got."""
+    found = {}
+    queue = bed.parts.start_queue
+    while not queue.describe_pack_wait() and (member := queue.find_start()) is not None:
+        place = bed.members.find_place(member.spec.plan.cpus)
+        assert place is not None
+        place.occupant = member.number
+        bed.members.waiting.remove(member.number)
+        member.gpu, environment = bed.parts.gpu_mode.place(member)
+        assert member.gpu is not None
+        assert environment == {"CUDA_VISIBLE_DEVICES": member.gpu.uuids[0]}
+        found[member.number] = member.gpu.instance
+    return found
+
+
+def finish(bed: Bed, number: int) -> None:
+    bed.members.vacate(number)
+
+
+def settle(bed: Bed) -> None:
+    """Wait until the agent has answered."""
+    instances = bed.parts.gpu_mode.instances
+    assert instances is not None
+    assert bed.parts.start_queue.describe_pack_wait() == CHANGING_INSTANCES
+    [ready] = instances.filenos()
+    assert ready
+
+    def is_over() -> bool:
+        bed.parts.gpu_mode.work()
+        return not instances.is_changing
+
+    wait_until(is_over, "the agent's answer")
+
+
+def test_each_member_has_an_instance_of_its_own(bed: Bed) -> None:
+    cut(bed, "3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
+    want(bed, 4, 3, 2, 1)
+    assert start_all(bed) == {1: "3g.40gb", 2: "2g.20gb", 3: "1g.10gb", 4: "1g.10gb"}
+    uuids = {member.gpu.uuids for member in bed.members.by_number.values() if member.gpu}
+    assert len(uuids) == 4
+
+
+def test_small_ones_pass_one_whose_instance_is_taken(bed: Bed) -> None:
+    cut(bed, "3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
+    (first,) = want(bed, 1)
+    assert start_all(bed) == {1: "3g.40gb"}
+    want(bed, 5, 3)
+    assert start_all(bed) == {3: "1g.10gb"}
+    assert bed.members.by_number[5].record.reason == (
+        "waits for a MIG instance with 38000 MB: those that are large enough are taken"
+    )
+    finish(bed, first.number)
+    assert start_all(bed) == {5: "3g.40gb"}
+
+
+def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
+    bed: Bed, sockets: Path
+) -> None:
+    instances = cut(bed, *["2g.20gb"] * 3, socket=str(sockets))
+    agent = Agent(sockets, instances.gpu)
+    want(bed, 2, 3, 4)
+    assert start_all(bed) == {2: "2g.20gb", 3: "2g.20gb", 4: "2g.20gb"}
+    want(bed, 5)
+    # What runs on the slices that it would take stays there: its own are not enough yet.
+    assert start_all(bed) == {}
+    assert "as soon as enough slices are free" in bed.members.by_number[5].record.reason
+    assert not agent.requests
+    kept = {n: member.gpu for n, member in bed.members.by_number.items() if n != 2}
+    finish(bed, 2)
+    assert start_all(bed) == {}
+    settle(bed)
+    assert start_all(bed) == {5: "3g.40gb"}
+    (request,) = agent.requests
+    assert request["create"] == ["3g.40gb"]
+    standing = {one.uuid for one in instances.gpu.instances}
+    for number in (3, 4):
+        use = kept[number]
+        assert use is not None
+        assert use.uuids[0] in standing
+        assert use.uuids[0] not in request["destroy"]
+    assert bed.parts.gpu_mode.setup.instances[-1].profile == "3g.40gb"
+    agent.close()
+
+
+def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sockets: Path) -> None:
+    instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
+    agent = Agent(sockets, instances.gpu, refusal="the GPU is held by dcgm\x1b[2J")
+    want(bed, 5)
+    assert start_all(bed) == {}
+    settle(bed)
+    assert start_all(bed) == {}
+    assert len(agent.requests) == 1
+    assert "held by dcgm\\x1b[2J" in bed.members.by_number[5].record.reason
+    assert "its MIG instances were not changed" in bed.parts.gpu_mode.setup.notes[-1]
+    want(bed, 3)
+    agent.close()
+
+
+def test_without_an_agent_what_stands_is_all_there_is(bed: Bed) -> None:
+    cut(bed, "1g.10gb", "1g.10gb")
+    (large,) = want(bed, 5)
+    assert start_all(bed) == {}
+    told = "waits for a MIG instance with 38000 MB: the largest, 1g.10gb, has 9984 MB"
+    assert large.record.reason == told
+    with pytest.raises(NodeError, match="member 5 cannot be started: "):
+        bed.parts.place_filler.close()
+    # What another driver has rounded by a little is tried.
+    plan = dataclasses.replace(large.spec.plan, gpu_memory_limit_mb=9900, instance="1g")
+    large.spec = dataclasses.replace(large.spec, plan=plan)
+    assert start_all(bed) == {5: "1g.10gb"}
+
+
+def test_nothing_is_measured_where_members_have_walls(bed: Bed) -> None:
+    cut(bed, "3g.40gb", "2g.20gb")
+    assert bed.parts.gpu_mode.why_unmeasured == "each member has a MIG instance of its own"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ([], "what is no answer"),
+        ({"ok": True}, "the node's MIG agent refuses"),
+        ({"ok": False, "reason": "in use"}, "in use"),
+        ({"ok": True, "instances": [{"uuid": "MIG-x"}]}, "refuses"),
+        ({"ok": False, "reason": "\x1b[31m"}, "\\x1b[31m"),
+    ],
+)
+def test_an_answer_that_is_none_counts_as_refused(answer: object, told: str) -> None:
+    assert told in read_answer(answer).reason
+
+
+def test_an_agent_that_is_gone_is_said(tmp_path: Path) -> None:
+    answer = ask_for_change(str(tmp_path / "none"), MigChange(GPU, (), ("1g.10gb",)))
+    assert "does not answer (No such file or directory)" in answer.reason
+
+
+def test_what_root_has_cut_is_read_and_what_it_has_not_is_said() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can write what is believed")
+    with tempfile.TemporaryDirectory(dir="/run") as run:
+        environment = {"SLURM_JOB_ID": "7", RUN_VARIABLE: run}
+        assert "prepared nothing" in find_instances(environment)[2]
+        folder = Path(run) / "7"
+        folder.mkdir()
+        Path(run).chmod(0o755)
+        setup = build_setup("7", ["3g.40gb", "1g.10gb"], "/run/x/mig.sock")
+        (folder / "setup.json").write_text(json.dumps(setup))
+        gpu, socket, reason = find_instances(environment)
+        assert gpu is not None
+        assert [one.uuid for one in gpu.instances] == [name_instance(1), name_instance(2)]
+        assert (socket, reason) == ("/run/x/mig.sock", "")
+        for change, told in (
+            ({"mode": "", "reason": "MIG is off"}, "no MIG instances: MIG is off"),
+            ({"mig": {"gpus": 3}}, "is damaged"),
+            ({"mig": {**setup["mig"], "gpus": []}}, "cut 0 GPUs"),
+        ):
+            (folder / "setup.json").write_text(json.dumps({**setup, **change}))
+            found, _, why = find_instances(environment)
+            assert found is None
+            assert told in why
+
+
+def test_an_srun_inside_a_member_stays_on_its_instance() -> None:
+    member = OwnMember(
+        "/p/members/0003", {"job_id": "4711", "member": "4711/3", "prefix": "/p/run"}
+    )
+    for device, named in ((name_instance(1), True), ("0", False)):
+        arguments, _ = rewrite_srun(["python", "x"], {"CUDA_VISIBLE_DEVICES": device}, member)
+        assert arguments is not None
+        assert (f"CUDA_VISIBLE_DEVICES={device}" in arguments) == named
+
+
+@pytest.mark.parametrize(
+    ("share", "mode", "refusal"),
+    [
+        ("auto", SharingMode.TIMESLICE, False),
+        ("mig!", None, True),
+    ],
+)
+def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
+    bed: Bed, share: str, mode: SharingMode | None, *, refusal: bool
+) -> None:
+    record = dataclasses.replace(bed.record, share=share, mode=SharingMode.MIG, layout=("3g", "3g"))
+    allocation = dataclasses.replace(bed.allocation, gpus=("0",))
+    found = GpuMode(bed.pack, record, allocation, 1, bed.journal, lone=False)
+    found.open()
+    assert found.is_settled
+    assert found.mode is mode
+    assert bool(found.refusal) == refusal
+    told = found.refusal or found.setup.reason
+    assert "only a node's prolog can make MIG instances" in told
+    # What MPS does not hold together runs one at a time.
+    assert found.takes_one_member == (share == "auto")
+
+
+def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can write what is believed")
+    record = dataclasses.replace(bed.record, share="mig", mode=SharingMode.MIG, layout=("3g", "3g"))
+    with tempfile.TemporaryDirectory(dir="/run") as run:
+        Path(run).chmod(0o755)
+        (Path(run) / "7").mkdir()
+        setup = build_setup("7", ["7g.80gb"])
+        setup["reason"] = "MIG is on, and one instance has the whole GPU; no layout 3g+3g: in use"
+        (Path(run) / "7" / "setup.json").write_text(json.dumps(setup))
+        environment = {**bed.allocation.environment, "SLURM_JOB_ID": "7", RUN_VARIABLE: run}
+        allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)
+        for share, mode in (("mig", SharingMode.TIMESLICE), ("mig!", None)):
+            asked = dataclasses.replace(record, share=share)
+            found = GpuMode(bed.pack, asked, allocation, 1, bed.journal, lone=False)
+            found.open()
+            assert found.mode is mode
+            assert "no layout 3g+3g: in use" in (found.refusal or found.setup.reason)
+            if mode is not None:
+                (member,) = want(bed, 1)
+                use, given = found.place(member)
+                assert use is not None
+                assert given == {"CUDA_VISIBLE_DEVICES": name_instance(1)}
+                assert use.mode == "timeslice"
+
+
+def test_compute_instances_count_by_what_they_compute_with() -> None:
+    names = {"3g.40gb": 3, "3c.7g": 3, "1c.3g.40gb": 1, "1g.10gb+me": 1, "": 0}
+    assert {name: count_slices(name) for name in names} == names
