@@ -55,7 +55,9 @@ class WandbTracker:
         import wandb
 
         run_id = own.run if own is not None else _make_id(values)
-        mode = self._mode or (own.mode if own is not None else "") or os.environ.get("WANDB_MODE")
+        mode: Any = (
+            self._mode or (own.mode if own is not None else "") or os.environ.get("WANDB_MODE")
+        )
         try:
             run = wandb.init(
                 id=run_id,
@@ -63,7 +65,7 @@ class WandbTracker:
                 entity=(own.entity if own is not None else "") or None,
                 name=None if own is not None else values.name,
                 dir=(own.root if own is not None else "") or self._directory,
-                mode=mode or None,  # type: ignore[arg-type]
+                mode=mode or None,
                 resume="allow",
                 # A program's own configuration stays as it is.
                 config=None if own is not None else dict(values.parameters),
