@@ -27,6 +27,8 @@ case $words in
         layout=${words##*' [csub/1 mig='}
         layout=${layout%']'}
         layout=${layout%' gpus=each'}+
+        # Seven of the longest words have 132 bytes.
+        [ ${#layout} -le 160 ] || exit 0
         count=0
         # One to seven words, each as in layout_words.py: 3g, 1g.20gb, 1g.10gb+me, 3c.7g.
         while [ -n "$layout" ]; do

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.simgpu.nvml.mig_instances import restart_gpu
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
 from .hook_bed import Bed, check_clean, kill_at, require_strace
-from .mig_bed import COMMENT, ask, list_agents, list_own, list_profiles, mig_on
+from .mig_bed import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
 
 pytestmark = [
     pytest.mark.long,
@@ -106,6 +107,24 @@ def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -
     told = mig.command("recover")
     assert (told["status"], told["jobs"][0]["reason"]) == (0, "the node has been rebooted")
     assert mig.snapshot() == stands
+    check_clean(mig)
+
+
+@pytest.mark.parametrize("policy", ["where-on", "switch"])
+def test_what_a_restarted_gpu_has_lost_is_no_fault(mig: Bed, policy: str) -> None:
+    switch(mig, on=policy == "where-on")
+    before = mig.snapshot()
+    mig.write_policy(mig=policy)
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    # A driver that was loaded again in the same boot: from Hopper on MIG is off then.
+    for gpu in mig.node.read_gpus():
+        restart_gpu(mig.node, gpu)
+    ended = mig.epilog()
+    assert ended.status == 0, ended.audit
+    if policy == "switch":
+        assert mig.snapshot() == before
+    else:
+        assert "was not turned off for the job: it was left so" in str(ended.audit["notes"])
     check_clean(mig)
 
 
