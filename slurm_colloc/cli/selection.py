@@ -5,9 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection
+from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection, is_guest
+
+if TYPE_CHECKING:
+    from slurm_colloc.report.member_views import MemberView, PackView
 
 # squeue(1), JOB STATE CODES.
 _SHORT = {
@@ -99,3 +103,13 @@ class Choice:
         words += [f"--state={','.join(sorted(self.states))}"] if self.states else []
         words += [f"--name={self.name}"] if self.name else []
         return " ".join(words)
+
+
+def is_of_job(member: MemberView, job: str, view: PackView, takers: Sequence[str]) -> bool:
+    """Whether a member is of the job that was named, or only in a pack of it or with members of it.
+
+    A job's id may be that of a part of a submission, after whose first its members are named.
+    """
+    if view.record.pack_id in takers or is_guest(member.place):
+        return member.member.job == job
+    return True

@@ -57,6 +57,11 @@ class MemberView:
     _value: Mapping[str, Any] = field(repr=False)
     is_parked: bool = False
 
+    @property
+    def place(self) -> int:
+        """Its number in its pack's directory: its own, unless it is of another submission."""
+        return self.files.number
+
     @cached_property
     def spec(self) -> MemberSpec:
         """What it runs; made of spec.json where it is asked for, thousands are not.
@@ -150,7 +155,7 @@ class PackView:
         spans = [
             (max(pause.begin, begin), end if pause.end is None else min(pause.end, end))
             for pause in self._pauses
-            if (pause.member, pause.start) == (member.member.number, record.starts)
+            if (pause.member, pause.start) == (member.place, record.starts)
         ]
         return sum(max(0.0, high - low) for low, high in spans)
 

@@ -261,9 +261,10 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
     """
     job = member.spec.job
     node = member.record.node if member.record and member.record.node else "%N"
+    is_own = member.member.job == (view.shown_id or "?")
     values = PatternValues(
         # A job alone has its file from Slurm, which knows no submission.
-        job_id=(view.own_id if member.spec.names_alone else view.shown_id) or "%j",
+        job_id=(view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j",
         number=member.member.number,
         is_array=job.array_task is not None,
         name=job.name,

@@ -70,7 +70,7 @@ def _find_rate_alone(member: MemberView, degree: DegreeRecord | None) -> float |
     found = [
         rate
         for rate in (() if degree is None else degree.rates_alone)
-        if rate.member == member.member.number and rate.steps_per_s > 0
+        if rate.member == member.place and rate.steps_per_s > 0
     ]
     return max(found, key=lambda rate: rate.at).steps_per_s if found else None
 
@@ -83,7 +83,7 @@ def find_figures(
     at, members = _read_positive(value.get("at")), value.get("members")
     if at is None or not now - STALE_S <= at <= now + _AHEAD_S or not isinstance(members, dict):
         return {}
-    found = members.get(str(member.member.number))
+    found = members.get(str(member.place))
     starts = member.record.starts if member.record is not None else None
     return found if isinstance(found, dict) and found.get("start") == starts else {}
 

@@ -3,6 +3,7 @@
 <state>/packs/<pack id>/     a pack, see docs/architecture.md
 <state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
 <state>/jobs/<job id>.json   which packs a Slurm job id stands for
+<state>/jobs/<job id>.takers/<pack id>   packs of other submissions that may have members of it
 <state>/making/              packs that are being written
 <state>/script.*.json        the batch script as it was rendered last, see
 submission.packs.batch_script
@@ -31,10 +32,12 @@ from slurm_colloc.store.atomic_files import (
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack_reading import (
+    SOURCES,
     UNFINISHED_S,
     JobIndex,
     StateReader,
     build_index_path,
+    build_takers_path,
 )
 
 
@@ -172,6 +175,25 @@ class State(StateReader):
         for record in records:
             self.record_pack_job(record, job_id)
         self.forget_lock(records[0].submission)
+
+    def note_taker(self, source: str, job_id: str, taker: str) -> None:
+        """Write down that members of one submission may be in a pack of another from now on.
+
+        Args:
+            source: The pack where they wait.
+            job_id: The id after which they are named.
+            taker: The pack of the other submission.
+
+        Raises:
+            StateError: It cannot be written.
+        """
+        for folder, name in (
+            (build_takers_path(self.root, job_id, self.cluster), taker),
+            (self.packs / taker / SOURCES, source),
+        ):
+            make_directory(folder)
+            if not (folder / name).exists():
+                write_atomic(folder / name, b"")
 
     def forget_lock(self, submission: str) -> None:
         """Note that a submission is complete."""

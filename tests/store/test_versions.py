@@ -33,6 +33,7 @@ from slurm_colloc.store.learned.kept_answers import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
+from slurm_colloc.store.pack.member_home import HomeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -125,6 +126,7 @@ CASES = [
     build_case(PackEndRecord("FAILED", 1.5), ""),
     build_case(MovedMember("s.0", 3), "pack_id"),
     build_case(EmptiedRecord("s.1", 1.5), ""),
+    build_case(HomeRecord("4712", 9, "t.0", 1.5, "/home/ada", "login1"), ""),
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
     build_case(FaultRecord("4711/3", ("a line",)), ""),

@@ -33,7 +33,7 @@ def compare(
         choice = Choice.parse((target,), ended=True)
         for view, members in session.survey(choice, follow_all=False):
             is_whole = len(members) == len(view.members)
-            numbers = None if is_whole else frozenset(m.member.number for m in members)
+            numbers = None if is_whole else frozenset(m.place for m in members)
             with session.reading(view):
                 found.append((find_summary(session.state, view), numbers))
         return build_side(target, found)

@@ -81,7 +81,7 @@ def queue(
             for view, members in found
             for number, seconds in times.estimate(view, members, now).items()
             for member in members
-            if member.member.number == number
+            if member.place == number
         }
         table = rows.build_table(found, now, to_end)
         _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)

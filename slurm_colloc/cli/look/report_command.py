@@ -161,7 +161,7 @@ def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int]
     """The members to show; None for all of a pack."""
     if len(members) == len(view.members):
         return None
-    return frozenset(member.member.number for member in members)
+    return frozenset(member.place for member in members)
 
 
 def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:

@@ -71,7 +71,7 @@ def _tell_nothing(session: Session) -> str:
 def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
     """The running packs by id, each with the members that were named."""
     return {
-        view.record.pack_id: frozenset(member.member.number for member in members)
+        view.record.pack_id: frozenset(member.place for member in members)
         for view, members in session.survey(choice, follow_all=False)
         if any(member.state is MemberState.RUNNING for member in view.members) and members
     }
@@ -184,7 +184,7 @@ def _describe_all(
         member
         for latest in found
         for member in latest.view.members
-        if chosen is None or member.member.number in chosen[latest.view.record.pack_id]
+        if chosen is None or member.place in chosen[latest.view.record.pack_id]
     ]
     packs = "1 pack" if len(found) == 1 else f"{len(found)} packs"
     counts = count_states([member.state for member in members])
@@ -251,7 +251,7 @@ def _build_rows(
     ]
     words = list_argument_words([(view, member) for member in view.members])
     extra = [
-        (Column("TO_END"), [format_to_end(to_end.get(m.member.number)) for m in view.members]),
+        (Column("TO_END"), [format_to_end(to_end.get(m.place)) for m in view.members]),
         (Column("ARGS", is_number=False, gives_way=True), words),
     ]
     extra = [(column, cells) for column, cells in extra if any(cells)]
@@ -260,10 +260,10 @@ def _build_rows(
     readings = members if isinstance(members, dict) else {}
     rows: list[tuple[str, ...]] = []
     for place, member in enumerate(view.members):
-        reading = readings.get(str(member.member.number))
+        reading = readings.get(str(member.place))
         if not isinstance(reading, dict):
             continue
-        if numbers is not None and member.member.number not in numbers:
+        if numbers is not None and member.place not in numbers:
             continue
         steps = reading.get("steps")
         age_s = reading.get("last_step_age_s")

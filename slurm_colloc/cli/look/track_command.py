@@ -56,7 +56,7 @@ def track(
     failed: CollocError | None = None
     for view, members in session.survey(choice, follow_all=False):
         whole = len(members) == len(view.members)
-        numbers = None if whole else frozenset(m.member.number for m in members)
+        numbers = None if whole else frozenset(m.place for m in members)
         with session.reading(view):
             summary = find_summary(session.state, view)
             path = session.state.pack_path(view.record.pack_id)

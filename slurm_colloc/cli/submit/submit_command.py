@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import textwrap
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.join_first import choose_packs_to_join, find_room, tell_joined
+from slurm_colloc.cli.submit.join_first import (
+    choose_other_packs,
+    choose_packs_to_join,
+    find_room,
+    tell_joined,
+)
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
@@ -114,7 +120,9 @@ def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Po
         from slurm_colloc.cli.await_summaries import prepare_summaries
 
         prepare_summaries(session.state, session.settings)
-    policy = choose_policy(call, session.settings)
+    policy = dataclasses.replace(
+        choose_policy(call, session.settings), join=choose_other_packs(call, session, local=local)
+    )
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
     if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
         from slurm_colloc.submission.plan.known_jobs import bar_culprits

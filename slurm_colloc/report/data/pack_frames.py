@@ -182,9 +182,9 @@ def _find(
         pack_ids = [pack_id for pack_id in state.find_packs(selection.job) if pack_id in set(known)]
         for view in survey_packs(state, pack_ids, None, damaged):
             numbers = {
-                member.member.number
+                member.place
                 for member in view.members
-                if selection.includes(member.member.number)
+                if member.member.job == selection.job and selection.includes(member.member.number)
             }
             _, before = chosen.get(view.record.pack_id, (view, set()))
             is_whole = selection.ranges is None or before is None

@@ -71,7 +71,13 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         summaries: Of all packs of the submission.
         shown_id: What it is called.
     """
-    members = [member for summary in summaries for member in summary["members"]]
+    # A pack may have had members of other submissions, too.
+    members = [
+        member
+        for summary in summaries
+        for member in summary["members"]
+        if str(member["id"]).partition("/")[0] == shown_id
+    ]
     members.sort(key=lambda member: member["member"])
     words = show_arguments([member.get("arguments") or () for member in members])
     rows = [

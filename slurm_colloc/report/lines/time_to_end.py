@@ -36,7 +36,7 @@ class TimesToEnd:
         now: float,
         latest: Mapping[str, Any] | None = None,
     ) -> dict[int, float]:
-        """Seconds to the end by member number, at the rate of now; without those not known.
+        """Seconds to the end by number in the pack, at the rate of now; without those not known.
 
         A member that was started again may have begun from a checkpoint, so nothing is known of
         it; nor is of one that is paused.
@@ -67,7 +67,7 @@ class TimesToEnd:
                 continue
             total = self._find_steps(member)
             if total is not None and total >= steps:
-                found[member.member.number] = (total - steps) / rate
+                found[member.place] = (total - steps) / rate
         return found
 
     def _read_latest(self, view: PackView) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def complete_summary(summary: dict[str, Any], view: PackView) -> dict[str, Any]:
         summary: As it was written, by this csub or an older one.
         view: The pack as it is kept.
     """
-    by_number = {member.member.number: member for member in view.members}
+    by_number = {member.place: member for member in view.members}
     members = []
     for entry in summary["members"]:
         kept = by_number.get(entry["member"])

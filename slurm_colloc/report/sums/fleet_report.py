@@ -117,7 +117,7 @@ def _sum_known(members: list[Any], name: str) -> float | None:
 def _list_rates(summary: Mapping[str, Any], view: PackView) -> tuple[tuple[str, float], ...]:
     """The rates of jobs that were measured alone in this pack, by signature."""
     alone = summary["pack"]["members_most"] == 1
-    by_number = {member.member.number: member for member in view.members}
+    by_number = {member.place: member for member in view.members}
     found: dict[str, float] = {}
     for entry in summary["members"]:
         solo = entry["solo"]

@@ -40,14 +40,14 @@ def describe_member(shown_job_id: str, member: Member) -> str:
     Each begins with a word of csub's or with blanks: mail programs take some signs at the
     beginning of a line for orders.
     """
-    record, job = member.record, member.spec.job
+    record, job, name = member.record, member.spec.job, member.name(shown_job_id)
     code = f", exit code {record.exit_code}" if record.exit_code is not None else ""
     where = f" on {record.node}" if record.node else ""
     lines = [
-        f"{shown_job_id}/{member.number} {shlex.join((job.script_name, *job.arguments))}",
+        f"{name} {shlex.join((job.script_name, *job.arguments))}",
         f"{record.state.value}{code}{where}{f': {record.reason}' if record.reason else ''}",
         *(f"  {line}" for line in record.evidence[:_EVIDENCE_MOST]),
-        f"csub report {shown_job_id} tells how fast it was",
+        f"csub report {name.job} tells how fast it was",
     ]
     return "".join(f"{cut(escape_controls(line), _LINE_MOST)}\n" for line in lines)
 

@@ -35,9 +35,11 @@ from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.pack.mail_text import read_mail_text
+from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import StateReader
 
 _PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLURM_JOB_ID",
@@ -69,6 +71,7 @@ class MemberMails:
     ) -> None:
         self._members = members
         self._pack = pack
+        self._state = StateReader(pack.parent.parent, record.cluster)
         self._record = record
         self._allocation = allocation
         self._config = config
@@ -86,7 +89,8 @@ class MemberMails:
             return
         if after.state is MemberState.RUNNING:
             self._plan_shares(member, request)
-            since = member.spec.joined_at or self._record.created_at
+            submitted = self._record if member.home is None else member.home
+            since = member.spec.joined_at or submitted.created_at
             queued = format_mail_time((after.started_at or since) - since)
             self._tell(member, request, MailEvent.BEGIN, f"Queued time {queued}")
         elif after.state is MemberState.PENDING:
@@ -172,7 +176,7 @@ class MemberMails:
                 body = describe_member(self._allocation.shown_job_id, member)
                 self._tell(member, request, event, describe_run_time(record), end, body=body)
             return
-        ends = self._collect_ends()
+        ends = self._collect_ends(member)
         if ends is None:
             return
         codes = [end.code for end in ends]
@@ -182,38 +186,48 @@ class MemberMails:
             self._tell(member, request, MailEvent.REQUEUE, "")
         event = choose_end_event(state, request)
         if event is not None:
-            body = describe_tasks(self._allocation.shown_job_id, ends)
+            body = describe_tasks(member.name(self._allocation.shown_job_id).job, ends)
             self._tell(member, request, event, "", describe_ends(state, codes), body=body)
 
-    def _collect_ends(self) -> list[TaskEnd] | None:
-        """How all tasks of the array have ended; None while one of them has not."""
+    def _collect_ends(self, member: Member) -> list[TaskEnd] | None:
+        """How all tasks of a member's array have ended; None while one of them has not."""
         ends = []
+        job_id = member.name(self._allocation.shown_job_id).job
         try:
-            for pack in self._list_packs():
+            own = list(self._list_packs(member))
+            takers = [self._state.pack_path(name) for name in self._state.list_takers(job_id)]
+            for pack in (*own, *takers):
                 attempt = read_attempt(pack)
                 for number in list_members(pack):
+                    name = name_member(pack, job_id if pack in own else "", number)
+                    if name.job != job_id:
+                        continue
                     record = read_state(pack, number, attempt)
                     if os.path.lexists(pack / "members" / f"{number:04d}" / "cancelled"):
-                        ends.append(TaskEnd(number, MemberState.CANCELLED, ExitCode(0, 15), 0))
+                        ends.append(TaskEnd(name.number, MemberState.CANCELLED, ExitCode(0, 15), 0))
                     elif record is None or record.state not in FINAL_STATES:
                         return None
                     else:
                         code = record.exit_code or ExitCode(1)
-                        ends.append(TaskEnd(number, record.state, code, record.starts))
+                        ends.append(TaskEnd(name.number, record.state, code, record.starts))
         except CollocError:
             return None
         return ends
 
-    def _list_packs(self) -> Iterator[Path]:
+    def _list_packs(self, member: Member) -> Iterator[Path]:
+        """The packs as which a member's array was submitted."""
         if self._record.carried:
             yield self._pack
             return
-        for index in self._record.indices:
-            yield self._pack.parent / f"{self._record.submission}.{index}"
+        record = self._record
+        if member.home is not None:
+            record = self._state.read_pack(member.home.pack_id) or record
+        for index in record.indices:
+            yield self._pack.parent / f"{record.submission}.{index}"
 
-    def _is_first_to_tell(self, event: MailEvent) -> bool:
+    def _is_first_to_tell(self, member: Member, event: MailEvent) -> bool:
         """True for one runner of all packs of an array: they agree by a file."""
-        first = next(self._list_packs())
+        first = next(self._list_packs(member))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             os.close(os.open(first / f"mailed.{event.name.lower()}", flags, 0o600))
@@ -237,18 +251,19 @@ class MemberMails:
         if not request.wants(event):
             return
         summed_up = self._is_summed_up(member, request)
-        if summed_up and once and not self._is_first_to_tell(event):
+        if summed_up and once and not self._is_first_to_tell(member, event):
             return
         job = member.spec.job
-        job_id = self._allocation.shown_job_id
+        name = member.name(self._allocation.shown_job_id)
+        job_id = name.job
         raw = self._allocation.environment.get("SLURM_JOB_ID", job_id)
         if summed_up:
             shown = f"Array Summary Job_id={job_id}_* ({raw})"
             time_text = "" if once else time_text
         elif job.array_task is not None:
-            shown = f"Array Task Job_id={job_id}_{member.number} ({raw})"
+            shown = f"Array Task Job_id={job_id}_{name.number} ({raw})"
         else:
-            shown = f"Job_id={job_id}/{member.number}"
+            shown = f"Job_id={name}"
         mail = Mail(
             request.user or self._get_default_user(),
             build_subject(shown, job.name, event, time_text, end_text),
@@ -273,6 +288,7 @@ class MemberMails:
         batch, record = self._allocation.environment, member.record
         environment = {name: batch[name] for name in _PASSED_ON if name in batch}
         environment |= {name: batch[name] for name in _OF_THE_PACK if name in batch}
+        name = member.name(self._allocation.shown_job_id)
         environment |= {
             "SLURM_JOB_NAME": member.spec.job.name,
             "SLURM_JOB_WORK_DIR": member.spec.job.directory,
@@ -280,21 +296,21 @@ class MemberMails:
             "SLURM_JOB_MAIL_TYPE": event.value,
             "SLURM_JOB_CPUS_PER_NODE": str(member.spec.plan.cpus),
             "SLURM_JOB_RESTART_COUNT": str(max(0, record.starts - 1)),
-            "SLURM_COLLOC_MEMBER": f"{self._allocation.shown_job_id}/{member.number}",
-            "SLURM_COLLOC_NAME": f"{self._allocation.shown_job_id}_{member.number}",
+            "SLURM_COLLOC_MEMBER": str(name),
+            "SLURM_COLLOC_NAME": f"{name.job}_{name.number}",
         }
         if member.spec.job.array_task is not None:
-            environment["SLURM_ARRAY_JOB_ID"] = self._allocation.shown_job_id
-            environment["SLURM_ARRAY_TASK_ID"] = str(member.number)
+            environment["SLURM_ARRAY_JOB_ID"] = name.job
+            environment["SLURM_ARRAY_TASK_ID"] = str(name.number)
         kind, _, value = time_text.rpartition(" ")
         if value:
-            name = "QUEUED" if kind.startswith("Queued") else "RUN"
-            environment[f"SLURM_JOB_{name}_TIME"] = value
+            which = "QUEUED" if kind.startswith("Queued") else "RUN"
+            environment[f"SLURM_JOB_{which}_TIME"] = value
         # From 24.11 on, in seconds since 1970.
         moments = (("START", record.started_at), ("END", record.ended_at))
         environment |= {
-            f"SLURM_JOB_{name}_TIME": str(int(moment))
-            for name, moment in moments
+            f"SLURM_JOB_{which}_TIME": str(int(moment))
+            for which, moment in moments
             if moment is not None
         }
         if record.state in FINAL_STATES and record.exit_code is not None:

@@ -26,6 +26,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_home import read_home
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill
@@ -290,6 +291,7 @@ class MemberIntake:
         try:
             spec = read_spec(self._pack, number)
             record = read_state(self._pack, number, self._attempt - 1)
+            home = read_home(self._pack, number)
         except Exception as error:
             if is_passing(error):
                 raise
@@ -297,7 +299,7 @@ class MemberIntake:
             return
         if record is None:
             record = StateRecord(MemberState.PENDING, self._attempt)
-        member = Member(number, spec, record)
+        member = Member(number, spec, record, home=home)
         self._members.by_number[number] = member
         self._late.discard(number)
         if member.is_final:

@@ -20,6 +20,7 @@ from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.atomic_files import explain_os_errors
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_home import read_home
 from slurm_colloc.store.pack.pack_directory import parse_environment_block, read_spec, write_moved
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
@@ -42,14 +43,15 @@ def resubmit(
 ) -> str:
     """Submit never started members of an ended pack again, as one new pack; its Slurm job id.
 
-    They keep their numbers: 4711/3 becomes 4720/3. The caller holds the pack's lock.
+    They keep the numbers that their submission gave them: 4711/3 becomes 4720/3. So they are of
+    one submission. The caller holds the pack's lock.
 
     Args:
         state: The state directory.
         slurm: Slurm.
         settings: The settings.
         pack_id: The pack that is over.
-        numbers: Which of its members, at least one.
+        numbers: Which of its members, at least one, by their numbers in it.
         counts: Count it against the number of times that the sweep may do it by itself.
 
     Raises:
@@ -61,7 +63,10 @@ def resubmit(
         raise NotFound(f"there is no pack {pack_id} in {state.root}")
     path = state.pack_path(pack_id)
     specs = [read_spec(path, number) for number in numbers]
-    candidates = [_read_candidate(path, spec) for spec in specs]
+    candidates = [
+        _read_candidate(path, number, spec) for number, spec in zip(numbers, specs, strict=True)
+    ]
+    submitted_in = read_home(path, numbers[0]) or record
     packs = add_candidates([_plan_again(record, specs)], candidates)
     # A task alone has an index that Slurm took before.
     (batch,) = group_into_batches(packs, None, LARGEST_TASK_ID + 1)
@@ -78,7 +83,7 @@ def resubmit(
             settings=settings,
             state=state,
             slurm=slurm,
-            directory=record.submit_directory,
+            directory=submitted_in.submit_directory,
             held=HeldInterrupts(),
             policy=record.policy,
             resubmissions=record.resubmissions + (1 if counts else 0),
@@ -86,8 +91,8 @@ def resubmit(
     return submitted.job_id
 
 
-def _read_candidate(path: Path, spec: MemberSpec) -> Candidate:
-    folder = path / "members" / format_number(spec.job.number)
+def _read_candidate(path: Path, number: int, spec: MemberSpec) -> Candidate:
+    folder = path / "members" / format_number(number)
     with explain_os_errors("read", folder):
         block = parse_environment_block((folder / "env").read_bytes())
         script = (folder / "script").read_bytes()
