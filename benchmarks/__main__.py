@@ -37,6 +37,7 @@ from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
+from benchmarks.sums import measure_sums
 from benchmarks.tables import measure_tables
 from slurm_colloc.errors import SlurmUnreachable
 
@@ -67,6 +68,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "planning" in chosen:
         yield measure_planning()
         yield measure_planning_calls()
+    if "sums" in chosen:
+        yield measure_sums()
     if "layouts" in chosen:
         yield measure_layouts()
     with_slurm = [name for name in GROUPS if name in chosen]
@@ -92,6 +95,7 @@ def main() -> None:
         "instrument",
         "planning",
         "layouts",
+        "sums",
         *GROUPS,
     ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -27,8 +27,9 @@ except KeyboardInterrupt:
 
 SUBCOMMANDS = frozenset(
     {
-        "calibrate", "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs",
-        "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
+        "calibrate", "cancel", "clean", "compare", "config", "doctor", "explain", "history", "hold",
+        "logs", "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "track",
+        "wait", "why",
     }
 )  # fmt: skip
 _LINE_BREAK = "\n"

@@ -46,6 +46,23 @@ User = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value (docs/json.md).")]
 
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-o",
+        metavar="FORMAT",
+        help="As squeue's (%.18i %.8j %T) or sacct's (JobID,State%12,Arguments).",
+    ),
+]
+NoHeader = Annotated[
+    bool, typer.Option("--noheader", "--no-header", help="Without the line of titles.")
+]
+Each = Annotated[
+    bool,
+    typer.Option("--array", "-r", help="A line for each member, also where they are equal."),
+]
+
 
 def choose(
     targets: list[str] | None, state: str, name: str, where: Sequence[str] | None = None

@@ -11,10 +11,12 @@ from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choos
 from slurm_colloc.cli.change.calibrate_gpu import calibrate
 from slurm_colloc.cli.help_groups import GroupedCommands
 from slurm_colloc.cli.look import queue_and_history
+from slurm_colloc.cli.look.compare_command import compare
 from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
 from slurm_colloc.cli.look.report_command import report
 from slurm_colloc.cli.look.top_command import top
+from slurm_colloc.cli.look.track_command import track
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 
@@ -199,6 +201,8 @@ app.command()(queue_and_history.why)
 app.command()(queue_and_history.explain)
 app.command()(queue_and_history.logs)
 app.command()(report)
+app.command()(compare)
+app.command()(track)
 app.command()(top)
 app.add_typer(profile)
 app.command(context_settings={"allow_interspersed_args": False})(shell)

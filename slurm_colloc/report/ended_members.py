@@ -16,9 +16,10 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import (
     Found,
-    add_parameters,
     build_member_json,
     format_elapsed_of,
+    insert_column,
+    list_argument_words,
 )
 from slurm_colloc.store.pack.pack_directory import read_end_limit
 from slurm_colloc.store.pack_reading import StateReader
@@ -91,9 +92,9 @@ def _read_latest_end(state: StateReader, view: PackView) -> float:
 def build_table(
     ended: Sequence[Ended], now: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The header, and one row per member."""
-    members = [entry.member for entry in ended]
-    return add_parameters(HEADER, build_rows(ended, now), members, before="ENDED")
+    """The header, and one row per member; a column of arguments where a member has such."""
+    words = list_argument_words([(entry.view, entry.member) for entry in ended])
+    return insert_column(HEADER, build_rows(ended, now), HEADER[-1], "ARGS", words)
 
 
 def build_rows(ended: Iterable[Ended], now: float) -> list[tuple[str, ...]]:

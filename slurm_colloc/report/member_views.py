@@ -91,6 +91,17 @@ class MemberView:
         return name if isinstance(name, str) else ""
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """Its script's arguments; none where they cannot be read."""
+        found = self._value["job"].get("arguments")
+        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+    @property
+    def script_name(self) -> str:
+        """Its script's path as the user wrote it; empty where it cannot be read."""
+        return str(self._value["job"].get("script_name", ""))
+
+    @property
     def is_final(self) -> bool:
         """It will not run again."""
         if self.state in FINAL_STATES:

@@ -43,7 +43,7 @@ def describe_pace(
     """
     plan = member.spec.plan
     solo = plan.solo_steps_per_s or _find_rate_alone(member, degree)
-    figures = _find_figures(member, latest, now)
+    figures = find_figures(member, latest, now)
     rate, window_s = (_read_positive(figures.get(key)) for key in ("steps_per_s", "window_s"))
     if rate is not None and window_s is not None:
         end = now if latest is None else float(latest["at"])
@@ -75,7 +75,7 @@ def _find_rate_alone(member: MemberView, degree: DegreeRecord | None) -> float |
     return max(found, key=lambda rate: rate.at).steps_per_s if found else None
 
 
-def _find_figures(
+def find_figures(
     member: MemberView, latest: Mapping[str, Any] | None, now: float
 ) -> Mapping[str, Any]:
     """The monitor's figures of the member's present start; empty without any that are new."""

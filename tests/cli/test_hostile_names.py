@@ -34,7 +34,10 @@ EVIL = "x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 SHOWN = r"x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 
 TRIED: dict[str, Sequence[Sequence[str]]] = {
-    "queue": (("queue",), ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL)),
+    "queue": (
+        ("queue", "--all", "--format", "%i %j %o %R"), ("queue", "-o", EVIL), ("queue",),
+        ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL),
+    ),
     "history": (("history", "--since=99w"), ("history", "4711")),
     "show": (("show", "4711"), ("show", "4711/1"), ("show", "4711/9"), ("show", EVIL)),
     "why": (("why", "4711"), ("why", "4712")),
@@ -44,7 +47,10 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
         ("report", "4711"), ("report", "4712"), ("report", "4711", "--csv"),
         ("report", "4711", "--detail"), ("report", "4711", "--html"),
         ("report", "4711", "--html", f"{EVIL}.html"),
+        ("report", "--since=99w"), ("report", "--since=99w", "--csv"), ("report", "--by", EVIL),
     ),
+    "compare": (("compare", "4711", "4712"), ("compare", "4711/1", EVIL)),
+    "track": (("track", "--to", EVIL), ("track", EVIL, "--to=wandb", "--offline")),
     "top": (("top", "--once"), ("top", "--once", "--name", EVIL)),
     "profile": (
         ("profile", "list"), ("profile", "show", EVIL), ("profile", "show", "no\x1b[1m"),
@@ -272,6 +278,8 @@ def test_only_one_place_writes_for_people() -> None:
         # A line that is written anew: numbers alone.
         ("wait_for_members", "show"),
         ("wait_for_members", "clear"),
+        # A page of lines that were harmless before.
+        ("live_screen", "_write"),
     }
 
 

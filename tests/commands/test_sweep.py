@@ -45,7 +45,7 @@ def test_a_grid_is_one_submission_whose_members_know_their_parameters(user: Csub
         f"{job_id}_3",
     ]
     table = user.csub("queue", "--all", job_id).stdout
-    assert "PARAMETERS" in table
+    assert "ARGS" in table
     assert "lr=0.20 seed=1" in table
     assert "lr=0.20 seed=1" in user.csub("history", job_id).stdout
     assert "lr=0.20 seed=1" in user.csub("show", f"{job_id}/4").stdout

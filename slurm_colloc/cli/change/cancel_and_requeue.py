@@ -21,11 +21,12 @@ from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
+from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox
@@ -221,7 +222,7 @@ def ask(found: Found) -> bool:
             )
             for member in members
         ]
-    say(render_table(("MEMBER", "NAME", "STATE", "TIME", "SCRIPT"), rows))
+    say(render_lines(("MEMBER", "NAME", "STATE", "TIME", "SCRIPT"), rows))
     sys.stdout.write(f"End these {len(rows)} jobs of {len(submissions)} submissions? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

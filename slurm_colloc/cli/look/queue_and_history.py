@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from slurm_colloc.cli.arguments import (
+    Each,
+    Format,
     Json,
     Name,
+    NoHeader,
     States,
     Targets,
     User,
@@ -25,7 +30,15 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
-from slurm_colloc.report.queue_rows import Found, render_table
+from slurm_colloc.report.ended_members import Ended
+from slurm_colloc.report.lines.member_groups import count_states, group_rows, render_lines
+from slurm_colloc.report.lines.time_to_end import TimesToEnd
+from slurm_colloc.report.member_views import (
+    MemberView,
+    PackView,
+)
+from slurm_colloc.report.queue_rows import Found
+from slurm_colloc.report.terminal_tables import is_styled
 
 
 def queue(
@@ -37,6 +50,9 @@ def queue(
     name: Name = "",
     where: Where = None,
     *,
+    each: Each = False,
+    line_format: Format = "",
+    no_header: NoHeader = False,
     user: User = "",
     as_json: Json = False,
 ) -> None:
@@ -55,10 +71,22 @@ def queue(
         views = session.survey_all() if everything else session.survey_open()
         found = rows.pick(views, finished=everything)
     now = time.time()
+    listed = [(view, member) for view, members in found for member in members]
     if as_json:
         say(json.dumps(rows.build_json(found, now)))
+    elif line_format:
+        _say_formatted(line_format, listed, now, header=not no_header)
     else:
-        say(rows.render_table(*rows.build_table(found, now)))
+        times = TimesToEnd(session.state)
+        to_end = {
+            str(member.member): seconds
+            for view, members in found
+            for number, seconds in times.estimate(view, members, now).items()
+            for member in members
+            if member.place == number
+        }
+        table = rows.build_table(found, now, to_end)
+        _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
 
 
@@ -74,14 +102,52 @@ def history(
     name: Name = "",
     where: Where = None,
     *,
+    each: Each = False,
+    line_format: Format = "",
+    no_header: NoHeader = False,
     user: User = "",
     as_json: Json = False,
 ) -> None:
     """Show the members that have ended, newest first; Slurm is not needed for it."""
     choice = Choice.parse(targets or (), state, name, where, ended=True)
     session = Session.open(user=user)
-    say(show_history(session, choice, since, as_json=as_json))
+    now = time.time()
+    ended = find_ended(session, choice, since, now)
+    if as_json:
+        say(json.dumps(rows.build_json(ended, now)))
+    elif line_format:
+        listed = [(entry.view, entry.member) for entry in ended]
+        _say_formatted(line_format, listed, now, header=not no_header)
+    else:
+        members = [entry.member for entry in ended]
+        _say_lines(*rows.build_table(ended, now), members, each=each, header=not no_header)
     tell_problems(session)
+
+
+def _say_formatted(
+    line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
+) -> None:
+    from slurm_colloc.report.lines.chosen_fields import LineFormat
+
+    say(LineFormat.parse(line_format).render(listed, now, header=header))
+
+
+def _say_lines(
+    titles: Sequence[str],
+    lines: list[tuple[str, ...]],
+    members: Sequence[MemberView],
+    *,
+    each: bool,
+    header: bool,
+) -> None:
+    """Print a table: for people with colours, equal lines as one and totals, else plainly."""
+    on_terminal = sys.stdout.isatty()
+    if on_terminal and not each:
+        lines = group_rows([member.member for member in members], lines)
+    total = count_states([member.state for member in members]) if on_terminal else ""
+    styled = is_styled(sys.stdout)
+    text = render_lines(titles, lines, total, styled=styled)
+    say(text if header else text.partition("\n")[2], styled=styled)
 
 
 def show(
@@ -197,16 +263,21 @@ def parse_age(option: str, text: str) -> int:
         raise UsageProblem(f"{option}: {error}") from error
 
 
-def show_history(session: Session, choice: Choice, since: str, *, as_json: bool) -> str:
-    """The members that have ended within a time, as a table or as JSON.
+def find_ended(session: Session, choice: Choice, since: str, now: float) -> list[Ended]:
+    """The members that have ended within a time, newest first.
 
     Without `since` it is a week, and all of what was named by its id.
+
+    Args:
+        session: This call's.
+        choice: What was named.
+        since: An age.
+        now: Seconds since the epoch.
 
     Raises:
         UsageProblem: `since` is no age.
         NotFound: There is no such pack or member.
     """
-    now = time.time()
     named = any(selection.job != ALL for selection in choice.selections)
     oldest = 0.0 if named and not since else now - parse_age("--since", since or DEFAULT_AGE)
     found: Found
@@ -218,7 +289,4 @@ def show_history(session: Session, choice: Choice, since: str, *, as_json: bool)
             (view, [m for m in view.members if choice.matches(m.state, m.name, m.parameters)])
             for view in views
         ]
-    ended = rows.collect_ended(session.state, found, oldest)
-    if as_json:
-        return json.dumps(rows.build_json(ended, now))
-    return render_table(*rows.build_table(ended, now))
+    return rows.collect_ended(session.state, found, oldest)

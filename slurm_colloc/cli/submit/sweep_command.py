@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slurm_colloc.cli.session import say
 from slurm_colloc.cli.submit.submit_command import refuse_options_of_others, run_call
 from slurm_colloc.model.parameters import format_parameters
-from slurm_colloc.report.queue_rows import render_table
+from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.sweep_jobs import collect_sweep
@@ -43,7 +43,7 @@ def render_jobs(call: Call) -> str:
         for candidate in call.candidates[:_SHOWN_MOST]
     ]
     more = len(call.candidates) - len(rows)
-    text = render_table(("JOB", "NAME", "PARAMETERS", "COMMAND"), rows)
+    text = render_lines(("JOB", "NAME", "PARAMETERS", "COMMAND"), rows)
     return f"{text}and {more} more jobs\n" if more else text
 
 

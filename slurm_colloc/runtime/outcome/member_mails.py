@@ -6,6 +6,7 @@ slurmctld gives it; runtime.outcome.send_mail runs it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -25,9 +26,16 @@ from slurm_colloc.model.sbatch.mail_types import (
     format_mail_time,
 )
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.mail_bodies import (
+    TaskEnd,
+    describe_member,
+    describe_run_time,
+    describe_tasks,
+)
 from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.pack.mail_text import read_mail_text
 from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members
@@ -72,6 +80,7 @@ class MemberMails:
         self._by_slurm = any(word.startswith("--mail-type=") for word in record.slurm_options)
         self._outbox = Outbox((config or {}).get("MailProg", ""), journal)
         self._shares: dict[int, list[tuple[float, MailEvent]]] = {}
+        self._held: list[Mail] = []
 
     def note(self, member: Member, before: StateRecord) -> None:
         """Note that a member's state was written; the mails that it calls for will be sent."""
@@ -96,7 +105,7 @@ class MemberMails:
         self._shares.pop(member.number, None)
         request = self._get_request(member)
         if request is not None and not self._is_summed_up(member, request):
-            self._tell(member, request, MailEvent.REQUEUE, _describe_run_time(member.record))
+            self._tell(member, request, MailEvent.REQUEUE, describe_run_time(member.record))
 
     def work(self) -> None:
         """Send what is due, and look after what is being sent; never waits."""
@@ -112,10 +121,23 @@ class MemberMails:
     @property
     def are_sent(self) -> bool:
         """None waits, and none is being sent."""
-        return self._outbox.is_empty
+        return self._outbox.is_empty and not self._held
+
+    @property
+    def waits_for_summary(self) -> bool:
+        """A mail waits for the pack's summary."""
+        return bool(self._held)
+
+    def release(self) -> None:
+        """Let go the mail about a whole array, which waits for the pack's summary."""
+        text = read_mail_text(self._pack)
+        for mail in self._held:
+            self._outbox.put(dataclasses.replace(mail, body=text or mail.body))
+        self._held.clear()
 
     def give_up(self) -> None:
         """The pack is over: write down which mails were not sent."""
+        self.release()
         self._outbox.give_up()
 
     # -- what to tell -------------------------------------------------------------------------
@@ -144,7 +166,7 @@ class MemberMails:
         request = self._get_request(member)
         while shares and request is not None and now >= shares[0][0]:
             _, event = shares.pop(0)
-            self._tell(member, request, event, _describe_run_time(member.record), once=False)
+            self._tell(member, request, event, describe_run_time(member.record), once=False)
 
     def _tell_end(self, member: Member, request: MailRequest) -> None:
         record = member.record
@@ -152,21 +174,23 @@ class MemberMails:
             event = choose_end_event(record.state, request)
             if event is not None:
                 end = describe_end(record.state, record.exit_code)
-                self._tell(member, request, event, _describe_run_time(record), end)
+                body = describe_member(self._allocation.shown_job_id, member)
+                self._tell(member, request, event, describe_run_time(record), end, body=body)
             return
         ends = self._collect_ends(member)
         if ends is None:
             return
-        codes = [code for _, code, _ in ends]
-        failed = [state for state, _, _ in ends if state not in _WELL]
+        codes = [end.code for end in ends]
+        failed = [end.state for end in ends if end.state not in _WELL]
         state = failed[0] if failed else record.state
-        if any(starts > 1 for _, _, starts in ends):
+        if any(end.starts > 1 for end in ends):
             self._tell(member, request, MailEvent.REQUEUE, "")
         event = choose_end_event(state, request)
         if event is not None:
-            self._tell(member, request, event, "", describe_ends(state, codes))
+            body = describe_tasks(member.name(self._allocation.shown_job_id).job, ends)
+            self._tell(member, request, event, "", describe_ends(state, codes), body=body)
 
-    def _collect_ends(self, member: Member) -> list[tuple[MemberState, ExitCode, int]] | None:
+    def _collect_ends(self, member: Member) -> list[TaskEnd] | None:
         """How all tasks of a member's array have ended; None while one of them has not."""
         ends = []
         job_id = member.name(self._allocation.shown_job_id).job
@@ -181,11 +205,12 @@ class MemberMails:
                         continue
                     record = read_state(pack, number, attempt)
                     if os.path.lexists(pack / "members" / f"{number:04d}" / "cancelled"):
-                        ends.append((MemberState.CANCELLED, ExitCode(0, 15), 0))
+                        ends.append(TaskEnd(name.number, MemberState.CANCELLED, ExitCode(0, 15), 0))
                     elif record is None or record.state not in FINAL_STATES:
                         return None
                     else:
-                        ends.append((record.state, record.exit_code or ExitCode(1), record.starts))
+                        code = record.exit_code or ExitCode(1)
+                        ends.append(TaskEnd(name.number, record.state, code, record.starts))
         except CollocError:
             return None
         return ends
@@ -222,6 +247,7 @@ class MemberMails:
         end_text: str = "",
         *,
         once: bool = True,
+        body: str = "",
     ) -> None:
         if not request.wants(event):
             return
@@ -239,13 +265,17 @@ class MemberMails:
             shown = f"Array Task Job_id={job_id}_{name.number} ({raw})"
         else:
             shown = f"Job_id={name}"
-        self._outbox.put(
-            Mail(
-                request.user or self._get_default_user(),
-                build_subject(shown, job.name, event, time_text, end_text),
-                self._build_environment(member, event, time_text),
-            )
+        mail = Mail(
+            request.user or self._get_default_user(),
+            build_subject(shown, job.name, event, time_text, end_text),
+            self._build_environment(member, event, time_text),
+            body,
         )
+        # What the whole array did is known once this pack has its summary.
+        if summed_up and body and all(m.record.is_final for m in self._members.by_number.values()):
+            self._held.append(mail)
+        else:
+            self._outbox.put(mail)
 
     def _get_default_user(self) -> str:
         domain = (self._config or {}).get("MailDomain", "")
@@ -294,10 +324,3 @@ class MemberMails:
 
 
 _WELL = frozenset({MemberState.COMPLETED, MemberState.CANCELLED})
-
-
-def _describe_run_time(record: StateRecord) -> str:
-    if record.started_at is None:
-        return ""
-    ended = record.ended_at if record.state in FINAL_STATES else None
-    return f"Run time {format_mail_time((ended or time.time()) - record.started_at)}"
