@@ -6,7 +6,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Submit", ("submit", "pack", "sweep", "batch", "retry", "probe")),
     ("Before you submit", ("plan", "check", "doctor", "calibrate", "profile")),
     ("Look", ("queue", "why", "explain", "show", "logs", "top")),
-    ("Afterwards", ("history", "report", "wait")),
+    ("Afterwards", ("history", "report", "compare", "track", "wait")),
     ("Change", ("cancel", "hold", "release", "requeue", "shell")),
     ("Set up", ("config", "clean", "sandbox", "admin")),
 )

@@ -42,7 +42,11 @@ def test_the_options_that_are_completed_are_those_of_the_commands() -> None:
     assert {name for _, group in GROUPS for name in group} == set(commands)
     for name in OPTIONS.keys() - {"retry"}:
         own = {opt for param in commands[name].params for opt in param.opts}
-        longs = {opt for opt in own if opt.startswith("--")} - {"--write"}
+        longs = {opt for opt in own if opt.startswith("--")} - {
+            "--write",
+            "--write-mail",
+            "--noheader",
+        }
         assert set(OPTIONS[name]) == longs, name
 
 

@@ -15,13 +15,15 @@ from slurm_colloc.cli.command_groups import GROUPS
 _MEMBERS = ("--state", "--name", "--where")
 _READ = (*_MEMBERS, "--user", "--json")
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "queue": ("--all", *_READ),
-    "history": ("--since", *_READ),
+    "queue": ("--all", "--array", "--format", "--no-header", *_READ),
+    "history": ("--since", "--array", "--format", "--no-header", *_READ),
     "show": _READ,
     "why": _READ,
     "explain": ("--user",),
     "logs": ("--follow", "--error", "--tail", "--prefix", *_MEMBERS, "--user"),
-    "report": ("--csv", "--html", "--open", "--detail", *_READ),
+    "report": ("--csv", "--by", "--since", "--parquet", "--html", "--open", "--detail", *_READ),
+    "compare": ("--json", "--user"),
+    "track": ("--offline", "--project", "--to", "--uri"),
     "top": ("--once", *_MEMBERS, "--user"),
     "cancel": ("--yes", *_MEMBERS),
     "hold": _MEMBERS,
