@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined
 
 
-def choose_packs_to_join(call: Call, session: Session, *, local: bool) -> str:
+def choose_packs_to_join(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> str:
     """Which packs a call may join: `auto`, `pending` or `never`.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer, so that no program is surprised.
 
     Raises:
         UsageProblem: `--join` was given for several jobs.
@@ -32,7 +40,7 @@ def choose_packs_to_join(call: Call, session: Session, *, local: bool) -> str:
                 "--join is for a single script", hint="the jobs of --array and csub pack share"
             )
         return "never"
-    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty())
+    return choose_join(call, session.settings, on_terminal=asked_on_terminal)
 
 
 def find_room(
@@ -71,7 +79,8 @@ def find_room(
 
 def describe_open_room(call: Call, policy: Policy, session: Session, *, local: bool) -> str:
     """The open pack that a call's only job would join, in words; empty where there is none."""
-    which = choose_packs_to_join(call, session, local=local)
+    on_terminal = sys.stdout.isatty()
+    which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
     if which == "never":
         return ""
     joined = find_room(call, policy, session, running=which == "auto", only_plan=True)[0]

@@ -12,8 +12,8 @@ from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import describe_open_room
+from slurm_colloc.cli.submit.place_call import prepare_call
 from slurm_colloc.cli.submit.submission_answer import ask_slurm
-from slurm_colloc.cli.submit.submit_command import prepare_call
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Policy, SharingMode
