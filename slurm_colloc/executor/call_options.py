@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import reprlib
@@ -70,10 +71,29 @@ def describe_function(function: Callable[..., Any]) -> str:
     return escape_controls(f"{named.__module__}.{named.__qualname__}")
 
 
-def describe_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """A call's arguments as csub's tables show them, and as usage profiles tell jobs apart."""
-    shown = [_show(value) for value in args]
-    return (*shown, *(f"{name}={_show(value)}" for name, value in kwargs.items()))
+def describe_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """A call's arguments as csub's tables show them, and as usage profiles tell jobs apart.
+
+    Returns:
+        `lr=0.1` for each, with the name of the function's parameter; the value alone where it
+        has none.
+    """
+    names: list[str] = []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+        names = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)
+        ]
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature.
+        pass
+    named = [
+        f"{names[place]}={_show(value)}" if place < len(names) else _show(value)
+        for place, value in enumerate(args)
+    ]
+    return (*named, *(f"{name}={_show(value)}" for name, value in kwargs.items()))
 
 
 def _show(value: Any) -> str:

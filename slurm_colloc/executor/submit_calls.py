@@ -162,7 +162,7 @@ def _with_calls(call: Call, calls: Sequence[PythonCall], path: Path) -> Call:
             job=dataclasses.replace(
                 candidate.job,
                 script_name=name_function(made.function),
-                arguments=describe_arguments(made.args, made.kwargs),
+                arguments=describe_arguments(made.function, made.args, made.kwargs),
             ),
         )
         for candidate, made in zip(call.candidates, calls, strict=True)

@@ -196,7 +196,7 @@ def test_arguments_are_shown_harmless_and_short() -> None:
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert describe_arguments(("a\x1b[31m", 0.1, object(), Shy()), {"name": "x" * 500}) == (
+    assert describe_arguments(print, ("a\x1b[31m", 0.1, object(), Shy()), {"name": "x" * 500}) == (
         "a\\x1b[31m",
         "0.1",
         "<object object>",

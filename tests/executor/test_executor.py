@@ -110,7 +110,7 @@ def test_csub_tells_the_calls_of_an_array_apart(run_python: Run, user: CsubUser)
     rows = user.finish(job_id)
     assert {row["name"] for row in rows.values()} == {"train"}
     words = {number: row["arguments"] for number, row in rows.items()}
-    assert words == {0: ["0.1", "bs=32"], 1: ["0.2", "bs=32"]}
+    assert words == {0: ["lr=0.1", "bs=32"], 1: ["lr=0.2", "bs=32"]}
 
 
 def test_a_batch_that_fails_submits_nothing(run_python: Run, slurm: FakeSlurm) -> None:
