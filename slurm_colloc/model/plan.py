@@ -150,6 +150,8 @@ class Policy:
         monitor_mb: Host memory that a pack asks for on top, for what watches it.
         measure_s: Time that a pack asks for on top, because it is measured how many of its
             members run at once best.
+        measures: Packs are measured by pausing members as they run, and those that are too many
+            are parked.
         goal: What the choice of packs makes small.
         rule: What makes the packs.
         degree_is_asked: The user said how many may run at the same time.
@@ -169,6 +171,7 @@ class Policy:
     pack_time_max_s: int | None = None
     monitor_mb: int = 0
     measure_s: int = 0
+    measures: bool = False
     goal: Goal = Goal.THROUGHPUT
     rule: Rule = Rule.CSUB
     degree_is_asked: bool = False

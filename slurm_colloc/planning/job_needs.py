@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration, Load
+from slurm_colloc.model.degree.probe_window import find_obstacle_to_counting
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, KnownBy, Policy, UsageProfile
-from slurm_colloc.model.profile import (
-    RUN_MOST_S,
-)
+from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
+from slurm_colloc.model.profile import RUN_MOST_S
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
@@ -289,7 +288,13 @@ def build_subject(question: Question, index: int) -> Subject:
         margin = compute_margin(profile, calibration)
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)
-    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, run_s, bound, margin)
+    is_corrected = (
+        question.policy.measures
+        and question.policy.rule is Rule.CSUB
+        and job.pause
+        and not find_obstacle_to_counting(job, instruments=True)
+    )
+    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, run_s, bound, margin, is_corrected)
     return Subject(
         index=index,
         cpus=job.cpus,
@@ -300,6 +305,7 @@ def build_subject(question: Question, index: int) -> Subject:
         max_slowdown=bound,
         margin=margin,
         kind=kind,
+        is_corrected=is_corrected,
     )
 
 

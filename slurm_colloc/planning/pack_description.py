@@ -61,6 +61,7 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
     reasons = []
     relatives = 0
     borrowed = set()
+    are_corrected = all(member.is_corrected for member in members)
     for member in members:
         profile = question.profiles.get(member.index, UsageProfile())
         relatives += profile.known_by is not KnownBy.EXACT
@@ -68,12 +69,19 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
             borrowed.add(profile.gpu_model)
     if relatives:
         reasons.append(
-            f"{_count(relatives, members)} known by another job's runs: the margin is wider"
+            f"{_count(relatives, members)} known by another job's runs"
+            + ("" if are_corrected else ": the margin is wider")
         )
     if borrowed and calibration is not None:
         reasons.append(
             f"how jobs slow each other down was measured on {calibration.gpu_model}, "
-            f"what they take on {', '.join(sorted(borrowed))}: the margin is doubled"
+            f"what they take on {', '.join(sorted(borrowed))}"
+            + ("" if are_corrected else ": the margin is doubled")
+        )
+    if are_corrected and len(members) > 1:
+        reasons.append(
+            "slowdowns are measured as it runs, and members that are too many are paused: the "
+            "bound is held without a margin"
         )
     unmeasured = sum(not are_timed(question, [member]) for member in members)
     if unmeasured:

@@ -22,6 +22,8 @@ class Subject:
         load: What it takes of the GPU; None where unknown: then it does not share here.
         max_slowdown: How much slower than alone it may get, 1 or more.
         margin: Relative uncertainty of its predicted slowdown.
+        is_corrected: Its pack is measured as it runs, and members that are too many are parked:
+            its bound is held without a margin.
         kind: Subjects of equal kind are interchangeable: same load, needs, bound and `run_s`.
             None: interchangeable with no other.
     """
@@ -35,6 +37,12 @@ class Subject:
     max_slowdown: float
     margin: float = 0.0
     kind: Hashable = None
+    is_corrected: bool = False
+
+    @property
+    def bound_margin(self) -> float:
+        """What comes on top of a predicted slowdown that is held against the bound."""
+        return 0.0 if self.is_corrected else self.margin
 
 
 @dataclass(frozen=True)

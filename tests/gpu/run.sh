@@ -117,6 +117,13 @@ for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist
         [ ! -e "$wheel" ] || "$venv/bin/python" -m zipfile -e "$wheel" "$site"
     done
 done
+# Frameworks and HyperQueue, where they were fetched (degree can run them): all that is not there.
+for wheel in "$packages"/frameworks/*.whl; do
+    [ -e "$wheel" ] || break
+    first=$(basename "$wheel" | sed 's/-.*//' | tr 'A-Z' 'a-z')
+    "$venv/bin/python" -c "import importlib.metadata as m; m.version('$first')" 2>/dev/null ||
+        "$venv/bin/python" -m zipfile -e "$wheel" "$site"
+done
 # As in the nodes' own tree: hooks write no bytecode.
 "$venv/bin/python" -m compileall -q "$site" "$top/slurm_colloc" || true
 chmod -R a+rX "$venv" "$top/slurm_colloc"

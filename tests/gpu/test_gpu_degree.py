@@ -5,9 +5,11 @@ judged: the wall time from the moment when Slurm starts the first to the end of 
 of one alone in the same call.
 
 CSUB_GPU_DEGREE names the runs after one alone: `unknown`, `known`, `background` (& and wait), `mps`
-(the same under a daemon of one line). CSUB_GPU_TRAINING is small, medium, large or hog,
+(the same under a daemon of one line), `hyperqueue` (each a task with a part of the GPU), and
+`frameworks`: the four trainings of train_frameworks.py, each alone and then known in one pack, over
+the longest alone. CSUB_GPU_TRAINING is small, medium, large or hog,
 CSUB_GPU_MEMBERS how many there are, CSUB_GPU_WORK_S how many seconds of work each has alone, and
-CSUB_GPU_OPTIONS more options for csub.
+CSUB_GPU_OPTIONS more options for csub. With CSUB_GPU_SIMULATED=1 it runs on the simulated GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ TRAINING = os.environ.get("CSUB_GPU_TRAINING", "small")
 MEMBERS = int(read_number("CSUB_GPU_MEMBERS", 12))
 WORK_S = read_number("CSUB_GPU_WORK_S", 60)
 BUDGET_S = read_number("CSUB_GPU_BUDGET_S", 520)
-ASKED = ("--gres=gpu:1", "-c1", "--mem=4G", "--time=20", "--join=never")
+ASKED_OF_ALL = ("--gres=gpu:1", "--mem=4G", "--time=20", "--join=never")
+ASKED = (*ASKED_OF_ALL, "-c1")
+FRAMEWORKS = {"loader": 3, "trainer": 1, "lightning": 1, "graph": 1}
+"""With the cores that each asks for."""
 ONE_LINE_MPS = (
     "export CUDA_MPS_PIPE_DIRECTORY=$PWD/p CUDA_MPS_LOG_DIRECTORY=$PWD/l; mkdir -p p l; "
     "nvidia-cuda-mps-control -d"
@@ -76,7 +81,7 @@ def write_training(bed: Bed, name: str) -> Path:
 
 def note(bed: Bed, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     alone = RESULTS.get("alone", entry)
-    entry["wall_ratio"] = entry["wall_s"] / alone["wall_s"]
+    entry.setdefault("wall_ratio", entry["wall_s"] / alone["wall_s"])
     RESULTS[name] = entry
     bed.write("degree.json", RESULTS)
     print(
@@ -91,16 +96,21 @@ def run_packs(bed: Bed, name: str, script: Path, members: int) -> dict[str, Any]
     """Submit an array; from Slurm's first start to the last member's end."""
     words = (*ASKED, f"--array=1-{members}", "--max-slowdown=1.5", *OPTIONS, str(script))
     planned = json.loads(bed.user.csub("plan", "--json", *words).stdout)
+    return finish_packs(bed, name, words, planned["packs"])
+
+
+def finish_packs(bed: Bed, name: str, words: Sequence[str], planned: Any) -> dict[str, Any]:
+    """Submit and wait until all have ended; how long that took, and what csub says."""
     job_id = bed.submit(name, *words)
     bed.finish(job_id, patience_s=500)
     rows = list(bed.user.members(job_id).values())
     starts = [row["started_at"] for row in rows if row["started_at"]]
     entry = {
-        "members": members,
+        "members": len(rows),
         "wall_s": max(row["ended_at"] for row in rows) - min(starts),
         "states": sorted({row["state"] for row in rows}),
         "starts_s": sorted(start - min(starts) for start in starts),
-        "planned": planned["packs"],
+        "planned": planned,
         "degrees": read_degrees(bed, job_id),
         "report": json.loads(bed.user.csub("report", "--json", job_id).stdout),
         "why": bed.user.csub("why", job_id).stdout.splitlines()[:3],
@@ -119,6 +129,30 @@ def read_degrees(bed: Bed, job_id: str) -> list[dict[str, Any]]:
     return found
 
 
+def run_frameworks(bed: Bed) -> dict[str, Any]:
+    """Four unlike trainings: each alone, so that it is known, then all in one pack."""
+    home, alone = bed.user.home, {}
+    scripts = []
+    for name, cores in FRAMEWORKS.items():
+        program = [sys.executable, str(HERE / "train_frameworks.py"), name, f"{home}/{name}.work"]
+        program += ["--seconds", str(WORK_S * 2 / 3)]
+        program += ["--device", "cpu"] if bed.is_simulated else []
+        script = home / f"{name}.sh"
+        script.write_text(f"#!/bin/bash\n#SBATCH -c{cores}\nexec {shlex.join(program)}\n")
+        scripts.append(str(script))
+        job_id = bed.submit(f"{name}-alone", *ASKED_OF_ALL, str(script))
+        (row,) = bed.finish(job_id, patience_s=300).values()
+        assert row["state"] == "COMPLETED", row
+        alone[name] = row["ended_at"] - row["started_at"]
+        print(f"\n{name}: {alone[name]:.1f} s alone", flush=True)
+    words = ("pack", *ASKED_OF_ALL, "--max-slowdown=1.5", *OPTIONS, *scripts)
+    planned = json.loads(bed.user.csub("plan", "--json", *words).stdout)
+    entry = finish_packs(bed, "frameworks", words, planned["packs"])
+    entry["alone_s"] = alone
+    entry["wall_ratio"] = entry["wall_s"] / max(alone.values())
+    return entry
+
+
 def run_in_background(
     bed: Bed, name: str, script: Path, members: int, before: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -127,8 +161,37 @@ def run_in_background(
     lines += [f"for i in $(seq {members}); do SLURM_ARRAY_TASK_ID=$i bash {script} & done; wait"]
     lines += ["date +%s.%N > $1.end"]
     lines += ["echo quit | nvidia-cuda-mps-control"] if before else []
+    return run_wrapper(bed, name, "\n".join(lines) + "\n", members)
+
+
+HYPERQUEUE = """
+import os, sys
+from hyperqueue import Job, LocalCluster
+from hyperqueue.cluster import WorkerConfig
+with LocalCluster(worker_config=WorkerConfig(cores={members})) as cluster:
+    job = Job()
+    for number in range(1, {members} + 1):
+        job.program(["bash", {script!r}], env={{**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}})
+    client = cluster.client()
+    client.wait_for_jobs([client.submit(job)])
+"""
+
+
+def run_in_hyperqueue(bed: Bed, name: str, script: Path, members: int) -> dict[str, Any]:
+    """Each a task of one core on a worker that runs in a job with the GPU, which they all see.
+
+    The Python package's worker knows no GPUs, so that a part of one cannot be asked for; as many as
+    have a part of it run at once, as they do where each asks for such a part.
+    """
+    program = HYPERQUEUE.format(members=members, script=str(script))
+    lines = ["#!/bin/bash", "date +%s.%N > $1.begin", f"{sys.executable} - <<'END'", program, "END"]
+    return run_wrapper(bed, name, "\n".join([*lines, "date +%s.%N > $1.end"]) + "\n", members)
+
+
+def run_wrapper(bed: Bed, name: str, text: str, members: int) -> dict[str, Any]:
+    """Run a script in one job of Slurm's that writes when it has begun and when it has ended."""
     wrapper = bed.user.home / f"{name}.wrapper"
-    wrapper.write_text("\n".join(lines) + "\n")
+    wrapper.write_text(text)
     mark = bed.user.home / name
     words = ["sbatch", "--gres=gpu:1", f"-c{members}", f"--mem={4 * members}G"]
     bed.user.run([*words, "--time=20", "--output=/dev/null", str(wrapper), str(mark)])
@@ -151,6 +214,10 @@ def test_trainings_of_a_minute(bed: Bed) -> None:
             entry = run_packs(bed, run, write_training(bed, f"{TRAINING}-new"), MEMBERS)
         elif run == "known":
             entry = run_packs(bed, run, script, MEMBERS)
+        elif run == "frameworks":
+            entry = run_frameworks(bed)
+        elif run == "hyperqueue":
+            entry = run_in_hyperqueue(bed, run, write_training(bed, run), MEMBERS)
         else:
             before = [ONE_LINE_MPS] if run == "mps" and not bed.is_simulated else []
             entry = run_in_background(bed, run, write_training(bed, run), MEMBERS, before)

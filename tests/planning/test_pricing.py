@@ -362,7 +362,7 @@ def test_a_price_keeps_every_promise(
     assert priced is not None
     assert not pricing.find_broken(members)
     for subject, slowdown in zip(chosen, priced.slowdowns, strict=True):
-        assert slowdown * (1 + subject.margin) <= subject.max_slowdown * (1 + 1e-4)
+        assert slowdown * (1 + subject.bound_margin) <= subject.max_slowdown * (1 + 1e-4)
     assert priced.duration_s >= max(subject.run_s for subject in chosen) * (1 - 1e-6)
     latest_s = priced.gpu_s * (1 + max(subject.margin for subject in chosen))
     assert limit.finish_s is None or latest_s <= limit.finish_s * (1 + 1e-4)

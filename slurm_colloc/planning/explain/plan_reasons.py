@@ -64,8 +64,10 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
 
 def _is_measured(pack: PackPlan, question: Question) -> bool:
     """How many run at once is found out as it starts."""
-    is_planned = question.policy.rule is Rule.CSUB and question.policy.measure_s > 0
-    return is_planned and pack.degree > 1 and not pack.known
+    policy = question.policy
+    if policy.rule is not Rule.CSUB or pack.degree < 2:
+        return False
+    return policy.measures if pack.known else policy.measure_s > 0
 
 
 def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:

@@ -193,7 +193,7 @@ def list_too_slow(
     """
     passed: dict[float, list[tuple[float, int]]] = {}
     for place, (subject, slowdown) in enumerate(zip(subjects, slowdowns, strict=True)):
-        latest = slowdown * (1.0 + subject.margin)
+        latest = slowdown * (1.0 + subject.bound_margin)
         if latest > subject.max_slowdown * (1.0 + SLACK):
             passed.setdefault(subject.max_slowdown, []).append((latest, place))
     return [
@@ -212,8 +212,9 @@ def _build_too_slow(
     latest, place = max(passed)
     subject = subjects[place]
     told = format_above(latest, subject.max_slowdown, 2)
-    if subject.margin > 0:
-        told = f"{slowdowns[place]:.2f} times ({told} with {_tell_margin(subject.margin)})"
+    if subject.bound_margin > 0:
+        margin = _tell_margin(subject.bound_margin)
+        told = f"{slowdowns[place]:.2f} times ({told} with {margin})"
     else:
         told = f"{told} times"
     text = f"{names[place]} would be slowed down {told}"

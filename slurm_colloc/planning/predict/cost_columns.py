@@ -87,6 +87,7 @@ class Columns:
         self._gpu_memory_mb = np.array([kind.gpu_memory_mb or 0 for kind in kinds])
         self._run_s = np.array([kind.run_s for kind in kinds])
         self._margin = np.array([kind.margin for kind in kinds])
+        self._bound_margin = np.array([kind.bound_margin for kind in kinds])
         self._bound = np.array([kind.max_slowdown for kind in kinds]) * (1.0 + SLACK)
         self._work_j = np.array([compute_work_j(kind) for kind in kinds])
         self._base_j = np.array([compute_base_j(kind) for kind in kinds])
@@ -232,7 +233,7 @@ class Columns:
         chosen = np.ones((len(numbers), kinds.shape[1]), bool)
         trials = self._choose_trials(numbers, chosen, kinds, taken, thorough=thorough)
         percentages, slowdowns = trials.rate(trials.taken)
-        surely = slowdowns * (1.0 + self._margin[trials.kinds])
+        surely = slowdowns * (1.0 + self._bound_margin[trials.kinds])
         legal = ((surely <= self._bound[trials.kinds]) | ~trials.taken).all(axis=0)
         if mode is SharingMode.MIG:
             legal &= self._fit_instances(trials)

@@ -205,7 +205,8 @@ class Pricing:
     def _price_in(self, number: int, key: Key, members: Sequence[Subject]) -> Priced | None:
         percentages, slowdowns = self._rate(number, key)
         for member, slowdown in zip(members, slowdowns, strict=True):
-            if slowdown * (1.0 + member.margin) > member.max_slowdown * (1.0 + SLACK):
+            surely = slowdown * (1.0 + member.bound_margin)
+            if surely > member.max_slowdown * (1.0 + SLACK):
                 return None
         floors = [
             self.compute_floor(number, kind, percent)
@@ -295,4 +296,5 @@ def _order_content(subject: Subject) -> tuple[object, ...]:
         -1 if subject.gpu_memory_mb is None else subject.gpu_memory_mb,
         subject.max_slowdown,
         subject.margin,
+        subject.is_corrected,
     )

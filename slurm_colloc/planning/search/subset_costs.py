@@ -181,7 +181,7 @@ class _Subsets:
             for place, i in enumerate(inside):
                 slowdowns[i, part] = found[place]
                 subject = self._subjects[i]
-                surely = found[place] * (1.0 + subject.margin)
+                surely = found[place] * (1.0 + subject.bound_margin)
                 bears = surely <= subject.max_slowdown * (1.0 + SLACK)
                 bounded[part] &= bears | (weights[place] == 0)
         return slowdowns, bounded

@@ -80,6 +80,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         share=str(share),
         start_margin_s=settings.start_margin_s,
         measure_s=measure_s,
+        measures=may_measure(settings) and settings.instrument,
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
@@ -162,12 +163,17 @@ def compute_measure_s(candidates: Sequence[Candidate], settings: Settings) -> in
     return MEASURE_S if has_unknown(candidates, settings) else 0
 
 
+def may_measure(settings: Settings) -> bool:
+    """Whether packs are measured by pausing their members as they run."""
+    return settings.pause and settings.monitor and settings.state_shared
+
+
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     """Whether one of the jobs would be measured first: it has no usage profile.
 
     On which GPU model it will run is not known yet, so a usage profile on any of them counts.
     """
-    if not (settings.pause and settings.monitor and settings.state_shared):
+    if not may_measure(settings):
         return False
     from slurm_colloc.store.learned.profile_index import ProfileNames
     from slurm_colloc.store.learned.profiles import tells_of_family
