@@ -98,12 +98,19 @@ class Job(concurrent.futures.Future[T], Generic[T]):
     def state(self) -> str:
         """The member's state, in Slurm's words: `PENDING`, `RUNNING`, `COMPLETED`, ...
 
+        A result is there a moment before its member has ended, and counts as the end.
+
         Raises:
             CollocError: It cannot be asked for.
         """
         seen = self._seen
         if seen is None or not seen.is_final:
             seen = self._look()
+        if super().done() and (seen is None or not seen.is_final):
+            if self.cancelled():
+                return MemberState.CANCELLED.value
+            failed = self.exception() is not None
+            return (MemberState.FAILED if failed else MemberState.COMPLETED).value
         return seen.state.value if seen is not None else MemberState.LOST.value
 
     def _look(self) -> SeenMember | None:
