@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
+from benchmarks.executor import measure_executor
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
@@ -39,6 +40,7 @@ from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
+    "executor": lambda bed: [measure_executor(bed)],
     "joining": measure_joining,
     "queue": lambda bed: [measure_queue(bed)],
     "questions": lambda bed: [measure_questions(bed)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import time
 from collections.abc import Generator
@@ -183,6 +182,8 @@ class Job(concurrent.futures.Future[T], Generic[T]):
         return self._seen
 
     def __await__(self) -> Generator[Any, None, T]:
+        import asyncio
+
         return asyncio.wrap_future(self).__await__()
 
     def __repr__(self) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,7 +33,7 @@ class SubmititJob(Job[T]):
 
     async def async_result(self) -> T:
         """Its result, awaited."""
-        return await asyncio.wrap_future(self)
+        return await self
 
     def awaitable(self) -> SubmititJob[T]:
         """Itself: `await job` works."""
@@ -57,9 +56,6 @@ class SubmititJob(Job[T]):
         if number != 0:
             raise UsageProblem(f"{self.job_id} has no task {number}: a job has one here")
         return self
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.wrap_future(self).__await__()
 
 
 class AutoExecutor(Executor):
