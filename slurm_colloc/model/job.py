@@ -75,6 +75,7 @@ class Job:
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
             None for none.
+        stays_fast: Its neighbours stand back for it (`--priority=fast`).
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
     """
@@ -112,6 +113,7 @@ class Job:
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
+    stays_fast: bool = False
 
     @property
     def is_unlimited(self) -> bool:

@@ -231,3 +231,12 @@ def test_waiting_tells_who_has_ended(run_python: Run, slurm: FakeSlurm) -> None:
     assert before == [0, 2, "0 of 2 done, 2 pending", "PENDING"]
     assert problem == "cannot schedule new futures after shutdown"
     assert after == "2 of 2 done, 2 cancelled"
+
+
+def test_calls_run_without_slurm_too(run_python: Run, slurm: FakeSlurm) -> None:
+    found = run_python("""
+        jobs = Executor("calls", local=True, time=5).map_array(abs, [-1, -2])
+        answer([[job.result(60) for job in jobs], jobs[0].job_id])
+    """)
+    assert found == [[1, 2], "L1_0"]
+    assert list_slurm_jobs(slurm) == []

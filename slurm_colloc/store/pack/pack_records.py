@@ -112,7 +112,13 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
-    usual = {"pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
+    usual = {
+        "pause": True,
+        "only_probe": False,
+        "profile_like": None,
+        "max_slowdown": None,
+        "stays_fast": False,
+    }
     for name, item in usual.items():
         if value["job"][name] is item:
             del value["job"][name]

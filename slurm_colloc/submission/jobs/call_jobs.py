@@ -41,6 +41,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_open_mode,
     read_option,
     read_slowdown,
+    stays_fast,
 )
 from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.output_files import refuse_directories
@@ -262,6 +263,7 @@ def _build_candidate(
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         profile_like=options.text("profile-like"),
         max_slowdown=read_slowdown(options),
+        stays_fast=stays_fast(options),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, _capture_environment(options, environ))
