@@ -164,6 +164,11 @@ def plan() -> None:
 
 
 @app.command(context_settings=_RAW)
+def notebook() -> None:
+    """Start a Jupyter server as a member, which ends when it is no longer used."""
+
+
+@app.command(context_settings=_RAW)
 def check() -> None:
     """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
 
