@@ -282,10 +282,11 @@ def build_subject(question: Question, index: int) -> Subject:
     if host_memory_mb is None and question.capacity.host_memory_mb_per_gpu is not None:
         share = question.capacity.host_memory_mb_per_gpu
         host_memory_mb = max(1, share // max(1, question.policy.degree))
-    load, margin = None, 0.0
+    load, margin, borrowed = None, 0.0, False
     if profile is not None and calibration is not None and gpu_memory_mb is not None:
         load = build_load(profile, calibration)
         margin = compute_margin(profile, calibration)
+        borrowed = is_borrowed(profile, calibration)
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)
     is_corrected = (
@@ -294,7 +295,8 @@ def build_subject(question: Question, index: int) -> Subject:
         and job.pause
         and not find_obstacle_to_counting(job, instruments=True)
     )
-    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, run_s, bound, margin, is_corrected)
+    numbers = (run_s, bound, margin, is_corrected, borrowed)
+    kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, *numbers)
     return Subject(
         index=index,
         cpus=job.cpus,
@@ -306,6 +308,7 @@ def build_subject(question: Question, index: int) -> Subject:
         margin=margin,
         kind=kind,
         is_corrected=is_corrected,
+        is_borrowed=borrowed,
     )
 
 

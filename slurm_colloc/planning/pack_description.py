@@ -79,9 +79,10 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
             + ("" if are_corrected else ": the margin is doubled")
         )
     if are_corrected and len(members) > 1:
+        held = "as far as the prediction may be right" if borrowed else "without a margin"
         reasons.append(
             "slowdowns are measured as it runs, and members that are too many are paused: the "
-            "bound is held without a margin"
+            f"bound is held {held}"
         )
     unmeasured = sum(not are_timed(question, [member]) for member in members)
     if unmeasured:

@@ -24,6 +24,8 @@ class Subject:
         margin: Relative uncertainty of its predicted slowdown.
         is_corrected: Its pack is measured as it runs, and members that are too many are parked:
             its bound is held without a margin.
+        is_borrowed: What it takes was measured on another GPU model than how jobs slow each other
+            down.
         kind: Subjects of equal kind are interchangeable: same load, needs, bound and `run_s`.
             None: interchangeable with no other.
     """
@@ -38,11 +40,18 @@ class Subject:
     margin: float = 0.0
     kind: Hashable = None
     is_corrected: bool = False
+    is_borrowed: bool = False
 
     @property
     def bound_margin(self) -> float:
-        """What comes on top of a predicted slowdown that is held against the bound."""
-        return 0.0 if self.is_corrected else self.margin
+        """What comes on top of a predicted slowdown that is held against the bound.
+
+        Less than nothing where the prediction is another GPU model's, and corrected: one member too
+        many is parked after half a minute, one too few waits for another GPU.
+        """
+        if not self.is_corrected:
+            return self.margin
+        return -self.margin if self.is_borrowed else 0.0
 
 
 @dataclass(frozen=True)

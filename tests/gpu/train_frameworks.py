@@ -116,6 +116,7 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 def train_rows(work: Work, device: str) -> None:
     """A network of three layers under Lightning."""
     lightning: Any = importlib.import_module("lightning.pytorch")
+    environments: Any = importlib.import_module("lightning.pytorch.plugins.environments")
 
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
@@ -135,6 +136,8 @@ def train_rows(work: Work, device: str) -> None:
     trainer = lightning.Trainer(
         accelerator="cpu" if device == "cpu" else "gpu", devices=1, max_epochs=-1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        # It would start MPI where mpi4py is installed.
+        plugins=[environments.LightningEnvironment()],
     )  # fmt: skip
     trainer.fit(Model(), torch.utils.data.DataLoader(Rows(), batch_size=256))
 

@@ -60,6 +60,7 @@ def subjects(draw: st.DrawFn) -> Subject:
         max_slowdown=draw(st.sampled_from([1.02, 1.5, 2.0, 5.0])),
         margin=draw(st.sampled_from([0.0, 0.05, 0.3])),
         is_corrected=draw(st.booleans()),
+        is_borrowed=draw(st.booleans()),
     )
 
 

@@ -212,9 +212,10 @@ def _build_too_slow(
     latest, place = max(passed)
     subject = subjects[place]
     told = format_above(latest, subject.max_slowdown, 2)
-    if subject.bound_margin > 0:
-        margin = _tell_margin(subject.bound_margin)
-        told = f"{slowdowns[place]:.2f} times ({told} with {margin})"
+    if subject.bound_margin:
+        margin = _tell_margin(abs(subject.bound_margin))
+        word = "with" if subject.bound_margin > 0 else "less"
+        told = f"{slowdowns[place]:.2f} times ({told} {word} {margin})"
     else:
         told = f"{told} times"
     text = f"{names[place]} would be slowed down {told}"

@@ -296,5 +296,5 @@ def _order_content(subject: Subject) -> tuple[object, ...]:
         -1 if subject.gpu_memory_mb is None else subject.gpu_memory_mb,
         subject.max_slowdown,
         subject.margin,
-        subject.is_corrected,
+        subject.bound_margin,
     )
