@@ -45,6 +45,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     if is_led_back():
         return lambda: hand_over(argv)
     first = argv[0] if argv else ""
+    if first == "tutorial":
+        from slurm_colloc.sandbox.tutorial import run_tutorial
+
+        return lambda: run_tutorial(argv[1:])
     if first == "notebook":
         from slurm_colloc.cli.submit.notebook_command import run_notebook
 

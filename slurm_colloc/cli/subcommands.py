@@ -195,6 +195,11 @@ app.command()(calibrate)
 
 
 @app.command(context_settings=_RAW)
+def tutorial() -> None:
+    """Five minutes with csub, on a private Slurm that goes away at the end."""
+
+
+@app.command(context_settings=_RAW)
 def sandbox() -> None:
     """Run a private Slurm cluster on this machine: up, status, env, down."""
 
