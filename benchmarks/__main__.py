@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
+from benchmarks.dividing import measure_dividing
 from benchmarks.executor import measure_executor
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
@@ -56,6 +57,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "hooks" in chosen:
         yield measure_hooks()
         yield from measure_own_jobs()
+    if "dividing" in chosen:
+        yield measure_dividing()
     if "leftovers" in chosen:
         yield measure_leftovers()
     if "instrument" in chosen:
@@ -78,7 +81,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
 
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
-    names = ["startup", "hooks", "leftovers", "instrument", "planning", *GROUPS]
+    names = ["startup", "hooks", "dividing", "leftovers", "instrument", "planning", *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(names)}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")

@@ -26,14 +26,30 @@ case $words in
     *' [csub/1 mig='*']')
         layout=${words##*' [csub/1 mig='}
         layout=${layout%']'}
-        size='[12347]g'
-        # shellcheck disable=SC2254 # patterns they are meant to be
-        case ${layout%' gpus=each'} in
-            $size | $size+$size | $size+$size+$size | $size+$size+$size+$size) ;;
-            $size+$size+$size+$size+$size) ;;
-            $size+$size+$size+$size+$size+$size | $size+$size+$size+$size+$size+$size+$size) ;;
-            *) exit 0 ;;
-        esac
+        layout=${layout%' gpus=each'}+
+        count=0
+        # One to seven words, each as in layout_words.py: 3g, 1g.20gb, 1g.10gb+me, 3c.7g.
+        while [ -n "$layout" ]; do
+            count=$((count + 1))
+            [ $count -le 7 ] || exit 0
+            word=${layout%%+*}
+            layout=${layout#*+}
+            case $word in [123467]c.*) word=${word#?c.} ;; esac
+            case $word in
+                *-me) word=${word%-me} ;;
+                *)
+                    case $layout in
+                        me.all+* | me+* | gfx+*) layout=${layout#*+} ;;
+                    esac
+                    ;;
+            esac
+            case $word in
+                [12347]g | [12347]g.[123456789]gb) ;;
+                [12347]g.[123456789][0123456789]gb) ;;
+                [12347]g.[123456789][0123456789][0123456789]gb) ;;
+                *) exit 0 ;;
+            esac
+        done
         ;;
     *) exit 0 ;;
 esac
@@ -62,6 +78,7 @@ umask 077
     ${SLURM_JOB_SLUID+"SLURM_JOB_SLUID=$SLURM_JOB_SLUID"} \
     ${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"} \
     ${SLURMD_NODENAME+"SLURMD_NODENAME=$SLURMD_NODENAME"} \
+    ${SLURM_CONF+"SLURM_CONF=$SLURM_CONF"} \
     ${SLURM_CLUSTER_NAME+"SLURM_CLUSTER_NAME=$SLURM_CLUSTER_NAME"} \
     ${SLURM_JOB_RESTART_COUNT+"SLURM_JOB_RESTART_COUNT=$SLURM_JOB_RESTART_COUNT"} \
     ${simgpu:+"SIMGPU_ROOT=$simgpu"} \

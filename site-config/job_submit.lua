@@ -28,14 +28,41 @@ local site = {
 
 local LONGEST = 1024
 
--- "mig=" and one to seven sizes of devices.
+-- "mig=" and one to seven words of a layout: 3g, 1g.20gb, 1g.10gb+me, 3c.7g.
 local function is_mig(mode)
-    local sizes = mode:match("^mig=(.+)$")
-    if sizes == nil then
+    local layout = mode:match("^mig=(.+)$")
+    if layout == nil then
         return false
     end
-    local rest, count = ("+" .. sizes):gsub("%+[12347]g", "")
-    return rest == "" and count <= 7
+    local count = 0
+    layout = layout .. "+"
+    while layout ~= "" do
+        count = count + 1
+        local word, rest = layout:match("^([^+]*)%+(.*)$")
+        word = word:gsub("^[123467]c%.", "")
+        if word:sub(-3) == "-me" then
+            word = word:sub(1, -4)
+        else
+            for _, attribute in ipairs({ "me.all+", "me+", "gfx+" }) do
+                if rest:sub(1, #attribute) == attribute then
+                    rest = rest:sub(#attribute + 1)
+                    break
+                end
+            end
+        end
+        local memory = word:match("^[12347]g(.*)$")
+        if
+            count > 7
+            or not (
+                memory == ""
+                or memory ~= nil and memory:match("^%.[1-9]%d?%d?gb$") ~= nil
+            )
+        then
+            return false
+        end
+        layout = rest
+    end
+    return true
 end
 
 -- The comment without its token and the mode asked for; nothing where there is no token.

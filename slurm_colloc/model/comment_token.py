@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from slurm_colloc.model.mig.layout_words import LAYOUT
+
 COMMENT_MAX_BYTES = 1024
 """A longer comment is refused by Slurm at submission, and holds no token for us."""
 
@@ -19,7 +21,7 @@ PACK_TOKEN = "[csub-pack={submission}]"
 GROUPINGS = ("all", "each")
 """One daemon for all GPUs of the job, or one for each."""
 
-_MODE = r"mps|off|mig=[12347]g(?:\+[12347]g){0,6}"
+_MODE = rf"mps|off|mig={LAYOUT}"
 _TOKEN = re.compile(
     rf"(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?\]", re.ASCII | re.DOTALL
 )
@@ -30,8 +32,8 @@ class Token:
     """What a job asks of the hooks.
 
     Attributes:
-        mode: `mps`, `off` (do nothing for this job), or `mig=` with the sizes of the devices, as in
-            `mig=3g+2g+1g+1g`.
+        mode: `mps`, `off` (do nothing for this job), or `mig=` with the words of a layout, as in
+            `mig=3g+2g+1g.20gb`, which asks for MPS where MIG cannot be had.
         grouping: `all` (one daemon for all GPUs of the job) or `each` (one for each GPU).
 
     Raises:
@@ -40,6 +42,11 @@ class Token:
 
     mode: str
     grouping: str = "all"
+
+    @property
+    def layout(self) -> str:
+        """The words of the MIG layout; empty where none is asked for."""
+        return self.mode.removeprefix("mig=") if self.mode.startswith("mig=") else ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_MODE, self.mode, re.ASCII) or self.grouping not in GROUPINGS:

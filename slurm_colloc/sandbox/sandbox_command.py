@@ -114,6 +114,14 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
             show_default=False,
         ),
     ] = None,
+    mig: Annotated[
+        bool | None,
+        typer.Option(
+            "--mig/--no-mig",
+            help="Turn MIG mode on, as a site does at boot; only for simulated GPUs.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(help="A line for slurm.conf; may be repeated.", show_default=False),
@@ -134,6 +142,7 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         "grace_time_s": grace_time,
         "slurmd_timeout_s": slurmd_timeout,
         "hooks": hooks,
+        "mig": mig,
         "extra_conf": tuple(conf) if conf else None,
     }
     started = sandbox.up(choose_spec(sandbox, given)).started

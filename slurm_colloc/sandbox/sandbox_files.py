@@ -149,7 +149,7 @@ def write_files(
         plugin_directory=installation.plugin_directory,
     )
     if spec.hooks:
-        install_hooks(layout, has_simulation=spec.simgpu and not files.real)
+        install_hooks(layout, has_simulation=spec.simgpu and not files.real, may_divide=spec.mig)
     write_file(layout.slurm_conf, render_slurm_conf(plan), mode=0o644)
     write_file(layout.etc / "gres.conf", render_gres_conf(plan), mode=0o644)
     write_file(layout.etc / "cgroup.conf", render_cgroup_conf(plan), mode=0o644)

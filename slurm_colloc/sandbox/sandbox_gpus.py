@@ -139,6 +139,7 @@ def make_simulated_gpus(layout: Layout, record: SandboxRecord, files: GpuFiles) 
             layout.simgpu,
             {name: [model] * len(paths) for name, paths in devices.items()},
             devices=devices if _are_limits_told(files.per_node) else None,
+            mig=record.spec.mig,
         )
     except NoCompiler as problem:
         remove(layout.simgpu)

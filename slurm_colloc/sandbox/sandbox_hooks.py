@@ -24,12 +24,13 @@ NAMES = ("prolog.sh", "epilog.sh")
 _LAUNCHER = '#!/bin/sh\nexec {python} "$@"\n'
 
 
-def install_hooks(layout: Layout, *, has_simulation: bool) -> None:
+def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> None:
     """Write the hooks' copies, and a policy where there is none yet.
 
     Args:
         layout: Whose.
         has_simulation: The nodes' GPUs are simulated.
+        may_divide: The policy lets jobs divide GPUs that have MIG on.
 
     Raises:
         StateError: A file cannot be written.
@@ -49,7 +50,10 @@ def install_hooks(layout: Layout, *, has_simulation: bool) -> None:
         write_file(layout.hooks / name, set_constants(text, constants), mode=0o755)
     policy = layout.hooks / "node.toml"
     if not policy.exists():
-        write_file(policy, f'audit_log = "{layout.log}/hooks.log"\n', mode=0o644)
+        lines = [f'audit_log = "{layout.log}/hooks.log"\n']
+        if may_divide:
+            lines.append('mig = "where-on"\n')
+        write_file(policy, "".join(lines), mode=0o644)
 
 
 def set_constants(text: str, constants: dict[str, str]) -> str:

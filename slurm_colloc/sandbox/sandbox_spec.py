@@ -42,6 +42,7 @@ class SandboxSpec:
         slurmd_timeout_s: Seconds until a silent node is DOWN.
         requeue_delay_s: Seconds until a requeued job may start again (cred_expire).
         hooks: Let root's prolog and epilog prepare MPS for jobs of csub.
+        mig: MIG mode of the simulated GPUs is on from their start, and the hooks may divide them.
         extra_conf: Lines added to slurm.conf, for example `Prolog=/etc/prolog.sh`.
     """
 
@@ -58,6 +59,7 @@ class SandboxSpec:
     slurmd_timeout_s: int = 30
     requeue_delay_s: int = 10
     hooks: bool = False
+    mig: bool = False
     extra_conf: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -84,6 +86,8 @@ class SandboxSpec:
             raise UsageProblem(f"--gpu-type '{self.gpu_type}' is no word that Slurm can use")
         if self.hooks and os.geteuid() != 0:
             raise UsageProblem("--hooks needs to be root: hooks prepare MPS for other users")
+        if self.mig and not self.simgpu:
+            raise UsageProblem("--mig is for simulated GPUs", hint="leave out --no-simgpu")
         for line in self.extra_conf:
             if "\n" in line or "\0" in line:
                 raise UsageProblem("a line for slurm.conf must not contain a line break")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from slurm_colloc.errors import SlurmError
+from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc.sandbox import daemons, sandbox_gpus
 from slurm_colloc.sandbox.cgroups import CgroupSupport, detect_cgroups, find_node_groups
@@ -45,6 +45,8 @@ def plan_sandbox(layout: Layout, spec: SandboxSpec, installation: Installation) 
         per_node=spec.gpus_per_node,
         fake=spec.fake_gpus,
     )
+    if spec.mig and files.real:
+        raise UsageProblem("--mig is for simulated GPUs", hint="give --fake-gpus")
     plain = layout.directory == choose_directory(os.environ, is_root=is_root)
     names = choose_node_names(layout.directory, spec.nodes, plain=plain)
     if plain and find_node_groups(names):

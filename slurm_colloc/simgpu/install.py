@@ -14,10 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.mig.mig_tables import MIG_TABLES
 from slurm_colloc.simgpu.gpu_models import GpuModel
 from slurm_colloc.simgpu.nvml.build_library import LIBRARY, install_library
 from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu, render_pairs
 from slurm_colloc.simgpu.nvml.gpu_state import ROOT_VARIABLE, Node, write_file
+from slurm_colloc.simgpu.nvml.mig_instances import read_instances
+from slurm_colloc.simgpu.nvml.partition_profiles import render_profiles
 
 DRIVER_VERSION = "580.159.04"
 """The driver that the rules were measured with."""
@@ -46,6 +49,7 @@ def make_simulation(
     *,
     devices: Mapping[str, Sequence[Path]] | None = None,
     environment: Mapping[str, str] | None = None,
+    mig: bool = False,
 ) -> None:
     """Make a simulation, or bring one up to date; what runs in it goes on.
 
@@ -54,6 +58,7 @@ def make_simulation(
         nodes: The GPUs of each node. Nodes that are not named go.
         devices: A device file for each GPU, which is then seen only where that may be opened.
         environment: For the compiler; this process's own where it is not given.
+        mig: GPUs that are made now have MIG mode on.
 
     Raises:
         NoCompiler: The NVML library cannot be compiled.
@@ -69,7 +74,7 @@ def make_simulation(
         _write_launchers(directory)
         for name, models in nodes.items():
             files = tuple((devices or {}).get(name, ()))
-            _make_node(directory / "nodes" / name, models, files)
+            _make_node(directory / "nodes" / name, models, files, mig=mig)
         for entry in (directory / "nodes").iterdir():
             if entry.name not in nodes:
                 shutil.rmtree(entry)
@@ -118,8 +123,9 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
     """What is on every GPU, to be compared with another moment.
 
     Returns:
-        By node and GPU UUID: `compute_mode`, `gpu_memory_mb` and `processes` (pids). What only
-        grows, like energy, is not in it.
+        By node and GPU UUID: `compute_mode`, `gpu_memory_mb` and `processes` (pids), and of a GPU
+        with MIG on or pending `mig`: its modes, and its instances by profile and placement. What
+        only grows, like energy, is not in it, nor are UUIDs of MIG devices.
     """
     seen: dict[str, dict[str, dict[str, object]]] = {}
     for node in list_nodes(directory):
@@ -132,7 +138,28 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
                 "gpu_memory_mb": sum(process.gpu_memory_mb for process in here),
                 "processes": [process.pid for process in here],
             }
+            if gpu.mig_mode or gpu.mig_pending:
+                seen[node.name][gpu.uuid]["mig"] = _describe_partition(node, gpu)
     return seen
+
+
+def _describe_partition(node: Node, gpu: SimulatedGpu) -> dict[str, object]:
+    whole, parts = read_instances(node, gpu)
+    return {
+        "mode": [gpu.mig_mode, gpu.mig_pending],
+        "instances": [
+            {
+                "profile_id": one.profile_id,
+                "placement": [one.placement.start, one.placement.size],
+                "compute_instances": [
+                    [part.placement.start, part.placement.size]
+                    for part in sorted(parts, key=lambda part: part.placement)
+                    if part.gpu_instance == one.instance_id
+                ],
+            }
+            for one in sorted(whole, key=lambda one: one.placement)
+        ],
+    }
 
 
 def build_gpu(model: GpuModel, node: Path, nvml_index: int) -> SimulatedGpu:
@@ -157,14 +184,16 @@ def build_gpu(model: GpuModel, node: Path, nvml_index: int) -> SimulatedGpu:
         min_power_limit_mw=1000 * model.min_power_limit_w,
         sm_clock_mhz=model.sm_clock_mhz,
         memory_clock_mhz=model.memory_clock_mhz,
-        mig=model.mig,
+        mig=bool(model.mig_table),
         gpm=model.gpm,
     )
 
 
-def _make_node(directory: Path, models: Sequence[GpuModel], files: Sequence[Path]) -> None:
-    _make_directory(directory, 0o755)
-    _make_directory(directory / "gpus", 0o755)
+def _make_node(
+    directory: Path, models: Sequence[GpuModel], files: Sequence[Path], *, mig: bool
+) -> None:
+    for folder in ("", "gpus", "profiles", "instances"):
+        _make_directory(directory / folder, 0o755)
     # Every user's processes describe themselves here, as every user's use a real driver.
     _make_directory(directory / "processes", 0o1777)
     for name, mode in (("lock", 0o644), ("totals", 0o666)):
@@ -172,14 +201,30 @@ def _make_node(directory: Path, models: Sequence[GpuModel], files: Sequence[Path
         os.fchmod(descriptor, mode)
         os.close(descriptor)
     node = Node(directory)
-    kept = {gpu.uuid: gpu.compute_mode for gpu in node.read_gpus()}
+    kept = {gpu.uuid: gpu for gpu in node.read_gpus()}
     for number, model in enumerate(models):
         gpu = build_gpu(model, directory, number)
         device = str(files[number]) if files else ""
-        node.write_gpu(replace(gpu, compute_mode=kept.get(gpu.uuid, 0), device=device))
-    for entry in (directory / "gpus").iterdir():
-        if entry.name.isdigit() and int(entry.name) >= len(models):
-            entry.unlink()
+        mode = int(mig and gpu.mig)
+        before = kept.get(gpu.uuid, replace(gpu, mig_mode=mode, mig_pending=mode))
+        if before.name != gpu.name:
+            (directory / "instances" / str(number)).unlink(missing_ok=True)
+        profiles = MIG_TABLES.get(model.mig_table, ())
+        text = render_profiles(model.mig_table, profiles)
+        write_file(directory / "profiles" / str(number), text, 0o644)
+        node.write_gpu(
+            replace(
+                gpu,
+                compute_mode=before.compute_mode,
+                mig_mode=before.mig_mode,
+                mig_pending=before.mig_pending,
+                device=device,
+            )
+        )
+    for folder in ("gpus", "profiles", "instances"):
+        for entry in (directory / folder).iterdir():
+            if entry.name.isdigit() and int(entry.name) >= len(models):
+                entry.unlink()
 
 
 def _write_launchers(directory: Path) -> None:

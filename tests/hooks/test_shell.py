@@ -24,6 +24,7 @@ TOKENS = (
     b"[csub/1 mig=7g]",
     b"[csub/1 mig=3g+2g+1g+1g]",
     b"[csub/1 mig=1g+1g+1g+1g+1g+1g+1g gpus=each]",
+    b"[csub/1 mig=1g.10gb+me+3c.3g.40gb+1g+gfx+2g.120gb+me.all+1g.5gb-me+1g+1g]",
 )
 COMMANDS = (
     b"$(touch MARK)", b"`touch MARK`", b";touch MARK;", b"'; touch MARK; '", b'"; touch MARK; "',
@@ -35,6 +36,9 @@ HOSTILE_COMMENTS = (
     b"\t[csub/1 mps]", b"[csub/1  mps]", b"[csub/2 mps]", b"[CSUB/1 MPS]", b"[csub/1 mps]]",
     b"[csub/1 mig=]", b"[csub/1 mig=+]", b"[csub/1 mig=1g+]", b"[csub/1 mig=9g]",
     b"[csub/1 mig=1g+1g+1g+1g+1g+1g+1g+1g]", b"[csub/1 mig=[12347]g]", b"[csub/1 mig=*]",
+    b"[csub/1 mig=1g+me+me]", b"[csub/1 mig=me]", b"[csub/1 mig=1g-me+me]", b"[csub/1 mig=3g.*gb]",
+    b"[csub/1 mig=1g.10gb+]", b"[csub/1 mig=1g+ME]", b"[csub/1 mig=8c.7g]", b"[csub/1 mig=1g.0gb]",
+    b"[csub/1 mig=" + b"+".join([b"1g"] * 300) + b"]", b"[csub/1 mig=1g.10gb.20gb]",
     b"[csub/1 *]", b"[csub/1 ?ps]", b"[csub/1 m[p]s]", b"[csub/1 mps gpus=all]",
     b"[csub-pack=20260101-000000-0a0b0c0d]", b"[csub/1 mps] [csub-pack=x]",
     b"x" * 1100 + b" [csub/1 mps]", b"\xc3\xbc" * 506 + b" [csub/1 mps]",
@@ -51,6 +55,7 @@ HOSTILE_IDS = (
 )  # fmt: skip
 PIECES = st.sampled_from(
     [*COMMANDS, *TOKENS, b"[csub/1 ", b"]", b"mps", b"off", b"mig=", b"1g", b"+", b"3g+4g", b" ",
+     b"me", b".all", b"-me", b"gfx", b"2c.", b".10gb", b".", b"c",
      b" gpus=each", b"\n", b"\xc3\xbc"]
 )  # fmt: skip
 ANY_COMMENT = st.one_of(

@@ -212,6 +212,7 @@ def simulation() -> Iterator[Path]:
 def bed(short_directory: Path, simulation: Path) -> Iterator[Bed]:
     """The same node with a policy, for root's hooks."""
     found = Bed(short_directory, simulation)
+    found.slurm_conf.write_text(f"NodeName={NODE} Gres=gpu:2\n")
     found.write_policy()
     found.fail_nvml()
     for gpu in found.node.read_gpus():

@@ -61,6 +61,10 @@ class Bed:
         return self.home / "node.toml"
 
     @property
+    def slurm_conf(self) -> Path:
+        return self.home / "slurm.conf"
+
+    @property
     def audit_log(self) -> Path:
         return self.home / "log" / "hooks.log"
 
@@ -86,6 +90,7 @@ class Bed:
             "SLURM_JOB_PARTITION": "gpu",
             "SLURM_JOB_GPUS": "0",
             "SLURM_JOB_COMMENT": COMMENT,
+            "SLURM_CONF": str(self.slurm_conf),
             **variables,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -216,14 +221,14 @@ def require_strace() -> None:
         pytest.skip("strace is not installed")
 
 
-def kill_at(bed: Bed, command: str, call: str, count: int) -> bool:
+def kill_at(bed: Bed, command: str, call: str, count: int, **variables: str | None) -> bool:
     """Run a hook that is killed at a system call of its own; whether it came so far."""
     ended = subprocess.run(
         [
             *("strace", "-o", "/dev/null", "-e", f"trace={call}"),
             *("-e", f"inject={call}:signal=KILL:when={count}", *bed.argv(command)),
         ],
-        env=bed.environment("11"),
+        env=bed.environment("11", **variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE_S,

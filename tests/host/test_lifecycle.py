@@ -259,7 +259,11 @@ def test_a_comment_that_asks_for_nothing_gets_nothing(bed: Bed, comment: str) ->
         ({"partitions": ["cpu"]}, {}, "leaves out this partition"),
         ({"accounts": ["physics"]}, {}, "leaves out this account"),
         ({"modes": []}, {}, "has no mode mps"),
-        ({}, {"SLURM_JOB_COMMENT": "[csub/1 mig=3g+2g]"}, "has no mode mig"),
+        (
+            {"modes": []},
+            {"SLURM_JOB_COMMENT": "[csub/1 mig=3g+2g]"},
+            "does not let jobs divide GPUs by MIG",
+        ),
         ({"max_gpus": 1}, {"SLURM_JOB_GPUS": "0,1"}, "takes 1 GPUs at most"),
         ({}, {"SLURM_JOB_UID": "0"}, "for ordinary users only"),
         ({}, {"SLURM_JOB_GID": None}, "for ordinary users only"),

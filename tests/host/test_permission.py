@@ -31,7 +31,7 @@ def test_a_job_that_may_have_mps_is_permitted(policy: NodePolicy) -> None:
         ({"partitions": ("cpu",)}, {}, "leaves out this partition"),
         ({"accounts": ("physics",)}, {}, "leaves out this account"),
         ({"modes": ()}, {}, "has no mode mps"),
-        ({}, {"comment": "[csub/1 mig=3g+2g]"}, "has no mode mig"),
+        ({"modes": ()}, {"comment": "[csub/1 mig=3g+2g]"}, "does not let jobs divide GPUs by MIG"),
         ({"max_gpus": 1}, {"gpus": (0, 1)}, "takes 1 GPUs at most"),
         ({}, {"uid": 0}, "for ordinary users only"),
         ({}, {"uid": None}, "for ordinary users only"),

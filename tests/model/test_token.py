@@ -16,6 +16,7 @@ from slurm_colloc.model.comment_token import (
     parse_token,
     render_token,
 )
+from slurm_colloc.model.mig.layout_words import WORD
 
 # Any text, surrogates that no encoding has included, and pieces that come near a token.
 PIECES = st.sampled_from(
@@ -36,12 +37,12 @@ ANY_TEXT = st.one_of(
 TOKENS = st.builds(
     Token,
     st.sampled_from(["mps", "off"])
-    | st.lists(st.sampled_from(["1g", "2g", "3g", "4g", "7g"]), min_size=1, max_size=7).map(
-        lambda sizes: "mig=" + "+".join(sizes)
+    | st.lists(st.from_regex(WORD, fullmatch=True), min_size=1, max_size=7).map(
+        lambda words: "mig=" + "+".join(words)
     ),
     st.sampled_from(GROUPINGS),
 )
-ALONE = r"\[csub/1 (mps|off|mig=[12347]g(\+[12347]g)*)( gpus=each)?\]"
+ALONE = rf"\[csub/1 (mps|off|mig={WORD}(\+{WORD})*)( gpus=each)?\]"
 
 
 @pytest.mark.exhaustive
@@ -57,9 +58,7 @@ def test_any_text_is_read_without_an_exception_and_only_a_whole_token_means_some
     if token is None:
         return
     # What was understood is written there, letter by letter, at the very end.
-    assert token.mode in ("mps", "off") or re.fullmatch(
-        r"mig=[12347]g(\+[12347]g){0,6}", token.mode
-    )
+    assert token.mode in ("mps", "off") or re.fullmatch(rf"mig={WORD}(\+{WORD}){{0,6}}", token.mode)
     assert token.grouping in GROUPINGS
     assert comment.endswith(render_token(token))
     before = comment.removesuffix(render_token(token))
@@ -100,6 +99,8 @@ def test_a_token_is_read_as_it_is_written(token: Token) -> None:
         ("[csub/1 off]", Token("off", "all")),
         ("a [csub/1 mig=3g+2g+1g+1g]", Token("mig=3g+2g+1g+1g", "all")),
         ("two\nlines [csub/1 mps]", Token("mps", "all")),
+        ("[csub/1 mig=1g.10gb+me+2g.20gb]", Token("mig=1g.10gb+me+2g.20gb", "all")),
+        ("[csub/1 mig=3c.7g+4c.7g.80gb]", Token("mig=3c.7g+4c.7g.80gb", "all")),
         # The last one counts: csub writes behind the user.
         ("[csub/1 off] [csub/1 mps]", Token("mps", "all")),
         ("\udcff\udcfe [csub/1 mps]", Token("mps", "all")),
@@ -118,7 +119,9 @@ def test_tokens(comment: str, token: Token) -> None:
         "[csub/1 mps ]", "[csub/1 mps]\n", "[csub/1 mps\n]", "[csub/1 mps]\0", "[csub/1\tmps]",
         "\t[csub/1 mps]", "[csub/1 mps gpus=all]", "[csub/1 mps  gpus=each]",
         "[csub/1 gpus=each mps]", "[csub/1 mps,pct=50]", "[csub/1 mig]", "[csub/1 mig=]",
-        "[csub/1 mig=5g]", "[csub/1 mig=1g+]", "[csub/1 mig=+1g]", "[csub/1 mig=1g.10gb]",
+        "[csub/1 mig=5g]", "[csub/1 mig=1g+]", "[csub/1 mig=+1g]", "[csub/1 mig=1g.010gb]",
+        "[csub/1 mig=1g.10GB]", "[csub/1 mig=1g+me+me]", "[csub/1 mig=1g-me+me]", "[csub/1 mig=me]",
+        "[csub/1 mig=5c.7g]", "[csub/1 mig=3c.7g.]", "[csub/1 mig=1g.1000gb]",
         "[csub/1 mig=1g+1g+1g+1g+1g+1g+1g+1g]", "[csub/1 mig=\u0661g]", "[csub/1 mps]]",
         "[[csub/1 mps]", "[csub/1 $(reboot)]", "[csub/1 mps;reboot]", "[csub/1 ../../etc]",
         "ü" * 505 + "ab [csub/1 mps]", "x" * 1024 + " [csub/1 mps]",

@@ -161,3 +161,30 @@ def test_it_goes_with_the_cluster_and_comes_with_a_new_one(sandbox: Sandbox) -> 
     assert not sandbox.layout.simgpu.exists()
     sandbox.up(small(sandbox, simgpu=False))
     assert not sandbox.layout.simgpu.exists()
+
+
+@needs_compiler
+@pytest.mark.skipif(os.geteuid() != 0, reason="hooks prepare GPUs for other users")
+def test_mig_is_on_as_a_site_has_it_until_the_node_is_rebooted(sandbox: Sandbox) -> None:
+    options = ["--nodes=1", "--gpus-per-node=1", "--fake-gpus", "--hooks", "--mig"]
+    assert main(["up", *options, "--dir", str(sandbox.directory)]) == 0
+    assert 'mig = "where-on"\n' in (sandbox.layout.hooks / "node.toml").read_text()
+    (node,) = list_nodes(sandbox.layout.simgpu)
+    ask = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h))"
+    )
+    srun = ["srun", "-n1", "--gres=gpu:1", "--mem=64", sys.executable, "-c", ask]
+    assert run(sandbox, *srun) == "[1, 1] 7\n"
+    run(sandbox, "simgpu", "reboot", node.name)
+    # A repair is no boot: the site's own unit has not run.
+    sandbox.kill_node(node.name)
+    sandbox.up()
+    assert run(sandbox, *srun) == "[0, 0] 0\n"
+    run(sandbox, "simgpu", "mig", "on")
+    assert run(sandbox, *srun) == "[1, 1] 7\n"
+
+
+def test_mig_needs_simulated_gpus(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--mig", "--no-simgpu", "--dir", str(sandbox.directory)]) == 2
+    assert "--mig is for simulated GPUs" in capsys.readouterr().err

@@ -147,7 +147,7 @@ class Simulation:
 
 @contextlib.contextmanager
 def running_simulation(
-    prefix: str, nodes: Mapping[str, Sequence[GpuModel]]
+    prefix: str, nodes: Mapping[str, Sequence[GpuModel]], *, mig: bool = False
 ) -> Iterator[Simulation]:
     """A simulation that ends with all that was started on it."""
     if not shutil.which("cc"):
@@ -158,7 +158,7 @@ def running_simulation(
     directory.chmod(0o755)
     made = Simulation(directory / "sim")
     try:
-        make_simulation(made.directory, nodes)
+        make_simulation(made.directory, nodes, mig=mig)
         yield made
     finally:
         for process in made.started:

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
-from slurm_colloc.simgpu.training.cuda_context import choose_devices
+from slurm_colloc.simgpu.training.cuda_devices import choose_devices
 
 from ..wait_until import wait_until
 from .conftest import Simulation

@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_recover(commands)
     _add_metrics(commands)
+    _add_mig(commands)
     return parser
 
 
@@ -206,3 +207,34 @@ def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
         "so that no counter falls when the log is rotated away",
     )
     parser.set_defaults(run=show_metrics)
+
+
+def _add_mig(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin.admin_mig import DIFFERS, assert_mig, export_mig
+
+    parser = commands.add_parser(
+        "mig", help="how GPUs are divided, in the file format of NVIDIA's mig-parted, as root"
+    )
+    mig = parser.add_subparsers(metavar="COMMAND", required=True)
+    export = mig.add_parser("export", help="print it")
+    export.add_argument(
+        "-o", "--output-format", choices=("yaml", "json"), default="yaml", help="(yaml)"
+    )
+    export.add_argument(
+        "-l", "--config-label", dest="label", metavar="LABEL", default="current", help="(current)"
+    )
+    export.set_defaults(run=export_mig)
+    check = mig.add_parser(
+        "assert",
+        help="compare it with a file",
+        description="Compare all GPUs of this node with a configuration, say where they differ, "
+        f"and end with {DIFFERS} then. Nothing is changed.",
+    )
+    check.add_argument(
+        "-f", "--config-file", metavar="FILE", required=True, help="- for standard input"
+    )
+    check.add_argument(
+        "-c", "--selected-config", metavar="LABEL", default="", help="which configuration of it"
+    )
+    check.add_argument("-m", "--mode-only", action="store_true", help="compare MIG modes alone")
+    check.set_defaults(run=assert_mig)

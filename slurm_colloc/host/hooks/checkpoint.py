@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slurm_colloc.host.mig.mig_state import MigClaim, describe_claim, parse_claim
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id
 
 TYPE_CHECKING = False
@@ -42,13 +43,14 @@ class Checkpoint:
         uid: Whose job it is.
         gid: That user's group.
         phase: `preparing`, `ready` or `undoing`.
-        mode: What is prepared: `mps`, or empty for nothing.
+        mode: What is prepared: `mps` or `mig`, or empty for nothing.
         restart: How often Slurm had restarted the job.
         gpus: UUIDs of its GPUs.
         daemons: Names of the daemons' directories below RUN/JOBID.
         cgroups: Control groups made for them.
         compute_modes: The GPUs' compute modes from before, by UUID; only of those that were to be
             changed.
+        mig: What is changed of the GPUs' MIG; each had no instance before.
         sluid: Slurm's other name of the job, which its control groups have from 26.05 on; empty
             before 25.11.
         seen: Slurm was seen to run something of the job.
@@ -66,6 +68,7 @@ class Checkpoint:
     daemons: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     compute_modes: Mapping[str, str] = field(default_factory=dict)
+    mig: tuple[MigClaim, ...] = ()
     sluid: str = ""
     seen: bool = False
     boot: str = field(default_factory=read_boot_id)
@@ -81,8 +84,9 @@ def pack_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint as the JSON object of its file; pure."""
     return {
         "schema": SCHEMA,
-        **{name: value for name, value in vars(checkpoint).items() if name != "compute_modes"},
+        **vars(checkpoint),
         "compute_modes": dict(checkpoint.compute_modes),
+        "mig": [describe_claim(claim) for claim in checkpoint.mig],
     }
 
 
@@ -108,6 +112,7 @@ def parse_checkpoint(job_id: str, value: Mapping[str, Any]) -> Checkpoint:
         cgroups=tuple(map(str, value["cgroups"])),
         compute_modes={str(gpu): str(mode) for gpu, mode in value["compute_modes"].items()},
         # Missing in what an earlier version has written before an upgrade.
+        mig=tuple(map(parse_claim, value.get("mig", ()))),
         sluid=str(value.get("sluid", "")),
         seen=bool(value["seen"]),
         boot=str(value["boot"]),

@@ -5,6 +5,9 @@ It asks no process of the user's anything.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
@@ -17,7 +20,8 @@ from slurm_colloc.host.hooks.hook_report import (
 from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
+from slurm_colloc.host.hooks.undo_checkpoint import JobUndo, end_agents
+from slurm_colloc.host.system.node_processes import read_boot_id
 
 _LOCK_SHARE = 0.5
 
@@ -34,6 +38,7 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     try:
         with (
             deadline(policy.deadline_s),
+            _without_agents(run, job.job_id),
             run.locked_job(job.job_id, policy.deadline_s * _LOCK_SHARE),
         ):
             checkpoint, problem = read_or_guess(run, job.job_id)
@@ -52,8 +57,17 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     except OutOfTime:
         report.outcome = "the hook has run out of its time; the next one goes on"
         known = run.read_quietly(job.job_id)
-        if known is not None and known.compute_modes:
+        if known is not None and (known.compute_modes or known.mig):
             report.exit_status = 1
     finally:
         run.close()
     return report
+
+
+@contextlib.contextmanager
+def _without_agents(run: RunDirectory, job_id: str) -> Iterator[None]:
+    """First of all what changes the job's instances ends: it holds the job's lock meanwhile."""
+    known = run.read_quietly(job_id)
+    if known is not None and known.boot == read_boot_id():
+        end_agents(run, job_id)
+    yield

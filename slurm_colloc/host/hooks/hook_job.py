@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.host.hooks.checkpoint import SLUID, is_job_id
 
+DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
+
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _NO_ID = 2**32 - 1
 _GPU_LIST = re.compile(r"[0-9]{1,4}(?:,[0-9]{1,4}){0,255}")
@@ -31,6 +33,7 @@ class HookJob:
         restart: How often Slurm has restarted the job.
         cpus: How many CPUs it has on this node; None where slurmd does not say it in one number.
         sluid: Slurm's other name of the job (25.11 and later); empty for none.
+        slurm_conf: Where slurmd has its slurm.conf.
     """
 
     job_id: str
@@ -44,6 +47,7 @@ class HookJob:
     restart: int = 0
     cpus: int | None = None
     sluid: str = ""
+    slurm_conf: str = DEFAULT_SLURM_CONF
 
 
 def read_hook_job(environ: Mapping[str, str]) -> HookJob:
@@ -67,6 +71,7 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
         restart=_read_number(environ, "SLURM_JOB_RESTART_COUNT") or 0,
         cpus=_read_number(environ, "SLURM_JOB_CPUS_PER_NODE") or None,
         sluid=_read_sluid(environ.get("SLURM_JOB_SLUID", "")),
+        slurm_conf=environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF,
     )
 
 

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY = "/etc/slurm_colloc/node.toml"
 LIMIT_BYTES = 64 * 1024
-KNOWN_MODES = ("mps",)
-"""The modes that hooks of this version can prepare."""
+MPS = "mps"
+KNOWN_MODES = (MPS,)
+"""The modes that hooks of this version can prepare; MIG has settings of its own."""
+
+MIG_OFF, MIG_WHERE_ON, MIG_SWITCH = MIG_CHOICES = ("off", "where-on", "switch")
 
 _LONGEST_S = 3600.0
 
@@ -46,7 +49,7 @@ class NodePolicy:
 
     Args:
         enabled: The switch: without it the prolog prepares nothing; the epilog undoes all the same.
-        modes: Sharing modes that may be prepared.
+        modes: Sharing modes that may be prepared; MIG has settings of its own.
         partitions: Partitions whose jobs may have them; empty for all.
         accounts: Accounts likewise; empty for all.
         max_gpus: A job with more GPUs on this node is left alone.
@@ -62,6 +65,11 @@ class NodePolicy:
             does not run the hooks inside the job.
         daemon_processes: Processes and threads of these.
         directory_mb: What a job's user may write into the daemons' directories (MiB).
+        mig: Whether jobs may divide their GPUs by MIG: `off`, `where-on` (only GPUs whose MIG mode
+            is on already) or `switch` (it may also be turned on and off, from Hopper on).
+        mig_profiles: Names of the profiles they may have, as NVML has them; empty for all.
+        mig_change: A job may change its instances while it runs.
+        mig_mps_inside: A job may start MPS daemons inside its instances.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
     """
 
@@ -78,6 +86,10 @@ class NodePolicy:
     daemon_memory_mb: int = 2048
     daemon_processes: int = 1024
     directory_mb: int = 64
+    mig: str = MIG_OFF
+    mig_profiles: tuple[str, ...] = ()
+    mig_change: bool = True
+    mig_mps_inside: bool = False
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
 
@@ -200,6 +212,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "daemon_memory_mb": lambda item: _is_count(item, 1 << 24, 64),
     "daemon_processes": lambda item: _is_count(item, 1 << 20, 16),
     "directory_mb": lambda item: _is_count(item, 1 << 16),
+    "mig": lambda item: item in MIG_CHOICES,
+    "mig_profiles": _is_words,
+    "mig_change": _is_switch,
+    "mig_mps_inside": _is_switch,
     "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
 }
 assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
@@ -220,9 +236,10 @@ def check_permission(policy: NodePolicy, job: HookJob, token: Token) -> None:
     Raises:
         Denied: It does not.
     """
-    if token.mode not in policy.modes:
-        mode = token.mode.partition("=")[0]
-        raise Denied(f"the site's policy has no mode {mode}")
+    if token.mode not in policy.modes and not token.layout:
+        raise Denied(f"the site's policy has no mode {token.mode}")
+    if token.layout and policy.mig == MIG_OFF and MPS not in policy.modes:
+        raise Denied("the site's policy does not let jobs divide GPUs by MIG")
     if policy.partitions and job.partition not in policy.partitions:
         raise Denied("the site's policy leaves out this partition")
     if policy.accounts and job.account not in policy.accounts:
@@ -230,4 +247,4 @@ def check_permission(policy: NodePolicy, job: HookJob, token: Token) -> None:
     if job.gpus is not None and len(job.gpus) > policy.max_gpus:
         raise Denied(f"the site's policy takes {policy.max_gpus} GPUs at most")
     if not job.uid or job.gid is None:
-        raise Denied("MPS is prepared for ordinary users only")
+        raise Denied("GPUs are prepared for ordinary users only")

@@ -1,93 +1,48 @@
 """Preparing MPS for a job as root: the daemon is the job's user's, the files around it are root's.
 
-Every step is written down before it is done, so that `host.hooks.undo_checkpoint` can take it back
-whenever this process is killed. What cannot be had is said to the job in setup.json, and the job
-starts without. What the daemon answers decides only whether the job hears about it.
+What the daemon answers decides only whether the job hears about it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
-from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import NodePolicy
-from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.user_mount import has_own_mounts
-from slurm_colloc.host.mps.daemon_limits import (
-    DaemonLimits,
-    LimitedGroups,
-    find_owner,
-    make_limited_groups,
-)
+from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
+from slurm_colloc.host.hooks.node_policy import MPS
+from slurm_colloc.host.hooks.prepare_job import JobPreparation
+from slurm_colloc.host.mps.daemon_limits import find_owner
 from slurm_colloc.host.mps.mps_control import find_programs
 from slurm_colloc.host.mps.mps_options import MpsOptions, build_node_environment
 from slurm_colloc.host.mps.mps_support import judge_support
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
-from slurm_colloc.host.system import control_groups
 from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.own_directory import Owner, make_named_directory
-from slurm_colloc.model.comment_token import Token
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CONTROL_CAP_S = 5.0
-_GPU_LOCK_S = 2.0
 
 
 @dataclass
-class MpsPreparation:
-    """Prepares one job; the caller holds the job's lock, and undoes what is left of a failure.
+class MpsPreparation(JobPreparation):
+    """Prepares MPS for one job."""
 
-    Args:
-        run: Root's directory.
-        policy: The site's policy.
-        job: The job.
-        token: What it asks for.
-        simulation: The directory of a simulated GPU; empty on a real node.
-        daemon_name: The name of Slurm's daemon that runs the hook.
-    """
-
-    run: RunDirectory
-    policy: NodePolicy
-    job: HookJob
-    token: Token
-    simulation: str = ""
-    daemon_name: str = ""
-    notes: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-    gpus: tuple[str, ...] = ()
-    compute_mode: str | None = None
     _owner: Owner | None = None
-    _hierarchies: tuple[control_groups.Hierarchy, ...] = ()
 
-    # -- what the job is told -------------------------------------------------------------------
-
-    def tell(self, daemons: Sequence[RunningMps], reason: str) -> None:
+    def tell_daemons(self, daemons: Sequence[RunningMps], reason: str) -> None:
         """Write setup.json.
 
         Raises:
             OSError: It cannot be written.
         """
-        setup: dict[str, Any] = {
-            "schema": SETUP_SCHEMA,
-            "job_id": self.job.job_id,
-            "mode": "mps" if daemons else "",
-            "reason": reason,
-            "by": "prolog",
-            "gpus": list(self.gpus),
-            "daemons": [
+        self.tell(
+            MPS,
+            reason,
+            daemons=[
                 {
                     "gpus": list(running.options.gpus),
                     "pipe_directory": running.directory.pipe_path,
@@ -96,60 +51,23 @@ class MpsPreparation:
                 }
                 for running in daemons
             ],
-            "compute_mode": self.compute_mode,
-            "notes": self.notes,
-        }
-        self.run.write_setup(self.job.job_id, setup)
-
-    def tell_nothing(self, reason: str) -> None:
-        """Say that nothing is prepared, and why; the epilog removes it.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        checkpoint = Checkpoint(
-            self.job.job_id, self.job.uid or 0, self.job.gid or 0, restart=self.job.restart
         )
-        self.run.write(checkpoint)
-        with contextlib.suppress(FileExistsError):
-            self.run.make_directory(self.job.job_id)
-        self.tell((), reason)
-        self.run.write(dataclasses.replace(checkpoint, phase=READY))
-
-    # -- preparing ------------------------------------------------------------------------------
 
     def find_owner(self) -> None:
         """Find out whom the daemon runs as, while something else gets ready."""
         self._owner = find_owner(self.job.uid or 0, self.job.gid or 0)
 
-    def choose_gpus(self, answer: NvmlAnswer) -> None:
-        """Find the UUIDs of the job's GPUs by their minor numbers, and whether they take MPS.
+    def check_support(self, answer: NvmlAnswer) -> None:
+        """See whether the job's GPUs take MPS.
 
         Raises:
-            NodeError: They cannot be told, or do not.
+            NodeError: They do not.
         """
-        job = self.job
-        if job.gpus is None:
-            raise NodeError("Slurm names the job's GPUs in a way that is not understood")
-        if not job.gpus:
-            raise NodeError("the job has no GPU on this node")
-        if answer.problem:
-            raise NodeError(f"the job's GPUs are not known: {answer.problem}")
-        found = []
-        for minor in job.gpus:
-            fits = [gpu for gpu in answer.gpus if gpu.minor_number == minor]
-            if len(fits) != 1 or fits[0].uuid is None:
-                raise NodeError(f"NVML shows {len(fits)} GPUs with minor number {minor}")
-            if fits[0].doubt:
-                raise NodeError(f"NVML cannot be believed: {fits[0].doubt}")
-            found.append(fits[0].uuid)
-        programs = find_programs(self._path)
-        support = judge_support(programs, answer, found)
+        support = judge_support(find_programs(self._path), answer, self.gpus)
         if not support.is_possible:
             raise NodeError(support.reason)
         self.notes += support.notes
-        self.gpus = tuple(found)
-        self.compute_mode = _read_common_mode(answer, found)
+        self.compute_mode = _read_common_mode(answer, self.gpus)
 
     def claim(self, answer: NvmlAnswer) -> Checkpoint:
         """Write down that these GPUs are this job's, and all that is about to be done.
@@ -157,63 +75,25 @@ class MpsPreparation:
         Raises:
             NodeError: Another job of ours holds one of them, or nothing can be written.
         """
-        groups: tuple[str, ...] = ()
-        if control_groups.runs_inside_job(self.daemon_name):
-            self.notes.append("Slurm runs its hooks inside the job: the daemon is the job's")
-        else:
-            self._hierarchies = control_groups.read_hierarchies()
-            groups = tuple(
-                control_groups.build_group_path(hierarchy, self._group_label)
-                for hierarchy in self._hierarchies
-            )
         checkpoint = Checkpoint(
             job_id=self.job.job_id,
             uid=self.job.uid or 0,
             gid=self.job.gid or 0,
             phase=PREPARING,
-            mode=self.token.mode,
+            mode=MPS,
             restart=self.job.restart,
             gpus=self.gpus,
             daemons=tuple(str(number) for number, _ in enumerate(self._split_gpus())),
-            cgroups=groups,
+            cgroups=self.find_groups(),
             compute_modes=self._choose_mode_changes(answer),
             sluid=self.job.sluid,
         )
-        try:
-            with self.run.locked_gpus(_GPU_LOCK_S):
-                self._refuse_held_gpus()
-                self.run.write(checkpoint)
-            self._make_directory()
-        except TimeoutError as error:
-            raise NodeError("other hooks of this node do not come to their end") from error
-        except OSError as error:
-            raise NodeError(f"{self.run.path} cannot be written ({error.strerror})") from error
+        self.write_claim(checkpoint)
         return checkpoint
-
-    def _make_directory(self) -> None:
-        size_mb = self.policy.directory_mb
-        if has_own_mounts(self.job.job_id):
-            # It would not see the file system that is mounted now.
-            size_mb = 0
-            self.notes.append("the job has mounts of its own: its pipes and logs have no limit")
-        unlimited = self.run.make_directory(self.job.job_id, size_mb)
-        self.notes += [unlimited] if unlimited else []
-
-    @property
-    def _group_label(self) -> str:
-        # Several slurmd on one machine number their jobs alike, and may even be named alike.
-        mark = zlib.crc32(os.fsencode(self.run.path))
-        return f"{self.job.node or 'node'}-{self.job.job_id}-{mark:08x}"
 
     @property
     def _path(self) -> str:
         return f"{self.simulation}/bin" if self.simulation else ""
-
-    def _refuse_held_gpus(self) -> None:
-        for other in self.run.list_jobs():
-            held = None if other == self.job.job_id else self.run.read_quietly(other)
-            if held is not None and (shared := set(held.gpus) & set(self.gpus)):
-                raise NodeError(f"job {other} still holds {', '.join(sorted(shared))}")
 
     def _split_gpus(self) -> list[tuple[str, ...]]:
         """The GPUs of each daemon: a fault reaches all GPUs of its daemon."""
@@ -271,7 +151,7 @@ class MpsPreparation:
             NodeError: One cannot be started, or starts no server.
         """
         owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
-        groups = self._make_groups()
+        groups = self.make_groups()
         # One budget for all that the daemons and their control programs are waited for.
         ends_at = time.monotonic() + min(CONTROL_CAP_S, left_s())
         daemons = []
@@ -304,37 +184,6 @@ class MpsPreparation:
             start_server(running, max(0.5, ends_at - time.monotonic()))
             daemons.append(running)
         return daemons
-
-    def _make_groups(self) -> tuple[str, ...]:
-        """The control groups that limit the daemons; empty where the job's own do.
-
-        Raises:
-            NodeError: The site wants limits that cannot be had.
-        """
-        if control_groups.runs_inside_job(self.daemon_name):
-            return ()
-        policy = self.policy
-        limits = DaemonLimits(
-            gpu_minors=self.job.gpus or (),
-            host_memory_mb=policy.daemon_memory_mb,
-            processes=policy.daemon_processes,
-            cpus=self.job.cpus,
-        )
-        made = make_limited_groups(self._hierarchies, self._group_label, limits)
-        self._note_missing(made)
-        return made.paths
-
-    def _note_missing(self, made: LimitedGroups) -> None:
-        if made.missing and self.policy.require_limits:
-            raise NodeError(
-                f"this node cannot limit a daemon's {', '.join(made.missing)}, and the site's "
-                f"policy requires it"
-            )
-        if not made.paths:
-            self.notes.append("the daemon stays in slurmd's cgroup, in a session of its own")
-        if made.missing:
-            reasons = "; ".join(made.refused) or "there is no such cgroup controller"
-            self.notes.append(f"the daemon has no limit on {', '.join(made.missing)} ({reasons})")
 
 
 def _read_common_mode(answer: NvmlAnswer, uuids: Sequence[str]) -> str | None:

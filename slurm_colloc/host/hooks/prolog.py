@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
@@ -18,7 +18,7 @@ from slurm_colloc.host.hooks.hook_report import (
     describe_recovered,
     note_undone,
 )
-from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
+from slurm_colloc.host.hooks.node_policy import MPS, Denied, NodePolicy, check_permission
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess, recover
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
@@ -29,6 +29,7 @@ from slurm_colloc.model.comment_token import Token, parse_token
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
+    from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
@@ -107,7 +108,13 @@ class _Prolog:
         self._run = run
         self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
         self._preparing = MpsPreparation(
-            run, policy, job, token, place.simulation, daemon_name=find_slurm_daemon(os.getppid())
+            run,
+            policy,
+            job,
+            token,
+            place.policy,
+            place.simulation,
+            daemon_name=find_slurm_daemon(os.getppid()),
         )
         self._report = HookReport()
 
@@ -142,16 +149,74 @@ class _Prolog:
         # The GPUs are read now: what an earlier run had changed is undone.
         answer = self._question.ask(NVML_S)
         _measure(preparing.figures, "nvml_ms", started)
-        preparing.choose_gpus(answer)
+        preparing.find_gpus(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
-        self._recover(preparing.gpus, holders_only=True, budget_s=_HOLDERS_S)
-        checkpoint = preparing.claim(answer)
-        preparing.set_modes(checkpoint)
-        daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
-        preparing.tell(daemons, "the node's prolog has prepared MPS")
+        self._recover(preparing.gpus, holders_only=True, budget_s=self._choose_holders_budget())
+        checkpoint, why_no_mig = None, ""
+        if preparing.token.layout:
+            checkpoint, why_no_mig = self._divide(answer)
+        if checkpoint is None:
+            checkpoint = self._prepare_mps(answer, why_no_mig)
         self._run.write(dataclasses.replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
         report.action, report.mode = "prepared", checkpoint.mode
+
+    def _prepare_mps(self, answer: NvmlAnswer, why_no_mig: str) -> Checkpoint:
+        preparing = self._preparing
+        try:
+            if MPS not in self._policy.modes:
+                raise Denied("the site's policy has no mode mps")
+            preparing.check_support(answer)
+            checkpoint = preparing.claim(answer)
+            preparing.set_modes(checkpoint)
+            daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
+        except (CollocError, Denied) as error:
+            if not why_no_mig:
+                raise
+            raise NodeError(f"no MIG: {why_no_mig}; no MPS: {error}") from error
+        told = "the node's prolog has prepared MPS"
+        preparing.tell_daemons(daemons, f"{told}; no MIG: {why_no_mig}" if why_no_mig else told)
+        return checkpoint
+
+    def _divide(self, answer: NvmlAnswer) -> tuple[Checkpoint | None, str]:
+        """Divide the job's GPUs by MIG; None and the reason where that is not to be had."""
+        layout = self._preparing.token.layout
+        checkpoint, reason = self._try_layout(answer, layout, "the prolog has divided the GPU")
+        if checkpoint is not None or not self._is_mig_on(answer):
+            return checkpoint, reason
+        # Without any instance no process finds a GPU there, by whatever other way it shares.
+        told = f"MIG is on, and one instance has the whole GPU; no layout {layout}: {reason}"
+        checkpoint, _ = self._try_layout(answer, "", told)
+        return checkpoint, reason
+
+    def _try_layout(
+        self, answer: NvmlAnswer, layout: str, told: str
+    ) -> tuple[Checkpoint | None, str]:
+        from slurm_colloc.host.hooks.prepare_mig import MIG, MigPreparation
+
+        dividing = MigPreparation.share(self._preparing)
+        try:
+            checkpoint, value = dividing.divide(answer, layout, self._ends_at)
+            dividing.tell(MIG, told, mig=value)
+        except (CollocError, OSError) as error:
+            reason = str(error)
+            self._report.details.setdefault("no_mig", reason)
+            self._undo_own()
+            return None, reason
+        return checkpoint, ""
+
+    def _is_mig_on(self, answer: NvmlAnswer) -> bool:
+        gpus = [answer.find(uuid) for uuid in self._preparing.gpus]
+        return all(gpu is not None and gpu.mig_enabled for gpu in gpus)
+
+    def _choose_holders_budget(self) -> float:
+        """Instances that a dead job has left on this job's GPUs take longer to destroy."""
+        mine = set(self._preparing.gpus)
+        for job_id in self._run.list_jobs():
+            known = self._run.read_quietly(job_id)
+            if known is not None and known.mig and mine & set(known.gpus):
+                return max(_HOLDERS_S, self._ends_at - time.monotonic() - 1.0)
+        return _HOLDERS_S
 
     def _undo_own(self) -> None:
         """An earlier run for this job was killed, or its epilog never ran."""

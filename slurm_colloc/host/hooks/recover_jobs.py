@@ -134,7 +134,11 @@ def recover(
                 undone = None
                 if reason:
                     # Most prologs find nothing dead.
-                    from slurm_colloc.host.hooks.undo_checkpoint import UNDOING_S, JobUndo
+                    from slurm_colloc.host.hooks.undo_checkpoint import (
+                        MIG_UNDO_S,
+                        UNDOING_S,
+                        JobUndo,
+                    )
                     from slurm_colloc.host.nvml.nvml_query import NVML_S
 
                     undone = JobUndo(
@@ -144,6 +148,7 @@ def recover(
                         node=node,
                         budget_s=min(left_s, UNDOING_S),
                         nvml_s=min(left_s, NVML_S),
+                        mig_s=min(left_s, MIG_UNDO_S),
                     ).undo()
                 found.append(Recovered(job_id, undone, reason or "its job may be alive"))
         except TimeoutError:

@@ -1,6 +1,7 @@
 """Root's directory on a node: checkpoints, locks, and what each job may see; who: root.
 
-    RUN/lock                byte ranges: 0 for who holds which GPU, 1 + JOBID for one job
+    RUN/lock                byte ranges: 0 for who holds which GPU, 1 + JOBID for one job, and from
+                            nvml.mig_child.GPU_LOCKS_AT on one for each GPU whose MIG is changed
     RUN/jobs/JOBID.json     the checkpoint, there from before the first step until after the last
     RUN/jobs/JOBID.N.leader which process daemon N began as
     RUN/JOBID/              what the job may see: setup.json, and a directory for each daemon; a
@@ -96,6 +97,11 @@ class RunDirectory:
         self._descriptor = self._jobs = self._lock = -1
 
     # -- locks ----------------------------------------------------------------------------------
+
+    @property
+    def lock_path(self) -> str:
+        """Where the locks are, for a program that takes one itself."""
+        return f"{self.path}/{LOCK}"
 
     @contextlib.contextmanager
     def locked_gpus(self, timeout_s: float) -> Iterator[None]:

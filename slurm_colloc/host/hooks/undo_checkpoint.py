@@ -1,7 +1,8 @@
 """Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
 
-No process of the user's is asked anything. The daemon's group is ended first, then compute modes
-are set back, then the GPUs are looked at; files come last. Each step looks at what there is, so it
+No process of the user's is asked anything. Root's agent is ended first, then the daemon's group;
+then compute modes are set back, the GPUs are looked at, and what they are divided into is taken
+away; files come last. Each step looks at what there is, so it
 does not matter at which step a prolog or an earlier epilog was killed. While anything is left the
 checkpoint stays, for the next hook.
 """
@@ -15,13 +16,27 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.mig.mig_state import MigProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import remove_groups
 from slurm_colloc.host.system.group_end import LOOK_S, GroupEnd, kill_group
-from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uid
+from slurm_colloc.host.system.node_processes import (
+    read_boot_id,
+    read_process,
+    read_uid,
+    wait_until_ended,
+)
 from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession, UnitedGroups
+from slurm_colloc.host.system.signals import SENT, end_agent
 
+MIG_UNDO_S = 12.0
+"""How long taking instances away may take: one takes about a second, and a GPU has seven."""
+
+_MIG_LEAST_S = 1.5
+"""With less it is not begun."""
+
+_AGENT_S = 1.0
 UNDOING_S = 2 * LOOK_S + 0.5
 """How long ending a job's processes may take: two looks, and what comes between them."""
 
@@ -62,6 +77,7 @@ class JobUndo:
         node: Slurm's name of this node.
         budget_s: How long ending its processes may take.
         nvml_s: How long NVML is waited for.
+        mig_s: How long taking MIG instances away may take.
     """
 
     def __init__(
@@ -73,6 +89,7 @@ class JobUndo:
         node: str = "",
         budget_s: float = UNDOING_S,
         nvml_s: float = NVML_S,
+        mig_s: float = MIG_UNDO_S,
     ) -> None:
         self._run = run
         self._checkpoint = checkpoint
@@ -80,6 +97,7 @@ class JobUndo:
         self._is_of_this_boot = checkpoint.boot == read_boot_id()
         self._budget_s = budget_s
         self._nvml_s = nvml_s
+        self._mig_s = mig_s
         self.report = UndoReport()
 
     def undo(self) -> UndoReport:
@@ -94,12 +112,16 @@ class JobUndo:
         # It gets ready while the daemons end.
         question = self._ask() if has_gpus and self._is_of_this_boot else None
         try:
+            self._end_agents()
             self._end_groups()
             if question is not None:
                 self._check_gpus(question)
         finally:
             if question is not None:
                 question.close()
+        # NVML is closed by now: an open handle would keep instances from going.
+        if checkpoint.mig and self._is_of_this_boot:
+            self._restore_mig()
         if not report.unsafe:
             report.left += self._run.remove_directory(checkpoint.job_id)
         if report.is_complete:
@@ -111,11 +133,18 @@ class JobUndo:
 
     # -- processes ------------------------------------------------------------------------------
 
+    def _end_agents(self) -> None:
+        if not self._is_of_this_boot:
+            return
+        for pid in end_agents(self._run, self._checkpoint.job_id):
+            self.report.left.append(f"process {pid}, which changes its instances, has not ended")
+
     def _end_groups(self) -> None:
         checkpoint = self._checkpoint
-        leaders = self._run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
+        found = self._run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
+        leaders = [leader for leader in found if leader.uid > 0]
         paths = tuple(
-            dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
+            dict.fromkeys((*checkpoint.cgroups, *(p for one in found for p in one.groups)))
         )
         groups: list[ControlGroup | ProcessSession] = [ControlGroup(paths)] if paths else []
         # A prolog may have been killed before it had moved the daemon into its control group.
@@ -194,3 +223,47 @@ class JobUndo:
             else:
                 why = after.problem or "NVML did not take it"
                 self.report.unsafe.append(f"{uuid} could not be set back to {mode}: {why}")
+
+    def _restore_mig(self) -> None:
+        """Take away what the GPUs are divided into for the job, and set MIG modes back."""
+        from slurm_colloc.host.mig.mig_session import MigSession
+        from slurm_colloc.host.mig.restore_gpu import restore
+
+        claims, report = self._checkpoint.mig, self.report
+        if self._mig_s < _MIG_LEAST_S:
+            report.left.append("its MIG instances: no time was left")
+            return
+        ends_at = time.monotonic() + self._mig_s
+        minors = {claim.gpu: claim.minor_number for claim in claims}
+        simulation, node = self._place
+        try:
+            with MigSession(
+                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=ends_at
+            ) as session:
+                for claim in claims:
+                    restored = restore(session, claim, ends_at=ends_at)
+                    report.unsafe += restored.unsafe
+                    report.notes += restored.notes
+                    if restored.destroyed:
+                        report.notes.append(
+                            f"{restored.destroyed} MIG instances of {claim.gpu} were destroyed"
+                        )
+                    if restored.switched_off:
+                        report.notes.append(f"MIG was turned off again on {claim.gpu}")
+        except MigProblem as problem:
+            report.unsafe.append(f"{', '.join(minors)} could not be put back: {problem.message}")
+
+
+def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:
+    """End what root has left running for a job; it may hold the job's lock.
+
+    Args:
+        run: Root's directory.
+        job_id: The job.
+
+    Returns:
+        Pids of those that are still there.
+    """
+    agents = [leader.id for leader in run.read_leaders(job_id) if leader.uid == 0]
+    agents = [one for one in agents if end_agent(one, f"job {job_id} is over") == SENT]
+    return tuple(one.pid for one in wait_until_ended(agents, time.monotonic() + _AGENT_S))

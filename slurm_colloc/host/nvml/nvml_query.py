@@ -136,6 +136,21 @@ def start_question(
         minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
         compute_modes: Compute modes to set first, by UUID.
     """
+    return NvmlQuestion(
+        environ=build_nvml_environment(simulation, node),
+        uuids=uuids,
+        minors=minors,
+        compute_modes=compute_modes,
+    )
+
+
+def build_nvml_environment(simulation: str, node: str) -> dict[str, str]:
+    """The clean environment in which root asks NVML; pure.
+
+    Args:
+        simulation: The directory of a simulated GPU; empty on a real node.
+        node: Slurm's name of this node.
+    """
     environ = dict(_CLEAN)
     if simulation:
         environ |= {
@@ -143,4 +158,4 @@ def start_question(
             "SLURMD_NODENAME": node,
             "LD_LIBRARY_PATH": f"{simulation}/lib",
         }
-    return NvmlQuestion(environ=environ, uuids=uuids, minors=minors, compute_modes=compute_modes)
+    return environ

@@ -39,7 +39,8 @@ class Confinement:
     Args:
         groups: Control groups that it is moved into.
         record: Descriptor of a file of root's. The program's process writes itself into it while it
-            is still root's: pid, start and uid in the first line, then each group.
+            is still root's: pid, start and uid in the first line, then each group. One that stays
+            root's does so as well.
     """
 
     groups: tuple[str, ...]
@@ -100,12 +101,14 @@ def start_program(
     libc = ctypes.CDLL(None, use_errno=True) if owner else None
 
     def restrict() -> None:
-        assert libc is not None
-        assert owner is not None
         # Still root.
         set_ordinary_oom_score()
         if confinement is not None:
-            os.write(confinement.record, _describe_self(owner, confinement.groups))
+            uid = owner.uid if owner else os.geteuid()
+            os.write(confinement.record, _describe_self(uid, confinement.groups))
+        if owner is None:
+            return
+        assert libc is not None
         become(owner)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if not own_session:
@@ -116,7 +119,7 @@ def start_program(
             resource.RLIMIT_FSIZE, (DAEMON_FILE_LIMIT_BYTES, DAEMON_FILE_LIMIT_BYTES)
         )
 
-    preexec: Callable[[], None] | None = restrict if owner else None
+    preexec: Callable[[], None] | None = restrict if owner or confinement else None
     try:
         child = subprocess.Popen(
             list(argv),
@@ -139,10 +142,10 @@ def start_program(
     return child
 
 
-def _describe_self(owner: Owner, groups: Sequence[str]) -> bytes:
+def _describe_self(uid: int, groups: Sequence[str]) -> bytes:
     with open("/proc/self/stat", "rb") as file:
         start_ticks = file.read().rpartition(b")")[2].split()[19]
-    lines = [b"%d %s %d" % (os.getpid(), start_ticks, owner.uid), *map(os.fsencode, groups)]
+    lines = [b"%d %s %d" % (os.getpid(), start_ticks, uid), *map(os.fsencode, groups)]
     return b"".join(line + b"\n" for line in lines)
 
 

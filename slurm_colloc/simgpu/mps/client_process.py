@@ -11,7 +11,7 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.client_limits import parse_limits_mb, parse_percentage, tighten
 from slurm_colloc.simgpu.nvml.gpu_state import open_node
-from slurm_colloc.simgpu.training.cuda_context import choose_devices
+from slurm_colloc.simgpu.training.cuda_devices import choose_devices, list_cuda_devices
 from slurm_colloc.simgpu.training.cuda_errors import (
     ASSERT,
     ILLEGAL_ADDRESS,
@@ -179,12 +179,12 @@ def _receive(connection: socket.socket) -> dict[str, object]:
 
 
 def _read_gpus(environ: Mapping[str, str]) -> tuple[set[str], dict[str, int]]:
-    """The GPUs that this process may open, and their sizes."""
+    """The devices that this process may open, and their sizes."""
     try:
-        gpus = open_node(environ).read_visible_gpus()
+        devices = list_cuda_devices(open_node(environ))
     except CollocError:
         return set(), {}
-    return {gpu.uuid for gpu in gpus}, {gpu.uuid: gpu.gpu_memory_mb for gpu in gpus}
+    return {device.uuid for device in devices}, {device.uuid: device.total_mb for device in devices}
 
 
 def _read_list(answer: Mapping[str, object], key: str) -> list[object]:

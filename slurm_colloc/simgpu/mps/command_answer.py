@@ -10,9 +10,12 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.client_limits import parse_number
 from slurm_colloc.simgpu.mps.server_link import ServerLink
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 from slurm_colloc.simgpu.nvml.gpu_state import open_node
-from slurm_colloc.simgpu.training.cuda_context import choose_devices
+from slurm_colloc.simgpu.training.cuda_devices import (
+    CudaDevice,
+    choose_cuda_devices,
+    list_cuda_devices,
+)
 
 if TYPE_CHECKING:
     from slurm_colloc.simgpu.mps.control_daemon import ControlDaemon, FrontEnd
@@ -92,10 +95,10 @@ class Conversation:
         return None
 
 
-def read_gpus() -> list[SimulatedGpu]:
-    """The GPUs that the daemon sees, by cuda_index."""
+def read_gpus() -> list[CudaDevice]:
+    """The devices that the daemon sees, by cuda_index."""
     try:
-        seen = {gpu.uuid: gpu for gpu in open_node(os.environ).read_visible_gpus()}
+        devices = list_cuda_devices(open_node(os.environ))
     except CollocError:
         return []
-    return [seen[u] for u in choose_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), list(seen))]
+    return list(choose_cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), devices))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.simgpu.mps import limit_commands
 from slurm_colloc.simgpu.mps.command_answer import Conversation, read_gpus
 from slurm_colloc.simgpu.mps.server_link import ClientRow
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
+from slurm_colloc.simgpu.training.cuda_devices import CudaDevice
 
 if TYPE_CHECKING:
     from slurm_colloc.simgpu.mps.control_daemon import ControlDaemon, FrontEnd
@@ -250,11 +250,11 @@ def _device_query(conversation: Conversation) -> None:
             _say_devices(conversation, gpus)
 
 
-def _say_devices(conversation: Conversation, gpus: list[SimulatedGpu]) -> None:
+def _say_devices(conversation: Conversation, gpus: list[CudaDevice]) -> None:
     conversation.say(f"{'Device Ordinal':16}{'PCI IDs':15}{'UUID':42}{'Name':34}Attributes")
     for ordinal, gpu in enumerate(gpus):
         # 00000000:1A:00.0 is written 0000:00.1A.00.
-        domain, bus, slot = gpu.pci_bus_id.split(":")
+        domain, bus, slot = gpu.gpu.pci_bus_id.split(":")
         pci = f"{domain[-4:]}:{domain[:2]}.{bus}.{slot.partition('.')[0]}"
         conversation.say(f"{ordinal:<16}{pci:15}{gpu.uuid:42}{gpu.name:34}N/A")
 

@@ -18,7 +18,7 @@ from slurm_colloc.simgpu.mps.client_limits import parse_limits_mb
 from slurm_colloc.simgpu.mps.daemon_logs import SERVER, RecordWriter
 from slurm_colloc.simgpu.mps.driver_versions import MpsProfile
 from slurm_colloc.simgpu.mps.server_faults import compute_linked, render_fault
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
+from slurm_colloc.simgpu.training.cuda_devices import CudaDevice
 from slurm_colloc.simgpu.training.cuda_errors import (
     ILLEGAL_ADDRESS,
     MPS_CLIENT_TERMINATED,
@@ -72,7 +72,7 @@ class SimulatedServer:
     Args:
         control: Its connection to the daemon.
         profile: The driver.
-        gpus: The GPUs that it sees, by cuda_index.
+        gpus: The devices that it sees, by cuda_index: GPUs, or one MIG device.
         limits: What the daemon has set.
         environment: Its environment, which is the daemon's.
         log: Where it writes.
@@ -82,7 +82,7 @@ class SimulatedServer:
         self,
         control: socket.socket,
         profile: MpsProfile,
-        gpus: Sequence[SimulatedGpu],
+        gpus: Sequence[CudaDevice],
         limits: ServerLimits,
         *,
         environment: Mapping[str, str],
@@ -97,7 +97,7 @@ class SimulatedServer:
         self._in_fault = False
         self._without_context: set[str] = set()
         self._exiting = False
-        sizes_mb = {gpu.uuid: gpu.gpu_memory_mb for gpu in gpus}
+        sizes_mb = {gpu.uuid: gpu.total_mb for gpu in gpus}
         given = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
         self._own_limits_mb = parse_limits_mb(
             given if profile.takes_limits_from_environment else None, list(sizes_mb), sizes_mb
@@ -204,7 +204,7 @@ class SimulatedServer:
         wire_format.send_number(control, len(rows))
         ordinals = {gpu.uuid: number for number, gpu in enumerate(self._gpus)}
         for client, uuid in rows:
-            raw = bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+            raw = bytes.fromhex(uuid[4:].replace("-", ""))
             row = struct.pack(
                 wire_format.SNAPSHOT_ROW,
                 *(client.pid, 0, ordinals[uuid], raw, client.number, self._limits.priority),
@@ -328,6 +328,6 @@ class SimulatedServer:
     def _say(self, text: str) -> None:
         self._log.write(SERVER, text)
 
-    def _say_context(self, verb: str, gpu: SimulatedGpu) -> None:
+    def _say_context(self, verb: str, gpu: CudaDevice) -> None:
         ordinal = self._gpus.index(gpu)
         self._say(f"{verb} server context on device {ordinal} ({gpu.name})")

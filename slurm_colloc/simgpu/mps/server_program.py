@@ -19,9 +19,13 @@ from slurm_colloc.simgpu.mps import wire_format
 from slurm_colloc.simgpu.mps.daemon_logs import OTHER, SERVER, RecordWriter
 from slurm_colloc.simgpu.mps.driver_versions import MpsProfile, read_profile
 from slurm_colloc.simgpu.mps.server_clients import ServerLimits, SimulatedServer
-from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, SimulatedGpu, SimulatedProcess
+from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node, open_node, read_starttime
-from slurm_colloc.simgpu.training.cuda_context import choose_devices
+from slurm_colloc.simgpu.training.cuda_devices import (
+    CudaDevice,
+    choose_cuda_devices,
+    list_cuda_devices,
+)
 
 SERVER_MB = 66
 """What the server itself holds on each GPU (580 on an H200)."""
@@ -78,34 +82,36 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[SimulatedGpu]:
-    """Take a context on every GPU that is seen; none where the compute mode of one forbids it."""
-    seen = {gpu.uuid: gpu for gpu in node.read_visible_gpus()}
-    gpus = [seen[u] for u in choose_devices(environment.get("CUDA_VISIBLE_DEVICES"), list(seen))]
+def _get_contexts(node: Node, environment: Mapping[str, str]) -> list[CudaDevice]:
+    """Take a context on every device seen; none where the compute mode of one forbids it."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    devices = list(choose_cuda_devices(visible, list_cuda_devices(node)))
     pid = os.getpid()
     node.reap()
     with node.locked():
-        used = {uuid for process in node.read_processes() for uuid in process.gpus}
-        for gpu in gpus:
-            exclusive = gpu.compute_mode == COMPUTE_MODES["exclusive_process"]
-            if gpu.compute_mode == COMPUTE_MODES["prohibited"] or (exclusive and gpu.uuid in used):
+        processes = node.read_processes()
+        for device in devices:
+            mode = device.gpu.compute_mode
+            used = mode == COMPUTE_MODES["exclusive_process"] and any(map(device.runs, processes))
+            if used or mode == COMPUTE_MODES["prohibited"]:
                 return []
-        if gpus:
+        if devices:
             node.write_process(
                 SimulatedProcess(
                     pid=pid,
                     starttime=read_starttime(pid) or 0,
                     uid=os.geteuid(),
-                    gpus=tuple(gpu.uuid for gpu in gpus),
+                    gpus=tuple(device.gpu.uuid for device in devices),
+                    instance=devices[0].instance,
                     gpu_memory_mb=SERVER_MB,
                     started_s=time.time(),
                 )
             )
-    return gpus
+    return devices
 
 
 def _become_ready(
-    path: str, profile: MpsProfile, gpus: Sequence[SimulatedGpu], log: RecordWriter
+    path: str, profile: MpsProfile, gpus: Sequence[CudaDevice], log: RecordWriter
 ) -> socket.socket:
     for ordinal, gpu in enumerate(gpus):
         log.write(SERVER, f"Creating server context on device {ordinal} ({gpu.name})")

@@ -18,8 +18,20 @@ from slurm_colloc.host.system.child_programs import run_program
 LIBRARY = "libnvidia-ml.so.1"
 
 _HERE = Path(__file__).resolve().parent
-_SOURCES = ("nvml.c", "nvml_device.c", "nvml_processes.c", "nvml_monitor.c", "nvml_state.c")
-_HEADERS = ("nvml_common.h", "nvml_state.h")
+_SOURCES = (
+    "nvml.c",
+    "nvml_device.c",
+    "nvml_processes.c",
+    "nvml_monitor.c",
+    "nvml_state.c",
+    "nvml_faults.c",
+    "nvml_mig_state.c",
+    "nvml_profiles.c",
+    "nvml_gpu_instances.c",
+    "nvml_compute_instances.c",
+    "nvml_mig_devices.c",
+)
+_HEADERS = ("nvml_common.h", "nvml_state.h", "nvml_mig.h")
 _FLAGS = (
     "-shared",
     "-fPIC",

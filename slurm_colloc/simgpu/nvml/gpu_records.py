@@ -43,6 +43,8 @@ class SimulatedGpu:
         mig: Whether it can be partitioned.
         gpm: Whether it has GPU performance monitoring.
         device: Device file that has to be openable for it to be seen, or an empty string.
+        mig_mode: 1 where MIG is on.
+        mig_pending: What it is to be after the next reset.
     """
 
     nvml_index: int
@@ -65,6 +67,8 @@ class SimulatedGpu:
     mig: bool
     gpm: bool
     device: str = ""
+    mig_mode: int = 0
+    mig_pending: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class SimulatedProcess:
         uid: Its owner.
         gpus: UUIDs of the GPUs that it has a context on; an MPS server may have several.
         gpu_memory_mb: What it holds on each of them, its context included.
+        instance: The MIG device that it is on, GPU instance/compute instance: `1/0`; empty on a
+            whole GPU.
         type: `C`, or `M+C` for a client of MPS, as nvidia-smi prints it.
         mps_server: Pid of its MPS server.
         started_s: Unix time at which it got its context.
@@ -105,6 +111,7 @@ class SimulatedProcess:
     uid: int
     gpus: tuple[str, ...]
     gpu_memory_mb: int
+    instance: str = ""
     type: str = "C"
     mps_server: int | None = None
     started_s: float = 0.0

@@ -3,6 +3,8 @@
 A simulation is one directory. Each node in it has
 
     gpus/N           a GPU by its nvml_index: for the owner of the simulation to write
+    profiles/N       how it can be partitioned (partition_profiles.py)
+    instances/N      its MIG instances, written by NVML for root (mig_instances.py)
     processes/PID    a process that holds a context, written by that process itself
     totals           what ended processes used, by GPU: written in place, under the lock
     lock             flock, held while what two processes depend on is changed
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -188,7 +191,7 @@ class Node:
         if process is None:
             return True
         totals = self.read_totals()
-        for uuid in process.gpus[:1]:
+        for uuid in name_totals(process):
             sums = totals.setdefault(uuid, dict.fromkeys(SUMS, 0.0))
             for name in SUMS:
                 sums[name] = sums.get(name, 0.0) + getattr(process, name)
@@ -200,6 +203,15 @@ class Node:
         finally:
             os.close(descriptor)
         return True
+
+
+def name_totals(process: SimulatedProcess) -> tuple[str, ...]:
+    """Under which names it is kept what a process used: its GPU, and its GPU instance."""
+    gpu_instance, _, _ = process.instance.partition("/")
+    # A user wrote it.
+    if not process.gpus or not re.fullmatch("[0-9]{1,2}", gpu_instance):
+        return process.gpus[:1]
+    return (process.gpus[0], f"{process.gpus[0]}/{gpu_instance}")
 
 
 def open_node(environment: Mapping[str, str]) -> Node:
@@ -281,6 +293,11 @@ def write_file(path: Path, text: str, mode: int) -> None:
         temporary.replace(path)
     except OSError as error:
         raise StateError(f"{path} cannot be written ({error.strerror})") from error
+
+
+def read_small_file(path: Path) -> str | None:
+    """The text of a small regular file, whoever wrote it; None where there is none."""
+    return _read_regular(path, None)
 
 
 def _list_names(folder: Path) -> list[str]:

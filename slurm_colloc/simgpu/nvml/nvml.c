@@ -12,14 +12,14 @@
 
 struct device devices[MOST_GPUS];
 char node[PATH_MAX];
+unsigned device_count;
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
-static unsigned device_count;
 
 /* ---- entering ---------------------------------------------------------------------------- */
 
-static void hang(double seconds)
+static void wait_s(double seconds)
 {
     double end = read_monotonic_s() + seconds;
     struct timespec pause = {0, 20000000};
@@ -27,25 +27,32 @@ static void hang(double seconds)
         nanosleep(&pause, NULL);
 }
 
-result enter(struct faults *faults)
+result enter(const char *call, struct faults *faults)
 {
-    read_faults(faults);
-    if (faults->hang_s > 0)
-        hang(faults->hang_s);
-    return users ? SUCCESS : UNINITIALIZED;
+    read_faults(faults, call);
+    if (faults->hang_s > 0 || faults->slow_s > 0)
+        wait_s(faults->hang_s + faults->slow_s);
+    while (faults->hangs)
+        wait_s(1.0);
+    return users ? (result)faults->code : UNINITIALIZED;
 }
 
-result enter_device(const struct device *device, struct gpu *gpu)
+result enter_device(const char *call, const struct device *device, struct gpu *gpu)
 {
     struct faults faults;
-    result ready = enter(&faults);
+    result ready = enter(call, &faults);
     if (ready)
         return ready;
+    if (is_mig_device(device))
+        return NOT_SUPPORTED;
     if (device < devices || device >= devices + device_count)
         return INVALID_ARGUMENT;
     if (!read_gpu(node, device->nvml_index, gpu))
         return UNKNOWN;
-    return faults.lost || !strcasecmp(faults.lost_uuid, gpu->uuid) ? GPU_IS_LOST : SUCCESS;
+    if (faults.loses)
+        lose_gpu(gpu->uuid);
+    return faults.loses || faults.lost || !strcasecmp(faults.lost_uuid, gpu->uuid) ? GPU_IS_LOST
+                                                                                  : SUCCESS;
 }
 
 result copy_text(const char *text, char *buffer, unsigned size)
@@ -79,11 +86,13 @@ EXPORT result nvmlInitWithFlags(unsigned flags)
     struct faults faults;
     result done = SUCCESS;
     (void)flags;
-    enter(&faults);
+    enter(__func__, &faults);
     if (faults.absent)
         return LIBRARY_NOT_FOUND;
     if (faults.no_driver)
         return DRIVER_NOT_LOADED;
+    if (faults.code)
+        return (result)faults.code;
     pthread_mutex_lock(&guard);
     if (!users)
         done = find_devices();
@@ -208,10 +217,9 @@ EXPORT result nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2
 EXPORT result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device)
 {
     struct gpu gpu;
-    NEED(device);
     ENTER();
-    NEED(index < device_count);
-    ENTER_DEVICE(&devices[index], &gpu);
+    NEED(device && index < device_count);
+    ENTER_DEVICE_OF(NULL, &devices[index], &gpu);
     *device = &devices[index];
     return SUCCESS;
 }
@@ -227,9 +235,11 @@ EXPORT result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device
     unsigned number;
     ENTER();
     NEED(uuid && device);
+    if (!strncasecmp(uuid, "MIG-", 4))
+        return find_mig_device(uuid, device);
     for (number = 0; number < device_count; number++) {
         if (read_gpu(node, devices[number].nvml_index, &gpu) && !strcasecmp(gpu.uuid, uuid)) {
-            ENTER_DEVICE(&devices[number], &gpu);
+            ENTER_DEVICE_OF(NULL, &devices[number], &gpu);
             *device = &devices[number];
             return SUCCESS;
         }
@@ -257,7 +267,7 @@ EXPORT result nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct device
         if (!read_gpu(node, devices[number].nvml_index, &gpu) || !parse_pci(gpu.pci_bus_id, &own))
             continue;
         if (!memcmp(&wanted, &own, sizeof own)) {
-            ENTER_DEVICE(&devices[number], &gpu);
+            ENTER_DEVICE_OF(NULL, &devices[number], &gpu);
             *device = &devices[number];
             return SUCCESS;
         }

@@ -26,14 +26,22 @@ typedef enum {
     DRIVER_NOT_LOADED = 9,
     LIBRARY_NOT_FOUND = 12,
     GPU_IS_LOST = 15,
+    RESET_REQUIRED = 16,
+    IN_USE = 19,
     MEMORY = 20,
+    INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999
 } result;
 
-/* What a handle points to: a GPU that this process could open when it initialised NVML. */
+/*
+ * What a handle points to: a GPU that this process could open when it initialised NVML, or a MIG
+ * device of it, which is named by what its compute instance got at its creation.
+ */
 struct device {
     int nvml_index;
+    struct device *parent;
+    unsigned long long serial;
 };
 
 struct pci_address {
@@ -44,8 +52,16 @@ extern struct device devices[MOST_GPUS];
 extern char node[PATH_MAX];
 
 /* What every call does first. */
-result enter(struct faults *faults);
-result enter_device(const struct device *device, struct gpu *gpu);
+result enter(const char *call, struct faults *faults);
+result enter_device(const char *call, const struct device *device, struct gpu *gpu);
+
+/* MIG devices: by UUID, by what their compute instance got at its creation, and whether one is. */
+result find_mig_device(const char *uuid, struct device **found);
+struct device *get_mig_device(struct device *parent, unsigned long long serial);
+int is_mig_device(const struct device *device);
+
+/* The GPUs, by which this process knows them. */
+extern unsigned device_count;
 
 result copy_text(const char *text, char *buffer, unsigned size);
 int parse_pci(const char *text, struct pci_address *address);
@@ -60,14 +76,17 @@ double cap(double percent);
 #define ENTER()                                                                                    \
     do {                                                                                           \
         struct faults faults_;                                                                     \
-        result ready_ = enter(&faults_);                                                           \
+        result ready_ = enter(__func__, &faults_);                                                           \
         if (ready_)                                                                                \
             return ready_;                                                                         \
     } while (0)
 
-#define ENTER_DEVICE(device, gpu)                                                                  \
+#define ENTER_DEVICE(device, gpu) ENTER_DEVICE_OF(__func__, device, gpu)
+
+/* In what several calls have in common, with the call's name; NULL after ENTER. */
+#define ENTER_DEVICE_OF(call, device, gpu)                                                         \
     do {                                                                                           \
-        result ready_ = enter_device(device, gpu);                                                 \
+        result ready_ = enter_device(call, device, gpu);                                                 \
         if (ready_)                                                                                \
             return ready_;                                                                         \
     } while (0)

@@ -1,5 +1,7 @@
 /* NVML: what a GPU is, and its compute mode. */
-#include "nvml_common.h"
+#include "nvml_mig.h"
+
+#include <sys/file.h>
 
 EXPORT result nvmlDeviceGetIndex(struct device *device, unsigned *index)
 {
@@ -13,6 +15,8 @@ EXPORT result nvmlDeviceGetIndex(struct device *device, unsigned *index)
 EXPORT result nvmlDeviceGetName(struct device *device, char *name, unsigned length)
 {
     struct gpu gpu;
+    if (is_mig_device(device))
+        return copy_mig_name(__func__, device, name, length);
     ENTER_DEVICE(device, &gpu);
     return copy_text(gpu.name, name, length);
 }
@@ -21,8 +25,10 @@ EXPORT result nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned leng
 {
     struct gpu gpu;
     struct faults faults;
+    if (is_mig_device(device))
+        return copy_mig_uuid(__func__, device, uuid, length);
     ENTER_DEVICE(device, &gpu);
-    read_faults(&faults);
+    read_faults(&faults, NULL);
     if (faults.lie_uuid) {
         char *last = gpu.uuid + strlen(gpu.uuid) - 1;
         *last = *last == '0' ? '1' : '0';
@@ -79,19 +85,10 @@ EXPORT result nvmlDeviceGetNumGpuCores(struct device *device, unsigned *count)
     return SUCCESS;
 }
 
-/* nvml.h: "This API currently only supports MIG device handles". */
-EXPORT result nvmlDeviceGetAttributes_v2(struct device *device, void *attributes)
-{
-    struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
-    NEED(attributes);
-    return NOT_SUPPORTED;
-}
-
 EXPORT result nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *minor)
 {
     struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
+    ENTER_DEVICE(get_parent(device), &gpu);
     NEED(major && minor);
     *major = gpu.capability_major;
     *minor = gpu.capability_minor;
@@ -101,46 +98,16 @@ EXPORT result nvmlDeviceGetCudaComputeCapability(struct device *device, int *maj
 EXPORT result nvmlDeviceGetArchitecture(struct device *device, unsigned *architecture)
 {
     struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
+    ENTER_DEVICE(get_parent(device), &gpu);
     NEED(architecture);
     *architecture = gpu.architecture;
-    return SUCCESS;
-}
-
-EXPORT result nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)
-{
-    struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
-    NEED(current && pending);
-    if (!gpu.mig)
-        return NOT_SUPPORTED;
-    *current = *pending = 0;
-    return SUCCESS;
-}
-
-/* nvml.h: "Returns zero if MIG is not supported or enabled". */
-EXPORT result nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count)
-{
-    struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
-    NEED(count);
-    *count = 0;
-    return SUCCESS;
-}
-
-EXPORT result nvmlDeviceIsMigDeviceHandle(struct device *device, unsigned *is_mig)
-{
-    struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
-    NEED(is_mig);
-    *is_mig = 0;
     return SUCCESS;
 }
 
 EXPORT result nvmlDeviceGetComputeMode(struct device *device, unsigned *mode)
 {
     struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
+    ENTER_DEVICE(get_parent(device), &gpu);
     NEED(mode);
     *mode = gpu.compute_mode;
     return SUCCESS;
@@ -148,12 +115,31 @@ EXPORT result nvmlDeviceGetComputeMode(struct device *device, unsigned *mode)
 
 EXPORT result nvmlDeviceSetComputeMode(struct device *device, unsigned mode)
 {
+    static const char *const keys[] = {"compute_mode", NULL};
     struct gpu gpu;
+    int lock, done;
     ENTER_DEVICE(device, &gpu);
     NEED(mode <= 3);
     if (mode == 1) /* exclusive thread, gone since CUDA 8 */
         return NOT_SUPPORTED;
     if (geteuid() != 0)
         return NO_PERMISSION;
-    return write_compute_mode(node, &gpu, mode) ? SUCCESS : UNKNOWN;
+    lock = lock_node(node, LOCK_EX);
+    if (lock < 0)
+        return UNKNOWN;
+    done = write_gpu_values(node, &gpu, keys, &mode);
+    close(lock);
+    return done ? SUCCESS : UNKNOWN;
+}
+
+/* Modes: 0 none, 1 passed through, 2 a vGPU in a guest. */
+EXPORT result nvmlDeviceGetVirtualizationMode(struct device *device, unsigned *mode)
+{
+    struct gpu gpu;
+    struct faults faults;
+    ENTER_DEVICE(device, &gpu);
+    NEED(mode);
+    read_faults(&faults, NULL);
+    *mode = faults.is_vgpu ? 2 : 0;
+    return SUCCESS;
 }

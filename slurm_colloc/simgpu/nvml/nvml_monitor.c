@@ -1,5 +1,5 @@
 /* NVML: GPU performance monitoring, energy, power, temperature and clocks. */
-#include "nvml_common.h"
+#include "nvml_mig.h"
 
 /* ---- GPU performance monitoring ---------------------------------------------------------- */
 
@@ -66,6 +66,40 @@ EXPORT result nvmlGpmSampleGet(struct device *device, struct gpm_sample *sample)
     sample->time_s = read_monotonic_s();
     sample->taken = 1;
     return SUCCESS;
+}
+
+/* What is written down are shares of the whole GPU; NVML gives shares of the instance. */
+EXPORT result nvmlGpmMigSampleGet(struct device *device, unsigned gpu_instance,
+                                  struct gpm_sample *sample)
+{
+    struct gpu gpu;
+    struct profile_table table;
+    struct instances instances;
+    unsigned number;
+    ENTER_DEVICE(device, &gpu);
+    NEED(sample);
+    if (!gpu.gpm || !read_profiles(&gpu, &table))
+        return NOT_SUPPORTED;
+    /* Measured with MIG off: an instance that is not there is an invalid argument. */
+    read_instances(&gpu, &instances);
+    for (number = 0; number < instances.gpu_count; number++) {
+        const struct gpu_instance *one = &instances.gpu[number];
+        const struct profile *profile = find_profile(&table, one->profile_id);
+        double sms, slices;
+        if (one->id != gpu_instance || !profile)
+            continue;
+        read_instance_sums(node, gpu.uuid, gpu_instance, &sample->sums);
+        sms = (double)gpu.sm_count / profile->sms;
+        slices = (double)table.memory_slices / one->placement.size;
+        sample->sums.sm *= sms;
+        sample->sums.tensor *= sms;
+        sample->sums.occupancy *= sms;
+        sample->sums.dram *= slices;
+        sample->time_s = read_monotonic_s();
+        sample->taken = 1;
+        return SUCCESS;
+    }
+    return INVALID_ARGUMENT;
 }
 
 static void compute_metric(struct gpm_metric *metric, const struct use *mean)
@@ -167,10 +201,10 @@ EXPORT result nvmlDeviceGetPowerUsage(struct device *device, unsigned *power)
     return SUCCESS;
 }
 
-static result get_power_limit(struct device *device, unsigned *limit)
+static result get_power_limit(const char *call, struct device *device, unsigned *limit)
 {
     struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
+    ENTER_DEVICE_OF(call, device, &gpu);
     NEED(limit);
     *limit = gpu.power_limit_mw;
     return SUCCESS;
@@ -178,17 +212,17 @@ static result get_power_limit(struct device *device, unsigned *limit)
 
 EXPORT result nvmlDeviceGetEnforcedPowerLimit(struct device *device, unsigned *limit)
 {
-    return get_power_limit(device, limit);
+    return get_power_limit(__func__, device, limit);
 }
 
 EXPORT result nvmlDeviceGetPowerManagementLimit(struct device *device, unsigned *limit)
 {
-    return get_power_limit(device, limit);
+    return get_power_limit(__func__, device, limit);
 }
 
 EXPORT result nvmlDeviceGetPowerManagementDefaultLimit(struct device *device, unsigned *limit)
 {
-    return get_power_limit(device, limit);
+    return get_power_limit(__func__, device, limit);
 }
 
 EXPORT result nvmlDeviceGetPowerManagementLimitConstraints(struct device *device, unsigned *low,
@@ -239,11 +273,12 @@ EXPORT result nvmlDeviceGetTemperatureV(struct device *device, struct temperatur
 #define IDLE_CLOCK_MHZ 345
 
 /* Types: 0 graphics, 1 SM, 2 memory, 3 video. */
-static result get_clock(struct device *device, unsigned type, unsigned *clock, int highest)
+static result get_clock(const char *call, struct device *device, unsigned type, unsigned *clock,
+                        int highest)
 {
     struct gpu gpu;
     struct use now;
-    ENTER_DEVICE(device, &gpu);
+    ENTER_DEVICE_OF(call, device, &gpu);
     NEED(clock && type <= 3);
     read_now(&gpu, &now);
     if (type == 2)
@@ -255,12 +290,12 @@ static result get_clock(struct device *device, unsigned type, unsigned *clock, i
 
 EXPORT result nvmlDeviceGetClockInfo(struct device *device, unsigned type, unsigned *clock)
 {
-    return get_clock(device, type, clock, 0);
+    return get_clock(__func__, device, type, clock, 0);
 }
 
 EXPORT result nvmlDeviceGetMaxClockInfo(struct device *device, unsigned type, unsigned *clock)
 {
-    return get_clock(device, type, clock, 1);
+    return get_clock(__func__, device, type, clock, 1);
 }
 
 #define REASON_IDLE 0x1ULL

@@ -1,5 +1,5 @@
 /* NVML: gpu_memory, processes and utilization. */
-#include "nvml_common.h"
+#include "nvml_mig.h"
 
 /* ---- gpu_memory and processes ------------------------------------------------------------ */
 
@@ -14,29 +14,53 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-static void read_memory(const struct gpu *gpu, struct memory_v2 *memory)
+/* Of a whole GPU, or of the one GPU instance. */
+static void read_memory(const struct gpu *gpu, unsigned gpu_instance, unsigned long long total_mb,
+                        unsigned long long reserved_mb, struct memory_v2 *memory)
 {
     struct process *found = calloc(MOST_PROCESSES, sizeof *found);
-    unsigned long long used_mb = 0, room_mb = gpu->gpu_memory_mb - gpu->reserved_mb;
+    unsigned long long used_mb = 0, room_mb = total_mb - reserved_mb;
     int count = found ? read_processes(node, gpu->uuid, found, MOST_PROCESSES) : 0, number;
     for (number = 0; number < count; number++)
-        used_mb += found[number].gpu_memory_mb;
+        if (gpu_instance == INSTANCE_NONE || found[number].gpu_instance == gpu_instance)
+            used_mb += found[number].gpu_memory_mb;
     free(found);
     if (used_mb > room_mb)
         used_mb = room_mb;
-    memory->total = gpu->gpu_memory_mb * MIB;
-    memory->reserved = gpu->reserved_mb * MIB;
+    memory->total = total_mb * MIB;
+    memory->reserved = reserved_mb * MIB;
     memory->used = used_mb * MIB;
     memory->free = (room_mb - used_mb) * MIB;
 }
 
-EXPORT result nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
+/* nvml.h: "In MIG mode, if device handle is provided, the API returns aggregate information, only
+ * if the caller has appropriate privileges." */
+static int may_see_all(const struct gpu *gpu) { return !gpu->mig_mode || geteuid() == 0; }
+
+static result get_memory(const char *call, struct device *device, struct memory_v2 *memory)
 {
     struct gpu gpu;
+    if (is_mig_device(device)) {
+        struct mig_device mig;
+        result ready = enter_mig_device(call, device, &mig);
+        if (!ready)
+            read_memory(&mig.gpu, mig.gpu_instance.id, mig.profile.gpu_memory_mb, 0, memory);
+        return ready;
+    }
+    ENTER_DEVICE_OF(call, device, &gpu);
+    if (!may_see_all(&gpu))
+        return NO_PERMISSION;
+    read_memory(&gpu, INSTANCE_NONE, gpu.gpu_memory_mb, gpu.reserved_mb, memory);
+    return SUCCESS;
+}
+
+EXPORT result nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
+{
     struct memory_v2 seen;
-    ENTER_DEVICE(device, &gpu);
+    result got = get_memory(__func__, device, &seen);
+    if (got)
+        return got;
     NEED(memory);
-    read_memory(&gpu, &seen);
     memory->total = seen.total;
     memory->free = seen.free;
     memory->used = seen.used + seen.reserved;
@@ -45,12 +69,15 @@ EXPORT result nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memo
 
 EXPORT result nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory)
 {
-    struct gpu gpu;
-    ENTER_DEVICE(device, &gpu);
+    struct memory_v2 seen;
+    result got = get_memory(__func__, device, &seen);
+    if (got)
+        return got;
     NEED(memory);
     if (memory->version != (sizeof *memory | 2u << 24))
         return ARGUMENT_VERSION_MISMATCH;
-    read_memory(&gpu, memory);
+    seen.version = memory->version;
+    *memory = seen;
     return SUCCESS;
 }
 
@@ -61,29 +88,44 @@ struct process_info {
 };
 
 /* Clients of MPS and everything else that computes, or the clients alone. */
-static result list_processes(struct device *device, unsigned *count, struct process_info *infos,
-                             int clients_only)
+static result list_processes(const char *call, struct device *device, unsigned *count,
+                             struct process_info *infos, int clients_only)
 {
     struct gpu gpu;
+    struct mig_device mig;
     struct faults faults;
+    int is_mig = is_mig_device(device);
     struct process *found;
     unsigned room, listed = 0;
     int total, number;
-    ENTER_DEVICE(device, &gpu);
+    if (is_mig) {
+        result ready = enter_mig_device(call, device, &mig);
+        if (ready)
+            return ready;
+        gpu = mig.gpu;
+    } else {
+        ENTER_DEVICE_OF(call, device, &gpu);
+        if (!may_see_all(&gpu))
+            return NO_PERMISSION;
+    }
     NEED(count && (infos || !*count));
     room = *count;
     found = calloc(MOST_PROCESSES, sizeof *found);
     if (!found)
         return MEMORY;
-    read_faults(&faults);
+    read_faults(&faults, NULL);
     total = faults.lie_processes ? 0 : read_processes(node, gpu.uuid, found, MOST_PROCESSES);
     for (number = 0; number < total; number++) {
         if (clients_only && !found[number].is_client)
             continue;
+        if (is_mig && (found[number].gpu_instance != mig.gpu_instance.id ||
+                       found[number].compute_instance != mig.compute_instance.id))
+            continue;
         if (infos && listed < room) {
             infos[listed].pid = found[number].pid;
             infos[listed].gpu_memory = found[number].gpu_memory_mb * MIB;
-            infos[listed].gpu_instance = infos[listed].compute_instance = 0xFFFFFFFFu;
+            infos[listed].gpu_instance = found[number].gpu_instance;
+            infos[listed].compute_instance = found[number].compute_instance;
         }
         listed++;
     }
@@ -95,25 +137,25 @@ static result list_processes(struct device *device, unsigned *count, struct proc
 EXPORT result nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count,
                                                       struct process_info *infos)
 {
-    return list_processes(device, count, infos, 0);
+    return list_processes(__func__, device, count, infos, 0);
 }
 
 EXPORT result nvmlDeviceGetComputeRunningProcesses_v2(struct device *device, unsigned *count,
                                                       struct process_info *infos)
 {
-    return list_processes(device, count, infos, 0);
+    return list_processes(__func__, device, count, infos, 0);
 }
 
 EXPORT result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *device, unsigned *count,
                                                          struct process_info *infos)
 {
-    return list_processes(device, count, infos, 1);
+    return list_processes(__func__, device, count, infos, 1);
 }
 
 EXPORT result nvmlDeviceGetMPSComputeRunningProcesses_v2(struct device *device, unsigned *count,
                                                          struct process_info *infos)
 {
-    return list_processes(device, count, infos, 1);
+    return list_processes(__func__, device, count, infos, 1);
 }
 
 EXPORT result nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *device, unsigned *count,
@@ -154,6 +196,8 @@ EXPORT result nvmlDeviceGetUtilizationRates(struct device *device, struct utiliz
     struct gpu gpu;
     struct use now;
     ENTER_DEVICE(device, &gpu);
+    if (gpu.mig_mode) /* nvml.h: not supported where MIG is on */
+        return NOT_SUPPORTED;
     NEED(rates);
     read_now(&gpu, &now);
     rates->gpu = (unsigned)(cap(now.duty) + 0.5);
@@ -179,6 +223,8 @@ EXPORT result nvmlDeviceGetProcessUtilization(struct device *device, struct proc
     double sm[MOST_PROCESSES], dram[MOST_PROCESSES];
     int total, number;
     ENTER_DEVICE(device, &gpu);
+    if (gpu.mig_mode)
+        return NOT_SUPPORTED;
     NEED(count);
     room = samples ? *count : 0;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -46,7 +46,7 @@ int find_value(const char *text, const char *key, char *value, size_t size)
 }
 
 /* A decimal point is a point here, whatever the program's locale says. */
-static double to_number(const char *text)
+double to_number(const char *text)
 {
     static locale_t plain;
     double number;
@@ -147,39 +147,6 @@ int find_node(char *path, size_t size)
     return *chosen && snprintf(path, size, "%s/%s", nodes, chosen) < (int)size;
 }
 
-void read_faults(struct faults *faults)
-{
-    char root[PATH_MAX], path[PATH_MAX + 16], text[FILE_BYTES], *word, *rest = NULL;
-    struct stat directory, status;
-    memset(faults, 0, sizeof *faults);
-    if (!find_root(root, sizeof root))
-        return;
-    snprintf(path, sizeof path, "%s/faults", root);
-    /* Only those who own the simulation decide how it misbehaves. */
-    if (stat(root, &directory) || lstat(path, &status))
-        return;
-    if ((status.st_uid != 0 && status.st_uid != directory.st_uid) || (status.st_mode & 022))
-        return;
-    if (read_text(path, text, sizeof text) < 0)
-        return;
-    for (word = strtok_r(text, " \t\n", &rest); word; word = strtok_r(NULL, " \t\n", &rest)) {
-        if (!strcmp(word, "absent"))
-            faults->absent = 1;
-        else if (!strcmp(word, "no-driver"))
-            faults->no_driver = 1;
-        else if (!strcmp(word, "lie=uuid"))
-            faults->lie_uuid = 1;
-        else if (!strcmp(word, "lie=processes"))
-            faults->lie_processes = 1;
-        else if (!strcmp(word, "lost"))
-            faults->lost = 1;
-        else if (!strncmp(word, "lost=", 5))
-            snprintf(faults->lost_uuid, sizeof faults->lost_uuid, "%.95s", word + 5);
-        else if (!strncmp(word, "hang=", 5))
-            faults->hang_s = to_number(word + 5);
-    }
-}
-
 /* ---- GPUs -------------------------------------------------------------------------------- */
 
 int read_gpu(const char *node, int nvml_index, struct gpu *gpu)
@@ -209,6 +176,10 @@ int read_gpu(const char *node, int nvml_index, struct gpu *gpu)
     gpu->sm_clock_mhz = find_count(text, "sm_clock_mhz");
     gpu->memory_clock_mhz = find_count(text, "memory_clock_mhz");
     gpu->mig = find_count(text, "mig") != 0;
+    if (gpu->mig) {
+        gpu->mig_mode = find_count(text, "mig_mode");
+        gpu->mig_pending = find_count(text, "mig_pending");
+    }
     gpu->gpm = find_count(text, "gpm") != 0;
     if (find_value(text, "capability", capability, sizeof capability))
         sscanf(capability, "%d.%d", &gpu->capability_major, &gpu->capability_minor);
@@ -227,7 +198,7 @@ int is_permitted(const struct gpu *gpu)
     return 1;
 }
 
-static int lock_node(const char *node, int operation)
+int lock_node(const char *node, int operation)
 {
     char path[PATH_MAX];
     struct timespec pause = {0, 2000000};
@@ -245,13 +216,12 @@ static int lock_node(const char *node, int operation)
     return file;
 }
 
-int write_compute_mode(const char *node, const struct gpu *gpu, unsigned mode)
+int write_gpu_values(const char *node, const struct gpu *gpu, const char *const *keys,
+                     const unsigned *values)
 {
     char path[PATH_MAX], temporary[PATH_MAX + 8], text[FILE_BYTES], *line, *rest = NULL;
-    int lock = lock_node(node, LOCK_EX), file, done = 0;
+    int file, done = 0, number;
     FILE *out = NULL;
-    if (lock < 0)
-        return 0;
     snprintf(path, sizeof path, "%s/gpus/%d", node, gpu->nvml_index);
     snprintf(temporary, sizeof temporary, "%s.new", path);
     if (read_text(path, text, sizeof text) >= 0) {
@@ -262,14 +232,17 @@ int write_compute_mode(const char *node, const struct gpu *gpu, unsigned mode)
     if (out) {
         fchmod(fileno(out), 0644);
         for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-            if (!strncmp(line, "compute_mode=", 13))
-                fprintf(out, "compute_mode=%u\n", mode);
-            else
+            size_t width = strcspn(line, "=");
+            for (number = 0; keys[number]; number++)
+                if (strlen(keys[number]) == width && !strncmp(line, keys[number], width))
+                    break;
+            if (!keys[number])
                 fprintf(out, "%s\n", line);
         }
+        for (number = 0; keys[number]; number++)
+            fprintf(out, "%s=%u\n", keys[number], values[number]);
         done = !fclose(out) && !rename(temporary, path);
     }
-    close(lock);
     return done;
 }
 
@@ -357,6 +330,15 @@ static int is_alive(const char *name, const char *text, uid_t own)
            strtoull(value, NULL, 10) == start;
 }
 
+/* `instance=GI/CI` of a process on a MIG device. */
+static void read_instance(const char *text, struct process *process)
+{
+    char value[32];
+    process->gpu_instance = process->compute_instance = INSTANCE_NONE;
+    if (find_value(text, "instance", value, sizeof value) && *value)
+        sscanf(value, "%u/%u", &process->gpu_instance, &process->compute_instance);
+}
+
 static DIR *open_processes(const char *node)
 {
     char path[PATH_MAX];
@@ -389,6 +371,7 @@ int read_processes(const char *node, const char *uuid, struct process *found, in
         process->pid = (unsigned)strtoul(entry->d_name, NULL, 10);
         process->gpu_memory_mb = find_count(text, "gpu_memory_mb");
         process->mps_server = find_count(text, "mps_server");
+        read_instance(text, process);
         process->is_client =
             find_value(text, "type", value, sizeof value) && !strcmp(value, "M+C");
         if (now - find_number(text, "updated_s") < STALE_S)
@@ -420,8 +403,10 @@ static void add_totals(const char *node, const char *uuid, struct use *sums)
     add_use(sums, mine, "_sum", "energy_mj", 1.0);
 }
 
-void read_sums(const char *node, const char *uuid, struct use *sums)
+/* Of one GPU instance, or of all that ran on the GPU. */
+static void add_sums(const char *node, const char *uuid, unsigned gpu_instance, struct use *sums)
 {
+    char key[128];
     char text[FILE_BYTES], value[2048];
     struct dirent *entry;
     DIR *folder = open_processes(node);
@@ -430,7 +415,9 @@ void read_sums(const char *node, const char *uuid, struct use *sums)
     /* Else a process that ends meanwhile would count twice or not at all. */
     int lock = lock_node(node, LOCK_SH);
     memset(sums, 0, sizeof *sums);
-    add_totals(node, uuid, sums);
+    snprintf(key, sizeof key, gpu_instance == INSTANCE_NONE ? "%.95s" : "%.95s/%u", uuid,
+             gpu_instance);
+    add_totals(node, key, sums);
     while (folder && (entry = readdir(folder))) {
         double since;
         struct use used;
@@ -439,6 +426,12 @@ void read_sums(const char *node, const char *uuid, struct use *sums)
         if (!find_value(text, "gpu", value, sizeof value) ||
             strncmp(value, uuid, strlen(uuid)) != 0)
             continue;
+        if (gpu_instance != INSTANCE_NONE) {
+            struct process process;
+            read_instance(text, &process);
+            if (process.gpu_instance != gpu_instance)
+                continue;
+        }
         add_use(sums, text, "_sum", "energy_mj", 1.0);
         since = now - find_number(text, "updated_s");
         if (since <= 0 || !is_alive(entry->d_name, text, own))
@@ -456,4 +449,15 @@ void read_sums(const char *node, const char *uuid, struct use *sums)
         closedir(folder);
     if (lock >= 0)
         close(lock);
+}
+
+void read_sums(const char *node, const char *uuid, struct use *sums)
+{
+    add_sums(node, uuid, INSTANCE_NONE, sums);
+}
+
+void read_instance_sums(const char *node, const char *uuid, unsigned gpu_instance,
+                        struct use *sums)
+{
+    add_sums(node, uuid, gpu_instance, sums);
 }

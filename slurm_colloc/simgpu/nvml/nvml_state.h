@@ -9,6 +9,7 @@
 #define MOST_PROCESSES 512
 #define FILE_BYTES 4096
 #define TOTALS_BYTES 65536
+#define INSTANCE_NONE 0xFFFFFFFFu
 
 struct gpu {
     int nvml_index;
@@ -31,6 +32,8 @@ struct gpu {
     unsigned sm_clock_mhz;
     unsigned memory_clock_mhz;
     int mig;
+    unsigned mig_mode;
+    unsigned mig_pending;
     int gpm;
 };
 
@@ -48,6 +51,9 @@ struct process {
     unsigned pid;
     int is_client;
     unsigned mps_server;
+    /* The compute instance that it is on; INSTANCE_NONE on a whole GPU. */
+    unsigned gpu_instance;
+    unsigned compute_instance;
     unsigned long long gpu_memory_mb;
     struct use now;
 };
@@ -60,6 +66,15 @@ struct faults {
     int lost;
     char lost_uuid[96];
     double hang_s;
+    /* Of the call that asked. */
+    int code;
+    int hangs;
+    int loses;
+    double slow_s;
+    /* A GPU or MIG device that a service has a handle on, though nothing runs there. */
+    char held_uuid[96];
+    int real_latency;
+    int is_vgpu;
 };
 
 /* The directory of this process's node, with all that is below it; 0 where there is none. */
@@ -76,7 +91,16 @@ ssize_t read_text(const char *path, char *text, size_t size);
 
 int read_gpu(const char *node, int nvml_index, struct gpu *gpu);
 int is_permitted(const struct gpu *gpu);
-int write_compute_mode(const char *node, const struct gpu *gpu, unsigned mode);
+
+/* Replace values of a GPU's file: keys, NULL at the end, and numbers. The lock is held. */
+int write_gpu_values(const char *node, const struct gpu *gpu, const char *const *keys,
+                     const unsigned *values);
+
+/* The node's lock as a file, to be closed; -1 where it cannot be had. */
+int lock_node(const char *node, int operation);
+
+/* The number in a text, whatever the locale; 0 where there is none. */
+double to_number(const char *text);
 
 /* The living processes with a context on the GPU, by pid; their number. */
 int read_processes(const char *node, const char *uuid, struct process *found, int most);
@@ -84,7 +108,15 @@ int read_processes(const char *node, const char *uuid, struct process *found, in
 /* All that was ever used on the GPU above idle: shares times seconds, and millijoules as power. */
 void read_sums(const char *node, const char *uuid, struct use *sums);
 
-void read_faults(struct faults *faults);
+/* The same of one GPU instance, in shares of the whole GPU. */
+void read_instance_sums(const char *node, const char *uuid, unsigned gpu_instance,
+                        struct use *sums);
+
+/* What is to go wrong, for the named call too; NULL where it has been asked before. */
+void read_faults(struct faults *faults, const char *call);
+
+/* From now on a GPU has fallen off the bus, for every process. */
+void lose_gpu(const char *uuid);
 
 /* Seconds since the machine's start, and since any fixed moment. */
 double read_boot_s(void);

@@ -9,6 +9,7 @@ from typing import Any
 
 from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES, SimulatedGpu, SimulatedProcess
 from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc.simgpu.training.cuda_devices import CudaDevice, list_cuda_devices, put_on
 from slurm_colloc.simgpu.training.cuda_errors import (
     DEVICES_UNAVAILABLE,
     NO_DEVICE,
@@ -56,44 +57,19 @@ def compute_context_mb(thread_percentage: float) -> int:
     return round(_CONTEXT_BASE_MB + _CONTEXT_MB_PER_PERCENT * thread_percentage)
 
 
-def choose_devices(value: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; pure.
-
-    As the CUDA programming guide says: indexes or UUIDs, which may be shortened; what follows an
-    entry that names no GPU is not visible either, and a GPU named twice makes all invisible.
-
-    Args:
-        value: The variable, None where it is not set.
-        uuids: The GPUs that the process could see without it, by cuda_index.
-    """
-    if value is None:
-        return tuple(uuids)
-    chosen: list[str] = []
-    for word in value.split(","):
-        text = word.strip()
-        if text.isdigit():
-            found = [uuids[int(text)]] if int(text) < len(uuids) else []
-        else:
-            found = [uuid for uuid in uuids if text and uuid.lower().startswith(text.lower())]
-        if len(found) != 1:
-            break
-        chosen += found
-    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
-
-
 @dataclass
 class Context:
-    """A process's context on one GPU, as long as it lives.
+    """A process's context on one device, as long as it lives.
 
     Args:
         node: The node.
-        gpu: The GPU.
+        device: The GPU or MIG device.
         process: How the process last described itself.
         limit_mb: Its pinned limit under MPS, None without.
     """
 
     node: Node
-    gpu: SimulatedGpu
+    device: CudaDevice
     process: SimulatedProcess
     limit_mb: int | None
 
@@ -122,10 +98,10 @@ class Context:
         self.node.write_process(self.process)
 
     def _describe_shortage(self, block_mb: int, free_mb: int) -> Shortage:
-        others = self.read_neighbours()
+        others = self._read_memory_neighbours()
         return Shortage(
             block_mb=block_mb,
-            total_mb=self.gpu.gpu_memory_mb - self.gpu.reserved_gpu_memory_mb,
+            total_mb=self.device.gpu_memory_mb,
             free_mb=free_mb,
             held_mb=self.process.gpu_memory_mb,
             context_mb=compute_context_mb(self.process.thread_percentage),
@@ -133,20 +109,23 @@ class Context:
         )
 
     def read_neighbours(self) -> tuple[SimulatedProcess, ...]:
-        """The other processes on the same GPU."""
+        """The other processes on the same GPU, whichever part of it they have."""
         return tuple(
             process
             for process in self.node.read_processes()
-            if self.gpu.uuid in process.gpus and process.pid != self.process.pid
+            if self.device.gpu.uuid in process.gpus and process.pid != self.process.pid
         )
 
     def find_free(self) -> int:
         """The gpu_memory in MiB that the process could still take."""
-        used_mb = sum(process.gpu_memory_mb for process in self.read_neighbours())
-        room_mb = self.gpu.gpu_memory_mb - self.gpu.reserved_gpu_memory_mb - used_mb
+        used_mb = sum(process.gpu_memory_mb for process in self._read_memory_neighbours())
+        room_mb = self.device.gpu_memory_mb - used_mb
         if self.limit_mb is not None:
             room_mb = min(room_mb, self.limit_mb)
         return max(0, room_mb - self.process.gpu_memory_mb)
+
+    def _read_memory_neighbours(self) -> list[SimulatedProcess]:
+        return [one for one in self.read_neighbours() if self.device.shares_memory(one)]
 
     def close(self) -> None:
         """Give everything back."""
@@ -156,13 +135,13 @@ class Context:
 def open_context(
     node: Node, process: SimulatedProcess, uuids: Sequence[str], limit_mb: int | None
 ) -> Context:
-    """Get a context on the first GPU that the process sees.
+    """Get a context on the first device that the process sees.
 
     Args:
         node: The node.
         process: The process, yet without GPU and gpu_memory; `mps_server` says whether it is a
             client of MPS.
-        uuids: The GPUs that it sees, by cuda_index.
+        uuids: The devices that it sees, by cuda_index.
         limit_mb: Its pinned gpu_memory limit on the first one.
 
     Raises:
@@ -171,12 +150,13 @@ def open_context(
     """
     node.reap()
     with node.locked():
-        gpus = {gpu.uuid: gpu for gpu in node.read_visible_gpus()}
-        if not uuids or uuids[0] not in gpus:
+        devices = {device.uuid: device for device in list_cuda_devices(node)}
+        if not uuids or uuids[0] not in devices:
             raise CudaError(NO_DEVICE)
-        gpu = gpus[uuids[0]]
-        context = Context(node, gpu, replace(process, gpus=(gpu.uuid,)), limit_mb)
-        if not _admits(gpu, process, context.read_neighbours()):
+        device = devices[uuids[0]]
+        context = Context(node, device, put_on(device, process), limit_mb)
+        others = [one for one in context.read_neighbours() if device.runs(one)]
+        if not _admits(device.gpu, process, others):
             raise CudaError(DEVICES_UNAVAILABLE)
         context_mb = compute_context_mb(process.thread_percentage)
         if context.find_free() < context_mb:

@@ -12,13 +12,16 @@ of the GPU
 at most all of it. As long as the needs sum to at most 1, each process runs as if alone. Beyond,
 the GPU is divided evenly, and what a process does not need goes to the others. A thread limit is
 also a ceiling: with p per cent of the SMs no process gets more than p per cent of SM time.
+
+On a MIG device the same holds of its part of the GPU, for those who share it; its multiprocessors
+and its memory slices are ceilings. No MIG device was measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Power in watts = awake + 1.64 * SM active % + 6.92 * DRAM %: least squares over all 28 rows,
 # within 10 %. The part that is there as soon as anything runs is 146 W, idle power included.
@@ -58,6 +61,33 @@ class ProcessLoad:
 
 
 @dataclass(frozen=True)
+class GpuPart:
+    """What a MIG device has of its GPU, 0 to 1.
+
+    Args:
+        sm: Of the multiprocessors.
+        dram: Of the memory bandwidth.
+    """
+
+    sm: float = 1.0
+    dram: float = 1.0
+
+    def compute_ceiling(self, load: ProcessLoad) -> float:
+        """The most that a process reaches of its speed on the whole GPU."""
+        sm = 100.0 * self.sm / load.sm_demand if load.sm_demand > 0 else 1.0
+        dram = 100.0 * self.dram / load.dram_demand if load.dram_demand > 0 else 1.0
+        return min(1.0, sm, dram)
+
+    def scale(self, load: ProcessLoad) -> ProcessLoad:
+        """A process's demands as shares of this part."""
+        return replace(
+            load,
+            sm_demand=min(100.0, load.sm_demand / self.sm),
+            dram_demand=min(100.0, load.dram_demand / self.dram),
+        )
+
+
+@dataclass(frozen=True)
 class ProcessUse:
     """What a process gets and uses now; all but `rate` and `power_w` in per cent of the GPU.
 
@@ -74,6 +104,9 @@ class ProcessUse:
     dram_share: float
     duty: float
     power_w: float
+
+
+WHOLE_GPU = GpuPart()
 
 
 def compute_slice_need(load: ProcessLoad) -> float:
@@ -118,11 +151,30 @@ def compute_rates(loads: Sequence[ProcessLoad]) -> tuple[float, ...]:
 
 
 def compute_use(
-    loads: Sequence[ProcessLoad], which: int, *, idle_power_w: float, power_limit_w: float
+    loads: Sequence[ProcessLoad],
+    which: int,
+    *,
+    idle_power_w: float,
+    power_limit_w: float,
+    part: GpuPart = WHOLE_GPU,
+    busy_elsewhere: int = 0,
 ) -> ProcessUse:
-    """What the process number `which` of these gets and uses."""
-    rates = compute_rates(loads)
-    load, rate = loads[which], rates[which]
+    """What the process number `which` of these gets and uses.
+
+    Args:
+        loads: The processes on the same device, their demands in per cent of the whole GPU.
+        which: The one that is asked about.
+        idle_power_w: What the GPU draws with nothing on it.
+        power_limit_w: Its limit.
+        part: What the device has of the GPU.
+        busy_elsewhere: How many processes compute on other devices of the same GPU.
+    """
+    load = loads[which]
+    if part == WHOLE_GPU:
+        rate = compute_rates(loads)[which]
+    else:
+        rate = compute_rates([part.scale(other) for other in loads])[which]
+        rate *= part.compute_ceiling(load)
     sm_factor = dram_factor = 1.0
     clients = [other for other in loads if other.mps_server == load.mps_server]
     if load.mps_server is not None and len(clients) > 1:
@@ -134,7 +186,7 @@ def compute_use(
             sm_factor = _LOOSE_SM_FACTOR if granted > 150.0 else _TIGHT_SM_FACTOR
     sm_share = min(100.0, load.sm_demand * rate * sm_factor)
     dram_share = min(100.0, load.dram_demand * rate * dram_factor)
-    busy = sum(other.sm_demand > 0 for other in loads)
+    busy = busy_elsewhere + sum(other.sm_demand > 0 for other in loads)
     awake_w = max(0.0, _AWAKE_W * power_limit_w / _FITTED_LIMIT_W - idle_power_w)
     power_w = 0.0
     if load.sm_demand > 0:

@@ -20,12 +20,12 @@ from slurm_colloc.simgpu.nvml.gpu_state import is_stopped, open_node, read_start
 from slurm_colloc.simgpu.training.cuda_context import (
     Context,
     OutOfGpuMemory,
-    choose_devices,
     open_context,
 )
+from slurm_colloc.simgpu.training.cuda_devices import choose_cuda_devices, list_cuda_devices
 from slurm_colloc.simgpu.training.cuda_errors import ASSERT, ILLEGAL_ADDRESS, CudaError
 from slurm_colloc.simgpu.training.failure_output import render_failure
-from slurm_colloc.simgpu.training.shared_speed import ProcessLoad, compute_use
+from slurm_colloc.simgpu.training.shared_speed import GpuPart, ProcessLoad, compute_use
 
 _TICK_S = 0.1
 # After a longer silence the process was stopped; that time does not count as work.
@@ -217,8 +217,9 @@ def _run(job: TrainingJob) -> int:
             uuids = attachment.gpus
             limit_mb = attachment.gpu_memory_limit_mb(uuids[0]) if uuids else None
         else:
-            seen = [gpu.uuid for gpu in node.read_visible_gpus()]
-            uuids = choose_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), seen)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            chosen = choose_cuda_devices(visible, list_cuda_devices(node))
+            uuids = tuple(device.uuid for device in chosen)
             limit_mb = None
         context = open_context(node, process, uuids, limit_mb)
         try:
@@ -262,22 +263,26 @@ def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) 
 
 def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
     """Add what the last moments brought, look who is there now, and tell; steps per second."""
-    process, gpu = context.process, context.gpu
+    process, device = context.process, context.device
+    gpu = device.gpu
+    # What is stopped launches nothing: its neighbours run as if it were not there (measured on an
+    # H100 under MPS and by time slices, docs/benchmarks.md).
+    working = [other for other in context.read_neighbours() if not is_stopped(other)]
     loads = [
         ProcessLoad(job.sm_demand, job.dram_demand, process.thread_percentage, process.mps_server)
     ]
     loads += [
         ProcessLoad(other.sm_demand, 0.0, other.thread_percentage, other.mps_server)
-        for other in context.read_neighbours()
-        # What is stopped launches nothing: its neighbours run as if it were not there (measured
-        # on an H100 under MPS and by time slices, docs/benchmarks.md).
-        if not is_stopped(other)
+        for other in working
+        if device.runs(other)
     ]
     use = compute_use(
         loads,
         0,
         idle_power_w=gpu.idle_power_mw / 1000,
         power_limit_w=gpu.power_limit_mw / 1000,
+        part=GpuPart(device.sm_part, device.dram_part),
+        busy_elsewhere=sum(other.sm_demand > 0 for other in working if not device.runs(other)),
     )
     # Tensor pipes and occupancy in proportion: there is no measurement of them.
     tensor, occupancy = use.sm_share / 5, use.sm_share / 2
@@ -306,7 +311,7 @@ def _fail(fault: TrainingFault, context: Context, attachment: MpsAttachment | No
             raise attachment.fault(fault.kind)
         raise CudaError(ILLEGAL_ADDRESS if fault.kind == "illegal-address" else ASSERT)
     if fault.kind == "out-of-gpu-memory":
-        context.allocate(2 * context.gpu.gpu_memory_mb, 1024)
+        context.allocate(2 * context.device.gpu.gpu_memory_mb, 1024)
     if fault.kind in ("segfault", "sigkill-itself"):
         # What is meant to die should not fill a disk.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

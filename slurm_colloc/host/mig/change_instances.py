@@ -1,0 +1,199 @@
+"""Exchanging some of a job's instances for others while the rest of them run on.
+
+Before the first call the checkpoint has what stands and what is to come, so that all of it is
+undone whenever this process is killed. What fails is taken back: the instances that stood before
+are made again, with other UUIDs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.errors import CollocError, NodeError
+from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, plan_instances, read_one
+from slurm_colloc.host.mig.mig_state import GpuInstance, MigClaim, MigGpu, PlannedInstance
+from slurm_colloc.host.mig.restore_gpu import restore
+from slurm_colloc.model.printable import cut, escape_controls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.mig.mig_state import MigPort
+
+_BUSY_S = 5.0
+"""How long an instance may stay in use whose processes have just ended."""
+
+
+@dataclass(frozen=True)
+class ChangeOutcome:
+    """What a change has come to.
+
+    Args:
+        claim: What is the job's now, as in the checkpoint.
+        gpu: The GPU as it is now; None where it cannot be read.
+        problem: Why it is not as asked for; empty where it is.
+    """
+
+    claim: MigClaim
+    gpu: MigGpu | None
+    problem: str = ""
+
+
+def change_instances(
+    port: MigPort,
+    claim: MigClaim,
+    *,
+    destroy: Sequence[str],
+    create: Sequence[str],
+    save: Callable[[MigClaim], None],
+    allowed: Sequence[str] = (),
+    wait: Callable[[float], None] = time.sleep,
+) -> ChangeOutcome:
+    """Destroy some instances of a job and make others in their place.
+
+    Args:
+        port: NVML.
+        claim: What is the job's.
+        destroy: UUIDs of compute instances that are to go.
+        create: Words of GPU instances that are to come.
+        save: Writes a claim into the checkpoint.
+        allowed: Names of profiles that the site allows; empty for all.
+        wait: Waits so many seconds.
+
+    Raises:
+        NodeError: It is refused; nothing was changed.
+    """
+    before = read_one(port, claim.gpu)
+    going = choose_going(before, claim, destroy)
+    staying = [one for one in before.instances or () if one not in going]
+    coming = (
+        plan_instances(before, "+".join(create), allowed=allowed, standing=staying)
+        if create
+        else ()
+    )
+    old = tuple(one for one in claim.planned if any(one.is_for(gone) for gone in going))
+    kept = tuple(one for one in claim.planned if one not in old)
+    wanted = dataclasses.replace(claim, planned=(*kept, *coming))
+    save(dataclasses.replace(claim, planned=_join(kept, old, coming)))
+    problem = _exchange(port, claim, old, coming, wait)
+    if not problem:
+        with contextlib.suppress(CollocError):
+            after = read_one(port, claim.gpu)
+            check_made(after, wanted)
+            save(wanted)
+            return ChangeOutcome(wanted, after)
+        problem = f"{claim.gpu} does not show the instances that were made"
+    return _take_back(port, claim, coming, problem=problem, wait=wait, save=save)
+
+
+def choose_going(gpu: MigGpu, claim: MigClaim, destroy: Sequence[str]) -> tuple[GpuInstance, ...]:
+    """Find the GPU instances that are to go, or say why they stay; pure.
+
+    Raises:
+        NodeError: One is not the job's, is in use, or shares its GPU instance with one that stays.
+    """
+    if gpu.instances is None or gpu.processes is None:
+        raise NodeError(f"NVML does not say what stands on {gpu.uuid}")
+    going = []
+    named = set(destroy)
+    known = set()
+    for instance in gpu.instances:
+        uuids = {one.uuid for one in instance.compute if one.uuid is not None}
+        if not uuids & named:
+            continue
+        if not claim.owns(instance):
+            raise NodeError(f"{min(uuids & named)} is not this job's")
+        if not uuids <= named:
+            raise NodeError(
+                f"{min(uuids & named)} shares a GPU instance with {min(uuids - named)}, which "
+                f"is not to go"
+            )
+        for process in gpu.processes:
+            if process.gpu_instance == instance.id:
+                raise NodeError(f"process {process.pid} is on {min(uuids)}")
+        known |= uuids
+        going.append(instance)
+    if named - known:
+        shown = escape_controls(cut(min(named - known)))
+        raise NodeError(f"{shown} is no instance of this job's on {gpu.uuid}")
+    return tuple(going)
+
+
+def _join(*groups: Sequence[PlannedInstance]) -> tuple[PlannedInstance, ...]:
+    return tuple(dict.fromkeys(one for group in groups for one in group))
+
+
+def _exchange(
+    port: MigPort,
+    claim: MigClaim,
+    old: Sequence[PlannedInstance],
+    new: Sequence[PlannedInstance],
+    wait: Callable[[float], None],
+) -> str:
+    """Destroy and make; why it broke off, empty where it did not."""
+    gone = _remove(port, claim, old, wait)
+    if gone:
+        return gone
+    try:
+        for planned in new:
+            make_instance(port, claim, planned, wait)
+    except NodeError as error:
+        return error.message
+    return ""
+
+
+def _remove(
+    port: MigPort,
+    claim: MigClaim,
+    planned: Sequence[PlannedInstance],
+    wait: Callable[[float], None],
+) -> str:
+    """Destroy instances and leave the mode alone; why one stays, empty where none does."""
+    if not planned:
+        return ""
+    part = dataclasses.replace(claim, planned=tuple(planned), switches=False)
+    report = restore(port, part, ends_at=time.monotonic() + _BUSY_S, wait=wait)
+    return "; ".join(report.unsafe)
+
+
+def _take_back(
+    port: MigPort,
+    claim: MigClaim,
+    new: Sequence[PlannedInstance],
+    *,
+    problem: str,
+    wait: Callable[[float], None],
+    save: Callable[[MigClaim], None],
+) -> ChangeOutcome:
+    """Make what stood before; the checkpoint keeps both until that is done."""
+    both = dataclasses.replace(claim, planned=_join(claim.planned, new))
+    added = [one for one in new if one not in claim.planned]
+    left = _remove(port, claim, added, wait)
+    if left:
+        return ChangeOutcome(both, _read_quietly(port, claim), f"{problem}; {left}")
+    try:
+        standing = read_one(port, claim.gpu).instances or ()
+        for planned in claim.planned:
+            found = next((one for one in standing if planned.is_for(one)), None)
+            slices = sorted(one.slices for one in found.compute) if found else None
+            if slices == sorted(planned.compute):
+                continue
+            if found is not None and (halved := _remove(port, claim, [planned], wait)):
+                return ChangeOutcome(both, _read_quietly(port, claim), f"{problem}; {halved}")
+            make_instance(port, claim, planned, wait)
+        after = read_one(port, claim.gpu)
+        check_made(after, claim)
+        save(claim)
+    except CollocError as error:
+        told = f"{problem}; what stood before could not be made again: {error.message}"
+        return ChangeOutcome(both, _read_quietly(port, claim), told)
+    return ChangeOutcome(claim, after, problem)
+
+
+def _read_quietly(port: MigPort, claim: MigClaim) -> MigGpu | None:
+    with contextlib.suppress(CollocError):
+        return read_one(port, claim.gpu)
+    return None

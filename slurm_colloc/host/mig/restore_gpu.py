@@ -1,0 +1,146 @@
+"""Putting a GPU back as it was before a job: from its claim alone, as often as wanted.
+
+Each step looks at what there is, so it does not matter at which call a prolog, an agent or an
+earlier epilog was killed or failed. What is not the job's is never touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slurm_colloc.host.mig.cut_gpu import read_one
+from slurm_colloc.host.mig.gpu_holders import describe_holders
+from slurm_colloc.host.mig.mig_state import (
+    IN_USE,
+    GpuInstance,
+    MigClaim,
+    MigGpu,
+    MigProblem,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.mig.mig_state import MigPort
+
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 1.0
+_ROUNDS_MAX = 40
+_SECOND_THOUGHTS = 2
+"""How often something is tried again that failed for another reason than being in use."""
+
+
+@dataclass
+class MigRestored:
+    """How putting a GPU back went.
+
+    Args:
+        unsafe: Why the GPU is not as it was before the job; empty where it is.
+        notes: What else is worth telling.
+        destroyed: How many GPU instances were destroyed.
+        switched_off: MIG was turned off again.
+    """
+
+    unsafe: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    destroyed: int = 0
+    switched_off: bool = False
+
+
+def restore(
+    port: MigPort,
+    claim: MigClaim,
+    *,
+    ends_at: float,
+    wait: Callable[[float], None] = time.sleep,
+) -> MigRestored:
+    """Destroy what a job has of a GPU and set its mode back.
+
+    Args:
+        port: NVML.
+        claim: What the checkpoint says.
+        ends_at: Until when to try again what is in use, on the monotonic clock.
+        wait: Waits so many seconds.
+    """
+    report = MigRestored()
+    problem = ""
+    pause_s, other_faults = _FIRST_WAIT_S, 0
+    for _ in range(_ROUNDS_MAX):
+        try:
+            problem = _restore_once(port, claim, report)
+            if not problem:
+                return report
+        except MigProblem as error:
+            # In the middle of something: the next round sees how far it came.
+            problem = f"{claim.gpu} could not be put back: {error.message}"
+            other_faults += error.code != IN_USE
+        if other_faults > _SECOND_THOUGHTS or time.monotonic() + pause_s > ends_at:
+            break
+        wait(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
+    report.unsafe.append(problem)
+    return report
+
+
+def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> str:
+    """One round; why it is not done yet, empty where all is as before."""
+    gpu = read_one(port, claim.gpu)
+    if gpu.is_on and gpu.instances is None:
+        raise MigProblem(gpu.problem or "its instances cannot be read")
+    for instance in gpu.instances or ():
+        if claim.owns(instance):
+            held = _destroy(port, claim.gpu, instance)
+            if held:
+                return _tell_held(read_one(port, claim.gpu), instance)
+            report.destroyed += 1
+    gpu = read_one(port, claim.gpu)
+    if gpu.is_on is None:
+        raise MigProblem(gpu.problem or "its MIG mode cannot be read")
+    mine = [one for one in gpu.instances or () if claim.owns(one)]
+    if mine:
+        return f"{claim.gpu} still has {mine[0].describe(gpu.profiles)}"
+    return _set_mode_back(port, claim, gpu, report)
+
+
+def _set_mode_back(port: MigPort, claim: MigClaim, gpu: MigGpu, report: MigRestored) -> str:
+    strange = [one.describe(gpu.profiles) for one in gpu.instances or ()]
+    if strange:
+        note = f"{claim.gpu} has {', '.join(strange)}, which is not the job's: it was left so"
+        if note not in report.notes:
+            report.notes.append(note)
+    if not claim.switches:
+        if not gpu.is_on:
+            note = f"MIG is off on {claim.gpu}, and was not turned off for the job: it was left so"
+            if note not in report.notes:
+                report.notes.append(note)
+        return ""
+    if not gpu.is_on and not gpu.is_pending_on:
+        return ""
+    if strange:
+        return f"MIG stays on on {claim.gpu}, because it has {strange[0]}"
+    port.set_mode(claim.gpu, False)
+    after = read_one(port, claim.gpu)
+    if after.is_on or after.is_pending_on:
+        holders = describe_holders(after)
+        return f"MIG could not be turned off on {claim.gpu}{': ' if holders else ''}{holders}"
+    report.switched_off = True
+    return ""
+
+
+def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
+    """Destroy an instance; True where something uses it, and a part of it may be gone."""
+    try:
+        for compute in instance.compute:
+            port.destroy_compute(gpu, instance.id, compute.id)
+        port.destroy(gpu, instance.id)
+    except MigProblem as problem:
+        if problem.code != IN_USE:
+            raise
+        return True
+    return False
+
+
+def _tell_held(gpu: MigGpu, instance: GpuInstance) -> str:
+    holders = describe_holders(gpu) or "no process is to be seen on it"
+    return f"{instance.describe(gpu.profiles)} of {gpu.uuid} is in use: {holders}"

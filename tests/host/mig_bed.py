@@ -1,0 +1,74 @@
+"""A node for root's hooks whose GPUs have MIG on, and what its tests look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slurm_colloc.host.system.node_processes import list_processes, read_command_line
+from slurm_colloc.simgpu.nvml.mig_instances import switch_mig_mode
+
+from .hook_bed import NOBODY, Bed
+
+COMMENT = "sweep [csub/1 mig=3g+2g+1g+1g]"
+
+
+@contextmanager
+def mig_on(bed: Bed) -> Iterator[Bed]:
+    """The node with MIG on, and a site that lets jobs use that; off again at the end."""
+    bed.write_policy(mig="where-on")
+    switch(bed, on=True)
+    yield bed
+    bed.fail_nvml()
+    for path in (bed.run / "jobs").glob("*.json"):
+        bed.epilog(path.stem)
+    switch(bed, on=False)
+
+
+def switch(bed: Bed, *, on: bool) -> None:
+    for gpu in bed.node.read_gpus():
+        switch_mig_mode(bed.node, gpu, on=on)
+
+
+def list_profiles(bed: Bed, job_id: str = "11", gpu: int = 0) -> list[str]:
+    return [one["profile"] for one in bed.setup(job_id)["mig"]["gpus"][gpu]["instances"]]
+
+
+def ask(bed: Bed, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dict[str, Any]:
+    """Ask the agent as a user; empty where it answers nothing."""
+    data = request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n"
+    path = bed.setup(job_id)["mig"]["socket"]
+    code = (
+        "import os,socket,sys; os.setgroups([]); os.setgid(int(sys.argv[2])); "
+        "os.setuid(int(sys.argv[2])); s=socket.socket(socket.AF_UNIX); s.settimeout(40); "
+        "s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1); "
+        "sys.stdout.write(s.makefile().readline())"
+    )
+    ended = subprocess.run(
+        ["/usr/bin/python3", "-c", code, path, str(uid)],
+        input=data,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    if ended.returncode:
+        return {"refused": ended.stderr.decode().strip().splitlines()[-1]}
+    return dict(json.loads(ended.stdout or b"{}"))
+
+
+def list_agents(bed: Bed) -> list[int]:
+    return list_own(bed, "slurm_colloc.host.hooks.instance_agent")
+
+
+def list_own(bed: Bed, *words: str) -> list[int]:
+    """Processes of this node's hooks that have all these words."""
+    found = []
+    for process in list_processes():
+        line = read_command_line(process.id.pid)
+        is_of_bed = any(word.startswith(str(bed.run)) for word in line)
+        if is_of_bed and not process.has_ended and set(words) <= set(line):
+            found.append(process.id.pid)
+    return found

@@ -1,0 +1,421 @@
+"""Root's hooks and MIG, through the simulated NVML: what a job gets, is told, and leaves behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_colloc.host.nvml.nvml_answer import UUID
+
+from .hook_bed import NODE, Bed, check_clean
+from .mig_bed import COMMENT, ask, list_agents, list_profiles, mig_on, switch
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def mig(bed: Bed) -> Iterator[Bed]:
+    """Two H200 with MIG on, and a site that lets jobs use that."""
+    with mig_on(bed):
+        yield bed
+
+
+def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Bed) -> None:
+    before = mig.snapshot()
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert (ended.status, ended.audit["action"], ended.audit["mode"]) == (0, "prepared", "mig")
+    setup = mig.setup()
+    assert (setup["mode"], setup["daemons"]) == ("mig", [])
+    (gpu,) = setup["mig"]["gpus"]
+    assert gpu["uuid"] == setup["gpus"][0]
+    assert gpu["mode_switched"] is False
+    told = {(one["profile"], tuple(one["placement"])) for one in gpu["instances"]}
+    assert told == {
+        ("3g.71gb", (4, 4)),
+        ("2g.35gb", (2, 2)),
+        ("1g.18gb", (1, 1)),
+        ("1g.18gb", (0, 1)),
+    }
+    uuids = {one["uuid"] for one in gpu["instances"]}
+    assert len(uuids) == 4
+    assert all(UUID.fullmatch(uuid) and uuid.startswith("MIG-") for uuid in uuids)
+    largest = next(one for one in gpu["instances"] if one["profile"] == "3g.71gb")
+    assert (largest["sms"], largest["memory_mb"]) == (60, 71424)
+    assert "3g.71gb" in [profile["name"] for profile in gpu["profiles"]]
+    assert mig.snapshot() != before
+    again = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert again.audit["outcome"] == "it was prepared already"
+    assert mig.setup() == setup
+    ended = mig.epilog()
+    assert (ended.status, ended.audit["action"]) == (0, "undone")
+    assert "4 MIG instances" in str(ended.audit["notes"])
+    assert mig.snapshot() == before
+    check_clean(mig)
+    assert list_agents(mig) == []
+
+
+def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Bed) -> None:
+    switch(mig, on=False)
+    before = mig.snapshot()
+    refused = mig.prolog("10", SLURM_JOB_COMMENT=COMMENT)
+    assert "the site's policy takes only GPUs where it is on" in refused.audit["no_mig"]
+    assert mig.setup("10")["mode"] == "mps"
+    assert "no MIG: MIG is off on GPU-" in mig.setup("10")["reason"]
+    mig.epilog("10")
+    mig.write_policy(mig="switch")
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert mig.setup()["mig"]["gpus"][0]["mode_switched"] is True
+    assert len(list_profiles(mig)) == 4
+    ended = mig.epilog()
+    assert (ended.status, "MIG was turned off again" in str(ended.audit["notes"])) == (0, True)
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ("4g+4g", "the MIG layout 4g+4g does not fit"),
+        ("3g.40gb", "this GPU has no MIG profile 3g.40gb: its profiles are 1g.18gb, "),
+        ("4c.3g", "4 compute slices do not fit into 3"),
+    ],
+)
+def test_words_that_do_not_fit_are_told_and_nothing_is_touched(
+    mig: Bed, layout: str, reason: str
+) -> None:
+    switch(mig, on=False)
+    before = mig.snapshot()
+    mig.write_policy(mig="switch", modes=[])
+    ended = mig.prolog(SLURM_JOB_COMMENT=f"[csub/1 mig={layout}]")
+    assert (ended.status, ended.audit["action"]) == (0, "told")
+    assert reason in mig.setup()["reason"]
+    assert mig.snapshot() == before
+    mig.epilog()
+    check_clean(mig)
+
+
+def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(mig: Bed) -> None:
+    before = mig.snapshot()
+    ended = mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=4g+4g]")
+    assert (ended.status, ended.audit["mode"]) == (0, "mig")
+    assert list_profiles(mig) == ["7g.141gb"]
+    assert "one instance has the whole GPU; no layout 4g+4g: " in mig.setup()["reason"]
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+@pytest.mark.parametrize(
+    ("policy", "lines", "faults", "reason"),
+    [
+        ({"mig": "off"}, "", "", "the site's policy does not let jobs divide GPUs by MIG"),
+        ({"mig_profiles": ["3g.71gb"]}, "", "", "does not allow the MIG profile 2g.35gb"),
+        ({}, "AcctGatherEnergyType=acct_gather_energy/gpu", "", "Slurm keeps GPUs open"),
+        ({}, f"NodeName={NODE} Gres=gpu:2,shard:8", "", "this node offers gres/shard"),
+        ({}, "", "vgpu", "is a virtual GPU"),
+        ({}, "", "fail=nvmlDeviceGetGpuInstances:999", "NVML does not say all"),
+    ],
+)
+def test_what_stands_against_it_is_told_and_nothing_is_touched(
+    mig: Bed, policy: dict[str, Any], lines: str, faults: str, reason: str
+) -> None:
+    before = mig.snapshot()
+    mig.write_policy(**{"mig": "where-on", "modes": [], **policy})
+    mig.slurm_conf.write_text(f"{lines}\n")
+    mig.fail_nvml(*faults.split())
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    mig.fail_nvml()
+    assert (ended.status, ended.audit["action"]) == (0, "told")
+    assert reason in mig.setup()["reason"]
+    assert mig.snapshot() == before
+    mig.epilog()
+    check_clean(mig)
+
+
+def test_slurm_counting_instances_stands_against_it(mig: Bed) -> None:
+    (mig.home / "gres.conf").write_text("AutoDetect=nvml\n")
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert "slurmd counts MIG instances as GPUs" in mig.setup()["reason"]
+
+
+def test_instances_of_someone_else_are_never_touched(mig: Bed) -> None:
+    mig.prolog("21", SLURM_JOB_COMMENT="[csub/1 mig=7g]")
+    stands = mig.snapshot()
+    # As if no job of ours had made it.
+    saved = mig.checkpoint_path("21").read_text()
+    mig.checkpoint_path("21").unlink()
+    ended = mig.prolog("22", SLURM_JOB_COMMENT=COMMENT)
+    assert "is divided already, and not for this job: instance 0 (7g.141gb at 0)" in str(
+        ended.audit["no_mig"]
+    )
+    mig.epilog("22")
+    assert mig.snapshot() == stands
+    mig.checkpoint_path("21").write_text(saved)
+
+
+CALLS = (
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceGetInfo",
+    "nvmlComputeInstanceGetInfo_v2",
+)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("code", [15, 23, 999])
+def test_whatever_call_fails_the_gpu_is_put_back_and_the_job_falls_back(
+    mig: Bed, call: str, number: int, code: int
+) -> None:
+    before = mig.snapshot()
+    mig.fail_nvml(f"fail={call}#{number}:{code}")
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.status == 0
+    mig.fail_nvml()
+    if mig.setup()["mode"] == "mig":
+        # The driver answered another time, or the job has the GPU whole.
+        assert len(list_profiles(mig)) in (1, 4)
+    else:
+        assert "no MIG: " in mig.setup()["reason"]
+        assert mig.snapshot() == before
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+def test_a_prolog_whose_nvml_hangs_comes_to_its_end_and_the_gpu_is_put_back(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.write_policy(mig="where-on", deadline_s=12.0, stop_s=6.0)
+    mig.fail_nvml("hang=nvmlDeviceCreateGpuInstanceWithPlacement#2")
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.status == 0
+    mig.fail_nvml()
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("fail=nvmlGpuInstanceDestroy:999", "could not be put back: NVML: Unknown Error"),
+        ("lost", "could not be put back: NVML: GPU is lost"),
+    ],
+)
+def test_what_will_not_go_drains_the_node_with_the_reason_until_it_goes(
+    mig: Bed, fault: str, reason: str
+) -> None:
+    before = mig.snapshot()
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    mig.fail_nvml(fault)
+    ended = mig.epilog()
+    assert ended.status == 1
+    assert reason in ended.audit["outcome"]
+    mig.fail_nvml()
+    told = mig.command("recover")
+    assert told["status"] == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+def test_an_instance_in_use_drains_the_node_with_gpu_instance_and_process(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
+    (uuid,) = [one["uuid"] for one in mig.setup()["mig"]["gpus"][0]["instances"]]
+    mig.fail_nvml(f"held={uuid}")
+    ended = mig.epilog()
+    assert ended.status == 1
+    assert "instance 1 (3g.71gb at 4) of GPU-" in ended.audit["outcome"]
+    assert "is in use: no process is to be seen on it" in ended.audit["outcome"]
+    mig.fail_nvml()
+    assert mig.epilog().status == 0
+
+
+def test_two_jobs_repartition_two_gpus_of_a_node_at_the_same_time(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.fail_nvml("slow=nvmlDeviceCreateGpuInstanceWithPlacement:0.2")
+    ended: dict[str, Any] = {}
+
+    def run(job_id: str, gpu: str) -> None:
+        ended[job_id] = subprocess.run(
+            mig.argv("prolog"),
+            env=mig.environment(
+                job_id, SLURM_JOB_GPUS=gpu, SLURM_JOB_COMMENT="[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]"
+            ),
+            check=False,
+            timeout=60,
+        ).returncode
+
+    threads = [threading.Thread(target=run, args=pair) for pair in (("31", "0"), ("32", "1"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == {"31": 0, "32": 0}
+    gpus = {mig.setup(job_id)["gpus"][0] for job_id in ended}
+    assert len(gpus) == 2
+    for job_id in ended:
+        assert list_profiles(mig, job_id) == ["1g.18gb"] * 7
+    for job_id in ended:
+        assert mig.epilog(job_id).status == 0
+    assert mig.snapshot() == before
+
+
+# -- changing while the job runs ------------------------------------------------------------------
+
+
+def test_instances_change_while_the_others_stay(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    by_profile = {one["profile"]: one["uuid"] for one in gpu["instances"]}
+    small = [one["uuid"] for one in gpu["instances"] if one["profile"] != "3g.71gb"]
+    assert ask(mig, {"request": "status", "gpu": gpu["uuid"]}) == {
+        "ok": True,
+        "instances": gpu["instances"],
+    }
+    answer = ask(
+        mig,
+        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["4g"]},
+    )
+    assert answer["ok"], answer
+    now = {one["profile"]: one["uuid"] for one in answer["instances"]}
+    assert set(now) == {"3g.71gb", "4g.71gb"}
+    assert now["3g.71gb"] == by_profile["3g.71gb"]
+    assert mig.setup()["mig"]["gpus"][0]["instances"] == answer["instances"]
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+def test_a_change_that_fails_gives_back_what_stood(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    stands = mig.snapshot()
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    small = [one["uuid"] for one in gpu["instances"] if one["profile"] != "3g.71gb"]
+    # The agent is a process of its own per change: the fourth creation is that of the old ones.
+    mig.fail_nvml("fail=nvmlGpuInstanceCreateComputeInstance#1:999")
+    answer = ask(
+        mig,
+        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["4g"]},
+    )
+    mig.fail_nvml()
+    assert answer["ok"] is False
+    assert "Unknown Error" in answer["reason"]
+    assert sorted(one["profile"] for one in answer["instances"]) == sorted(list_profiles(mig))
+    assert mig.snapshot() == stands
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+
+
+HOSTILE = (
+    (b"", "breaks off"),
+    (b"x" * 5000 + b"\n", "longer than 4096 bytes"),
+    (b"[1]\n", "no JSON object"),
+    (b"{\n", "no JSON"),
+    (b"[" * 4000 + b"\n", "no JSON"),
+    (b"\xff\xfe\n", "no JSON"),
+    (b'{"request": "destroy"}\n', "neither status nor change"),
+    (b'{"request": "status"}\n', "names no gpu"),
+    (b'{"request": "status", "gpu": "GPU-0"}\n', "none of this job's"),
+    (b'{"request": "status", "gpu": "GPU-0", "run": "x"}\n', "unknown key 'run'"),
+    (b'{"request": "change", "gpu": "G", "destroy": "MIG"}\n', "no list of texts"),
+    (b'{"request": "change", "gpu": "G", "create": [1]}\n', "no list of texts"),
+    (b'{"request": "change", "gpu": "G", "create": ["1g","1g","1g","1g","1g","1g","1g","1g"]}\n',
+     "more than 7 entries"),
+)  # fmt: skip
+
+
+def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    mig.prolog("12", SLURM_JOB_COMMENT=COMMENT, SLURM_JOB_GPUS="1")
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    (other,) = mig.setup("12")["mig"]["gpus"]
+    stands = mig.snapshot()
+    for data, reason in HOSTILE:
+        answer = ask(mig, data)
+        assert answer["ok"] is False, data
+        assert reason in answer["reason"], data
+        assert answer["reason"].isprintable()
+    uuid = gpu["instances"][0]["uuid"]
+    for request, reason in (
+        ({"destroy": [other["instances"][0]["uuid"]]}, "is no instance of this job's"),
+        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is no instance of this job's"),
+        ({"destroy": [uuid], "create": ["9g"]}, "which is none"),
+        ({"destroy": [uuid], "create": ["7g"]}, "does not fit around what stands"),
+        ({"create": ["1g"]}, "does not fit around what stands"),
+        ({"create": ["1g+1g+1g"]}, "does not fit around what stands"),
+        ({"gpu": other["uuid"], "destroy": [uuid]}, "none of this job's"),
+    ):
+        answer = ask(mig, {"request": "change", "gpu": gpu["uuid"], **request})
+        assert answer["ok"] is False, request
+        assert reason in answer["reason"], (request, answer)
+        assert answer["reason"].isprintable()
+    assert "Permission" in str(ask(mig, {"request": "status", "gpu": gpu["uuid"]}, uid=61234))
+    root = ask(mig, {"request": "status", "gpu": gpu["uuid"]}, uid=0)
+    assert root["reason"] == "only the job's own user is answered"
+    assert mig.snapshot() == stands
+
+
+def test_an_agent_that_is_kept_waiting_is_still_there_for_others(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    setup = mig.setup()["mig"]
+    silent = socket.socket(socket.AF_UNIX)
+    silent.connect(setup["socket"])
+    answer = ask(mig, {"request": "status", "gpu": setup["gpus"][0]["uuid"]})
+    assert answer["ok"], answer
+    silent.close()
+
+
+def test_an_epilog_ends_an_agent_in_the_middle_of_a_change(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    uuids = [one["uuid"] for one in gpu["instances"]]
+    mig.fail_nvml("slow=nvmlGpuInstanceDestroy:1")
+    client = threading.Thread(
+        target=ask,
+        args=(mig, {"request": "change", "gpu": gpu["uuid"], "destroy": uuids, "create": ["7g"]}),
+    )
+    client.start()
+    stands = mig.snapshot()
+    while mig.snapshot() == stands:
+        time.sleep(0.05)
+    assert mig.epilog().status == 0
+    mig.fail_nvml()
+    client.join()
+    assert mig.snapshot() == before
+    assert list_agents(mig) == []
+    check_clean(mig)
+
+
+def test_a_site_that_lets_nothing_change_starts_no_agent(mig: Bed) -> None:
+    mig.write_policy(mig="where-on", mig_change=False, mig_mps_inside=True)
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    setup = mig.setup()["mig"]
+    assert (setup["socket"], setup["mps_inside"]) == ("", True)
+    assert list_agents(mig) == []
+
+
+def test_a_policy_that_forbids_changes_later_is_heeded(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    mig.write_policy(mig="where-on", mig_change=False)
+    answer = ask(mig, {"request": "change", "gpu": gpu["uuid"], "create": ["1g"]})
+    assert "does not let instances change" in answer["reason"]
+
+
+def test_an_agent_ends_with_its_job_and_keeps_no_descriptor_of_slurmd(mig: Bed) -> None:
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (pid,) = list_agents(mig)
+    assert os.getsid(pid) == pid
+    for name in ("1", "2"):
+        assert str(Path(f"/proc/{pid}/fd/{name}").readlink()) == "/dev/null"
