@@ -84,3 +84,35 @@ def test_a_callable_goes_on_from_its_checkpoint(user: CsubUser) -> None:
     )
     assert result == 7
     assert user.finish(job_id)[1]["starts"] == 2
+
+
+def test_another_user_gets_neither_calls_nor_results(user: CsubUser, other_user: CsubUser) -> None:
+    job_id = run_program(
+        user,
+        """
+        import json
+        from pathlib import Path
+        from slurm_colloc import Executor
+
+        job = Executor("calls", time=3, mem="300M").submit(abs, -1)
+        job.result(90)
+        Path("answer.json").write_text(json.dumps(job.job_id))
+        """,
+    )
+    user.home.chmod(0o755)
+    said = run_program(
+        other_user,
+        f"""
+        import json
+        from pathlib import Path
+        from slurm_colloc import Job
+
+        try:
+            Job({job_id!r}, folder={str(user.home / "calls")!r})
+        except Exception as problem:
+            answer = [type(problem).__name__, str(problem)]
+        Path("answer.json").write_text(json.dumps(answer))
+        """,
+    )
+    assert said[0] == "NotFound"
+    assert f"holds no call of job {job_id}" in said[1]
