@@ -37,12 +37,14 @@ from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
+from benchmarks.tables import measure_tables
 from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
     "executor": lambda bed: [measure_executor(bed)],
     "joining": measure_joining,
+    "tables": lambda bed: [measure_tables(bed)],
     "queue": lambda bed: [measure_queue(bed)],
     "questions": lambda bed: [measure_questions(bed)],
     "runner": lambda bed: [measure_runner(bed)],

@@ -44,6 +44,9 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return command
     if is_led_back():
         return lambda: hand_over(argv)
+    of_many = _choose_submission_of_many(argv)
+    if of_many is not None:
+        return of_many
     first = argv[0] if argv else ""
     if first == "tutorial":
         from slurm_colloc.sandbox.tutorial import run_tutorial
@@ -89,10 +92,41 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     return None
 
 
+def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
+    """The commands that submit what a table or earlier jobs say, and completion; else None."""
+    first = argv[0] if argv else ""
+    if first in ("--complete-words", "--install-completion", "--show-completion"):
+        from slurm_colloc.cli.completion.completion_command import run_completion
+
+        return lambda: run_completion(argv)
+    if argv == ["--man"]:
+        return _tell_manual
+    if first == "sweep":
+        from slurm_colloc.cli.submit.sweep_command import run_sweep
+
+        return lambda: run_sweep(argv[1:])
+    if first == "batch":
+        from slurm_colloc.cli.submit.batch_command import run_batch
+
+        return lambda: run_batch(argv[1:])
+    if first == "retry":
+        from slurm_colloc.cli.submit.retry_command import run_retry
+
+        return lambda: run_retry(argv[1:])
+    return None
+
+
 def _tell_version() -> int:
     from slurm_colloc import __version__
 
     sys.stdout.write(f"csub {__version__}\n")
+    return 0
+
+
+def _tell_manual() -> int:
+    from slurm_colloc.cli.man_page import render_man
+
+    sys.stdout.write(render_man())
     return 0
 
 

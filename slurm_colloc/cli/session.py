@@ -236,7 +236,7 @@ class Session:
                     where, found = view, member
                     if follow_all or selection.ranges is not None:
                         where, found = self._follow(view, member, jobs)
-                    if choice.matches(found.state, found.name):
+                    if choice.matches(found.state, found.name, found.parameters):
                         kept = picked.setdefault(where.record.pack_id, (where, {}))[1]
                         kept[found.member.number] = found
         if not picked and choice.is_filtered and not self._noted:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, choose
+from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choose
 from slurm_colloc.cli.change.calibrate_gpu import calibrate
+from slurm_colloc.cli.help_groups import GroupedCommands
 from slurm_colloc.cli.look import queue_and_history
 from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
@@ -35,6 +36,7 @@ def cancel(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before jobs of several submissions end.")
     ] = False,
@@ -42,39 +44,43 @@ def cancel(
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
     from slurm_colloc.cli.change import cancel_and_requeue
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
 
 
-def hold(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Keep members that wait from starting."""
     from slurm_colloc.cli.change import hold_and_release
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_release.hold(Session.open_own(), choice))
 
 
-def release(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def release(
+    targets: Targets = None, state: States = "", name: Name = "", where: Where = None
+) -> None:
     """Let held members start."""
     from slurm_colloc.cli.change import hold_and_release
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_release.release(Session.open_own(), choice))
 
 
-def requeue(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def requeue(
+    targets: Targets = None, state: States = "", name: Name = "", where: Where = None
+) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
     from slurm_colloc.cli.change import cancel_and_requeue
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))
 
 
-def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Wait until members have ended; the exit status is the worst one's, which is named."""
     from slurm_colloc.cli.change.wait_for_members import wait_for
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
 
 
@@ -118,10 +124,13 @@ def clean(
 
 app = typer.Typer(
     name="csub",
+    cls=GroupedCommands,
     help=(
         "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
         "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
-        "lists the options."
+        "lists the options.\n\n"
+        "csub --install-completion has your shell complete commands, options and ids; csub --man "
+        "prints the manual page."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -151,6 +160,21 @@ def submit() -> None:
 @app.command(context_settings=_RAW)
 def pack() -> None:
     """Submit several scripts that share a GPU: csub pack [OPTIONS] a.sh 'b.sh --lr 0.1' ..."""
+
+
+@app.command(context_settings=_RAW)
+def sweep() -> None:
+    """Submit a script once for each of many values: csub sweep SCRIPT --lr 0.1,0.2 --seed 0:5."""
+
+
+@app.command(context_settings=_RAW)
+def batch() -> None:
+    """Submit the rows of a table as jobs: csub batch jobs.csv; also a list of commands."""
+
+
+@app.command(context_settings=_RAW)
+def retry() -> None:
+    """Try members that did not complete again: csub retry ID [--failed] [OPTIONS]."""
 
 
 @app.command(context_settings=_RAW)

@@ -78,6 +78,13 @@ class Job:
         stays_fast: Its neighbours stand back for it (`--priority=fast`).
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
+        parameters: What tells it from the others of its sweep or table, see model.parameters.
+        row: The row of a table that it is, see submission.jobs.table_rows; empty for none.
+        retries: How often it is started again where it fails (`--retries`).
+        retry_of: The member of its submission that it tries again, `4711/3`; empty for none.
+        start_together: How many members of its pack start at the same moment, it among them; 0
+            where it starts by itself.
+        snapshot: The copy of its project in which it runs; empty for none.
     """
 
     number: int
@@ -114,6 +121,12 @@ class Job:
     profile_like: str | None = None
     max_slowdown: float | None = None
     stays_fast: bool = False
+    parameters: tuple[tuple[str, str], ...] = ()
+    row: str = ""
+    retries: int = 0
+    retry_of: str = ""
+    start_together: int = 0
+    snapshot: str = ""
 
     @property
     def is_unlimited(self) -> bool:

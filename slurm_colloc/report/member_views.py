@@ -15,6 +15,7 @@ from slurm_colloc.model.member import (
     MemberState,
     SlurmJobState,
 )
+from slurm_colloc.model.parameters import Parameters
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import AUTO
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -65,6 +66,24 @@ class MemberView:
             StateError: Its spec.json is damaged.
         """
         return parse_record(MemberSpec, self._value, f"{self.files.path}/spec.json")
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """What tells it from the others of its sweep or table; none where it has none."""
+        # Thousands are shown that have none.
+        return self.spec.job.parameters if self._value["job"].get("parameters") else ()
+
+    @property
+    def row(self) -> str:
+        """The row of a table that it is; empty for none."""
+        row = self._value["job"].get("row")
+        return row if isinstance(row, str) else ""
+
+    @property
+    def retry_of(self) -> str:
+        """The member that it tries again; empty for none."""
+        name = self._value["job"].get("retry_of")
+        return name if isinstance(name, str) else ""
 
     @property
     def is_final(self) -> bool:

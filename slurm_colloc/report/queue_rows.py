@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.parameters import format_parameters
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -15,6 +16,9 @@ from slurm_colloc.report.member_views import (
 
 HEADER = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
 
+
+_PARAMETERS_MOST = 60
+"""Characters of the column of parameters; --json has all."""
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]
 """Members by pack."""
@@ -33,13 +37,39 @@ def build_table(found: Found, now: float) -> tuple[tuple[str, ...], list[tuple[s
         now: Seconds since the epoch.
     """
     rows = [build_row(view, member, now) for view, members in found for member in members]
+    members = [member for _, chosen in found for member in chosen]
+    header, rows = add_parameters(HEADER, rows, members, before="REASON")
     several = (v.record.shown_id and not v.record.local and bool(ms) for v, ms in found)
     if not any(several):
-        return HEADER, rows
+        return header, rows
     # Some are in another Slurm job than the one that they are named after.
     jobs = [view.job_id for view, members in found for _ in members]
     with_jobs = [(row[0], job, *row[1:]) for row, job in zip(rows, jobs, strict=True)]
-    return (HEADER[0], "SLURM", *HEADER[1:]), with_jobs
+    return (header[0], "SLURM", *header[1:]), with_jobs
+
+
+def add_parameters(
+    header: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    members: Sequence[MemberView],
+    *,
+    before: str,
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A table with a column for the parameters, where one of its members has any.
+
+    Args:
+        header: Its header.
+        rows: Its rows.
+        members: The member of each.
+        before: The column before which it stands.
+    """
+    if not any(member.parameters for member in members):
+        return header, rows
+    at = header.index(before)
+    texts = [cut(format_parameters(member.parameters), _PARAMETERS_MOST) for member in members]
+    return (*header[:at], "PARAMETERS", *header[at:]), [
+        (*row[:at], text, *row[at:]) for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def build_row(view: PackView, member: MemberView, now: float) -> tuple[str, ...]:
@@ -165,4 +195,7 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "script": member.spec.job.script_name,
         "arguments": list(member.spec.job.arguments),
         "directory": member.spec.job.directory,
+        "parameters": dict(member.parameters),
+        "retry_of": member.retry_of or None,
+        "snapshot": member.spec.job.snapshot or None,
     }

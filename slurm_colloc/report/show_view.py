@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
@@ -163,6 +164,9 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
         ("State", f"{member.state.value}{f' ({member.reason})' if member.reason else ''}"),
         ("Exit code", str(record.exit_code) if record and record.exit_code else ""),
         ("Command", shlex.join([job.script_name, *job.arguments])),
+        ("Parameters", format_parameters(job.parameters)),
+        ("Retry of", job.retry_of),
+        ("Snapshot", job.snapshot),
         ("Directory", job.directory),
         ("Output", out),
         ("Error", err or ""),

@@ -62,6 +62,14 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
         ("plan", "--what-if", EVIL, f"./{EVIL}.sh"),
         ("plan", "--local", "--explain", "pack", f"./{EVIL}.sh", f"./{EVIL}.sh"),
     ),
+    "sweep": (
+        ("sweep", EVIL), ("sweep", "--dry-run", f"./{EVIL}.sh", f"{EVIL}=1,2"),
+        ("sweep", f"--from={EVIL}", f"./{EVIL}.sh"),
+        ("sweep", "--local", f"./{EVIL}.sh", EVIL, "1,2"),
+    ),
+    "batch": (("batch", EVIL), ("batch", f"./{EVIL}.sh"), ("batch", "--resume", f"./{EVIL}.sh")),
+    "retry": (("retry", "4711"), ("retry", EVIL), ("retry", "4711", f"--{EVIL}"),
+              ("retry", "4711", "--where", EVIL), ("retry", "--dry-run", "4711/1")),
     "check": (("check", EVIL), ("check", f"./{EVIL}.sh")),
     "calibrate": (("calibrate", "--gpu", EVIL), ("calibrate", EVIL)),
     "doctor": (("doctor", "--no-job", "--partition", EVIL),),
@@ -114,8 +122,9 @@ def poison(path: Path) -> None:
     for number in (1, 2):
         spec = read_spec(path, number)
         job = dataclasses.replace(
-            spec.job, script_name=EVIL, arguments=(EVIL,), directory=f"/tmp/{EVIL}", output=EVIL
-        )
+            spec.job, script_name=EVIL, arguments=(EVIL,), directory=f"/tmp/{EVIL}", output=EVIL,
+            parameters=((EVIL, EVIL),), row=EVIL, retry_of=EVIL, snapshot=EVIL,
+        )  # fmt: skip
         write_spec(path / "members" / f"{number:04d}", dataclasses.replace(spec, job=job))
         state = read_state(path, number, 1)
         assert state is not None
@@ -251,7 +260,12 @@ def test_only_one_place_writes_for_people() -> None:
         # The question, after a table that `say` has written.
         ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("queue_and_history", "print_logs"),
+        ("print_logs", "print_new"),
+        ("print_logs", "_print_lines"),
+        ("print_logs", "end_lines"),
+        # A line that is written anew: numbers alone.
+        ("wait_for_members", "show"),
+        ("wait_for_members", "clear"),
     }
 
 

@@ -48,6 +48,7 @@ from slurm_colloc.store.pack.runner_process import RunnerProcess
 from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
 from slurm_colloc.store.pack_reading import JobIndex
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
+from slurm_colloc.store.snapshots import SnapshotRecord
 
 from .builders import build_pack
 
@@ -118,6 +119,7 @@ CASES = [
         ),
         "attempt",
     ),
+    build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),

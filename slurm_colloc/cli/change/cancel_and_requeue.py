@@ -14,6 +14,7 @@ from slurm_colloc.cli.change.ask_runner import (
     join_names,
     require_here,
     signal_runner,
+    tell_done,
     wake_runner,
 )
 from slurm_colloc.cli.session import Session, freeze, note, say
@@ -67,6 +68,7 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         # Only what was shown: another member may have joined meanwhile.
         found = session.survey(freeze(doomed))
     problems = Problems()
+    doomed = [(view, [m for m in members if not m.is_final]) for view, members in found]
     _cancel_found(session, found, problems, only_these=asked)
     for _ in range(LOOKS_MOST):
         strayed = list_strayed(found)
@@ -75,7 +77,10 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         found = session.survey(strayed)
         for view, members in found:
             _cancel_members(session, view, [m for m in members if not m.is_final], problems)
-    return problems.settle()
+    status = problems.settle()
+    if status == 0:
+        tell_done("cancelled", (member for _, members in doomed for member in members))
+    return status
 
 
 def _cancel_found(
@@ -236,6 +241,7 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
         with problems.noted():
             require_here(session, view)
             _requeue_in(session, view, members)
+            tell_done("requeued", (member for member in members if not member.is_final))
     return problems.settle()
 
 

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, require_here, wake_runner
+from slurm_colloc.cli.change.ask_runner import (
+    Problems,
+    join_names,
+    require_here,
+    tell_done,
+    wake_runner,
+)
 from slurm_colloc.cli.change.cancel_and_requeue import LOOKS_MOST, list_strayed
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
@@ -83,6 +89,7 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
         with problems.noted():
             require_here(session, view)
             _release_in(session, view, members)
+            tell_done("released", (member for member in members if not member.is_final))
     return problems.settle()
 
 
@@ -115,6 +122,7 @@ def _hold_in(session: Session, view: PackView, members: list[MemberView]) -> Non
             raise UsageProblem(text, hint=hint)
         note(text)
     _hold_job(session, view, held)
+    tell_done("held", held)
 
 
 def _has_begun(view: PackView, path: Path, number: int) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json, Name, States, User, tell_problems
+from slurm_colloc.cli.arguments import Json, Name, States, User, Where, tell_problems
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
@@ -43,6 +43,7 @@ def report(
     ] = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -58,7 +59,7 @@ def report(
         raise typer.Exit(write_report(write))
     if as_json and as_csv:
         raise UsageProblem("--json and --csv exclude each other")
-    choice = Choice.parse(targets or (), state, name, ended=True)
+    choice = Choice.parse(targets or (), state, name, where, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
@@ -163,6 +164,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("predicted_slowdown", ("predicted_slowdown",)),
     ("together_slowdown", ("together_slowdown",)),
     ("gpu_memory_by", ("gpu_memory_mb", "by")),
+    ("retry_of", ("retry_of",)),
 )
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")
@@ -176,11 +178,18 @@ def render_csv(found: Iterable[tuple[Summary, Collection[int] | None]]) -> str:
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([name for name, _ in _FIELDS])
-    for summary, chosen in found:
-        for member in summary["members"]:
-            if chosen is None or member["member"] in chosen:
-                writer.writerow([_read(member, path) for _, path in _FIELDS])
+    members = [
+        member
+        for summary, chosen in found
+        for member in summary["members"]
+        if chosen is None or member["member"] in chosen
+    ]
+    names = list(dict.fromkeys(name for m in members for name in m.get("parameters", {})))
+    parameters = [(f"param.{escape_controls(name)}", ("parameters", name)) for name in names]
+    fields = [*_FIELDS, *parameters]
+    writer.writerow([name for name, _ in fields])
+    for member in members:
+        writer.writerow([_read(member, path) for _, path in fields])
     return file.getvalue()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Name, States, Targets, User, describe_damaged
+from slurm_colloc.cli.arguments import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
@@ -45,12 +45,13 @@ def top(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
 ) -> None:
     """Show live what running members do; Ctrl-C ends it."""
-    choice = Choice.parse(targets or (ALL,), state, name)
+    choice = Choice.parse(targets or (ALL,), state, name, where)
     session = Session.open(user=user, asks_often=not once)
     if once or not sys.stdout.isatty():
         say(_render(session, _choose(session, choice)) or _tell_nothing(session))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.session import Session, note
 from slurm_colloc.cli.submit.join_first import find_room
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.due_summaries import FOLDER
@@ -83,6 +84,8 @@ def place_call(
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
     """
+    if call.options.flag("snapshot"):
+        call = _move_into_snapshot(call, session, directory)
     if joins != "never":
         return _join_or_submit(call, policy, session, directory, running=joins == "auto", tell=tell)
     state = session.own_state
@@ -97,6 +100,16 @@ def place_call(
     )
     tell(made, submitted, ())
     return PlacedCall(submitted)
+
+
+def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
+    from slurm_colloc.submission.jobs.project_snapshot import move_into_snapshot
+
+    state = session.own_state
+    if not session.settings.state_shared:
+        raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
+    state.prepare()
+    return move_into_snapshot(call, state.root, directory)
 
 
 def _join_or_submit(

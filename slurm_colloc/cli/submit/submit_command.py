@@ -24,7 +24,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern
+from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Options
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
@@ -49,11 +49,48 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    if call.options.flag("what-if"):
+    refuse_options_of_others(call.options, "submit")
+    return run_call(call, directory, probe=probe)
+
+
+_OF_ONE_COMMAND = {
+    "zip": "sweep", "sample": "sweep", "from": "sweep",
+    "resume": "batch", "watch": "batch",
+}  # fmt: skip
+
+
+def refuse_options_of_others(options: Options, command: str) -> None:
+    """Refuse options that mean something to another of csub's commands alone.
+
+    Args:
+        options: The options of the call.
+        command: The command.
+
+    Raises:
+        UsageProblem: One was given.
+    """
+    if options.flag("what-if"):
         raise UsageProblem(
-            f"{call.options.origin('what-if')}: --what-if submits nothing",
+            f"{options.origin('what-if')}: --what-if submits nothing",
             hint="csub plan --what-if=... shows it",
         )
+    for name, its_command in _OF_ONE_COMMAND.items():
+        if its_command != command and options.flag(name):
+            raise UsageProblem(
+                f"{options.origin(name)}: --{name} is an option of csub {its_command} alone",
+                hint=f"csub {its_command} --help",
+            )
+
+
+def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = True) -> int:
+    """Submit the jobs of a call; the exit status.
+
+    Args:
+        call: The call.
+        directory: The current directory.
+        probe: The job runs alone, until its usage profile is known.
+        joins: A single job may join a pack that is there.
+    """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
         from slurm_colloc.submission.plan.call_policy import as_probe
@@ -67,8 +104,10 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         from slurm_colloc.cli.submit.submission_answer import run_dry
 
         return run_dry(call, policy, session, directory, local=local)
-    on_terminal = sys.stdout.isatty()
-    joins = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+    which = "never"
+    if joins:
+        on_terminal = sys.stdout.isatty()
+        which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
 
     def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:
         if local:
@@ -76,7 +115,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         else:
             _tell(call, session, made, submitted, refusals)
 
-    placed = place_call(call, policy, session, directory, joins=joins, tell=tell)
+    placed = place_call(call, policy, session, directory, joins=which, tell=tell)
     if placed.joined is None:
         return _finish(call, session, placed.submitted)
     tell_joined(call.options, placed.joined)

@@ -44,6 +44,8 @@ def build_member(
         "member": member.number,
         "id": str(view.member),
         "name": view.name,
+        "parameters": dict(view.parameters),
+        "retry_of": view.retry_of or None,
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
         "started_at": min((stay.begin for stay in member.stays), default=None),

@@ -169,6 +169,8 @@ class MemberStarter:
             passes_on=self._passes_on and is_step,
             tmpdir=member.tmpdir,
             is_step=is_step,
+            # It waits for no more than its pack has.
+            together=min(job.start_together, self._record.degree, len(self._record.members)),
         )
         launch_file = f"{member.prefix}.launch"
         write_atomic(launch_file, json.dumps(launch).encode())

@@ -62,6 +62,7 @@ def build_launch(
     passes_on: bool,
     tmpdir: str,
     is_step: bool,
+    together: int = 0,
 ) -> dict[str, Any]:
     """The launch file's value; runtime.programs.wrapper reads it."""
     return {
@@ -80,6 +81,7 @@ def build_launch(
         "passes_on": passes_on,
         "own_tmpdir": tmpdir,
         "is_step": is_step,
+        "together": together,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.parameters import build_parameter_variables
 from slurm_colloc.model.sbatch.mail_types import (
     TIME_SHARES,
     MailEvent,
@@ -253,6 +254,7 @@ class MemberMails:
             "SLURM_COLLOC_MEMBER": f"{self._allocation.shown_job_id}/{member.number}",
             "SLURM_COLLOC_NAME": f"{self._allocation.shown_job_id}_{member.number}",
         }
+        environment |= build_parameter_variables(member.spec.job.parameters)
         if member.spec.job.array_task is not None:
             environment["SLURM_ARRAY_JOB_ID"] = self._allocation.shown_job_id
             environment["SLURM_ARRAY_TASK_ID"] = str(member.number)

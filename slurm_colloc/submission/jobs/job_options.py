@@ -196,6 +196,20 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+RETRIES_MOST = 100
+
+
+def parse_retries(text: str) -> int:
+    """How often a job is started again.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or int(text) > RETRIES_MOST:
+        raise ValueError(f"a number from 0 to {RETRIES_MOST} is needed")
+    return int(text)
+
+
 def read_slowdown(options: Options) -> float | None:
     """`--max-slowdown`; None where it is not given."""
     return read_option(options, "max-slowdown", parse_slowdown)

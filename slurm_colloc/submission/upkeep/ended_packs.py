@@ -23,6 +23,7 @@ from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import cancel_left, is_held
 from slurm_colloc.store.pack.member_states import (
     begin_attempt,
+    put_environment_aside,
     read_attempt,
     read_state,
     remove_environment,
@@ -269,5 +270,8 @@ def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:
     if last in OVER:
         # Its runner may have had no time for it.
         for number in list_members(path):
-            remove_environment(path, number)
+            is_cancelled = os.path.lexists(path / "members" / format_number(number) / "cancelled")
+            is_unwanted = is_cancelled or last is SlurmJobState.CANCELLED
+            put_away = remove_environment if is_unwanted else put_environment_aside
+            put_away(path, number)
     state.forget_open(record.pack_id)
