@@ -263,6 +263,8 @@ def test_only_one_place_writes_for_people() -> None:
         ("print_logs", "print_new"),
         ("print_logs", "_print_lines"),
         ("print_logs", "end_lines"),
+        # Candidates, of which none steers a terminal, and csub's own scripts.
+        ("completion_command", "run_completion"),
         # A line that is written anew: numbers alone.
         ("wait_for_members", "show"),
         ("wait_for_members", "clear"),

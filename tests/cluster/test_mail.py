@@ -144,6 +144,17 @@ def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
     assert re.fullmatch(r"\d\d:\d\d:\d\d", failed.environment["SLURM_JOB_RUN_TIME"])
 
 
+def test_mails_of_a_sweep_know_its_parameters(writer: CsubUser, post: Post) -> None:
+    writer.script("train.sh", "exit 0")
+    job_id = writer.csub(
+        "sweep", "--parsable", "--gres=gpu:1", "--time=5", "--mail-type=END", "train.sh",
+        "--lr", "0.1,0.20",
+    ).stdout.strip()  # fmt: skip
+    writer.finish(job_id)
+    told = {mail.environment["SLURM_COLLOC_PARAM_LR"] for mail in post.wait_for(2)}
+    assert told == {"0.1", "0.20"}
+
+
 def test_a_lone_job_has_slurms_own_mails_in_the_same_words(writer: CsubUser, post: Post) -> None:
     writer.script("one.sh", "sleep 1")
     alone = writer.submit("--gres=gpu:1", "--mail-type=END", "one.sh")

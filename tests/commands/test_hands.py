@@ -16,8 +16,11 @@ from .refusals import check_refused
 SHARE = ("--gres=gpu:1", "--time=5", "--share=timeslice", "--mem=100M", "-c1")
 
 
-def watch(user: CsubUser, *words: str) -> tuple[int, str]:
-    """Run csub with standard error on a terminal; its exit status and what is seen there."""
+def watch(user: CsubUser, *words: str, until: str = "", go: Path | None = None) -> tuple[int, str]:
+    """Run csub with standard error on a terminal; its exit status and what is seen there.
+
+    Once `until` is seen, the file `go` is made.
+    """
     ours, theirs = pty.openpty()
     try:
         started = subprocess.Popen(
@@ -31,6 +34,8 @@ def watch(user: CsubUser, *words: str) -> tuple[int, str]:
         try:
             while chunk := terminal.read(4096):
                 seen += chunk
+                if go is not None and until.encode() in seen:
+                    go.touch()
         except OSError:
             # The other end is closed.
             pass
@@ -42,11 +47,11 @@ def sweep(user: CsubUser, *words: str) -> str:
 
 
 def test_waiting_shows_how_far_it_is_and_how_it_ended(user: CsubUser, slurm: FakeSlurm) -> None:
-    user.script("train.sh", "sleep 1; exit $1")
+    user.script("train.sh", "until [ -e go ]; do sleep 0.1; done; exit $1")
     slurm.pause()
     job_id = sweep(user, "train.sh", "{code}", "code=0,0,3")
     slurm.go_on()
-    status, seen = watch(user, "wait", job_id)
+    status, seen = watch(user, "wait", job_id, until="of 3 done", go=user.home / "go")
     assert status == 3
     assert "0 of 3 done" in seen
     end = f"csub: 3 members: 2 COMPLETED, 1 FAILED ({job_id}/3); csub retry {job_id} tries again"
@@ -101,5 +106,5 @@ def test_the_help_is_grouped_and_leaves_no_command_out(user: CsubUser) -> None:
     for title in ("Submit:", "Look:", "Afterwards:", "Change:", "Set up:"):
         assert title in told
     assert "More:" not in told
-    for command in ("sweep", "batch", "retry", "submit"):
-        assert user.csub(command, "--help").stdout.startswith("Usage: csub")
+    for command in ("sweep", "batch", "retry", "pack", "probe"):
+        assert user.csub(command, "--help").stdout.startswith(f"Usage: csub {command} ")

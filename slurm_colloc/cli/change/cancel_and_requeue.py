@@ -248,7 +248,10 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
 def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> None:
     alive = [member for member in members if not member.is_final]
     if not alive:
-        raise UsageProblem(f"{join_names(members)}: already ended", hint="submit the script again")
+        raise UsageProblem(
+            f"{join_names(members)}: already ended",
+            hint=f"csub retry {view.shown_id} tries again what did not complete",
+        )
     fixed = [member for member in alive if member.spec.job.requeue is False]
     if fixed:
         raise UsageProblem(f"{join_names(fixed)}: submitted with --no-requeue")

@@ -55,7 +55,7 @@ def list_candidates(words: Sequence[str], state_root: Path | None) -> list[str]:
     command = before[0] if before else ""
     previous = before[-1] if before else ""
     found = _list_all(command, previous, typed, before, state_root)
-    return sorted({text for text in found if text.startswith(typed)})
+    return sorted({text for text in found if text.startswith(typed) and text.isprintable()})
 
 
 def _list_all(
@@ -145,5 +145,5 @@ def _list_names(root: Path | None) -> Iterable[str]:
         for path in sorted((root / "open").iterdir())[-_IDS_MOST:]:
             with contextlib.suppress(Exception):
                 record = read_pack(root / "packs" / path.name)
-                if record is not None and record.name.isprintable():
+                if record is not None:
                     yield record.name

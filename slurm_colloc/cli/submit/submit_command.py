@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +19,12 @@ from slurm_colloc.cli.submit.submission_notes import (
     is_watched,
     list_missing_directories,
 )
+from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Options
+from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
@@ -44,7 +44,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         probe: The job runs alone, until its usage profile is known.
     """
     directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
-    early = _peek(argv)
+    early = _peek(argv, pack=pack, probe=probe)
     if early is not None:
         say(early)
         return 0
@@ -158,7 +158,7 @@ def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int
     return 0
 
 
-def _peek(argv: Sequence[str]) -> str | None:
+def _peek(argv: Sequence[str], *, pack: bool, probe: bool) -> str | None:
     """Answers that need no script: --version, --help, --usage."""
     for word in argv:
         if not word.startswith("-") or word == "--":
@@ -166,49 +166,8 @@ def _peek(argv: Sequence[str]) -> str | None:
         if word in ("-V", "--version"):
             return f"csub {__version__}"
         if word in ("-h", "--help", "--usage"):
-            return render_submit_help()
+            return PACK_HELP if pack else PROBE_HELP if probe else render_submit_help()
     return None
-
-
-_HEAD = """\
-Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]      as with sbatch
-       csub pack [OPTIONS] SCRIPT...          scripts that share a GPU
-       csub probe [OPTIONS] SCRIPT [ARGUMENTS]   alone, until its usage profile is known
-       csub plan [OPTIONS] SCRIPT [ARGUMENTS]  what would share, and why; submits nothing
-       csub queue, show, logs, why, cancel, shell, ... see csub --help
-
-Takes the options of sbatch (22.05 to 26.05), its #SBATCH lines and SBATCH_* variables. Jobs of
-one call share a GPU: the tasks of --array, the scripts of pack.
-"""
-
-_SECTIONS = (
-    (Concern.MEMBER, "Done for each member by itself:"),
-    (Concern.SHAPE, "Jobs with one GPU, one node and one task can share; others run alone:"),
-    (Concern.GROUP, "Jobs share a pack only where these are equal:"),
-    (Concern.ALONE, "A job with one of these runs alone:"),
-    (Concern.CALL, "About this call:"),
-    (Concern.REFUSED, "Refused:"),
-)
-
-
-def render_submit_help() -> str:
-    """The text of `csub submit --help`."""
-    lines = [_HEAD, "csub's own options (also on #CSUB lines):"]
-    for option in OWN_OPTIONS:
-        value = "" if option.argument is Argument.NONE else "=VALUE"
-        lines.append(f"  {f'--{option.name}{value}':<22} {option.reason}")
-    for concern, title in _SECTIONS:
-        names = [
-            f"--{option.name}"
-            for option in SBATCH_OPTIONS
-            if option.concern is concern and option.alias_of is None
-        ]
-        lines += ["", title]
-        lines += textwrap.wrap(
-            " ".join(names), 92, initial_indent="  ", subsequent_indent="  ",
-            break_on_hyphens=False,
-        )  # fmt: skip
-    return "\n".join(lines)
 
 
 PROFILE_WAIT_S = 45.0
