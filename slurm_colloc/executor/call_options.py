@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.parameters import Parameters, check_parameter_name
 from slurm_colloc.model.printable import escape_controls
 
 ARGUMENT_LONGEST = 120
@@ -94,6 +95,21 @@ def describe_arguments(
         for place, value in enumerate(args)
     ]
     return (*named, *(f"{name}={_show(value)}" for name, value in kwargs.items()))
+
+
+def find_parameters(arguments: Sequence[str]) -> Parameters:
+    """Those of a call's arguments that have a name, hydra's `+lr=0.1` among them."""
+    found = {}
+    for text in arguments:
+        name, equals, value = text.lstrip("+").partition("=")
+        if not equals:
+            continue
+        try:
+            check_parameter_name(name)
+        except ValueError:
+            continue
+        found[name] = value
+    return tuple(found.items())
 
 
 def _show(value: Any) -> str:

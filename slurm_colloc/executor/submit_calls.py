@@ -17,6 +17,7 @@ from slurm_colloc.executor.call_options import (
     build_words,
     describe_arguments,
     describe_function,
+    find_parameters,
     name_function,
 )
 from slurm_colloc.executor.run_call import VARIABLE, find_checkpoint
@@ -155,18 +156,16 @@ def _with_calls(call: Call, calls: Sequence[PythonCall], path: Path) -> Call:
     """Each job with the arguments of its call, for tables and usage profiles, and with its file."""
     # One for all tasks: they are linked, not copied, in the state.
     environment = {**call.candidates[0].environment, VARIABLE: str(path)}
-    candidates = [
-        dataclasses.replace(
-            candidate,
-            environment=environment,
-            job=dataclasses.replace(
-                candidate.job,
-                script_name=name_function(made.function),
-                arguments=describe_arguments(made.function, made.args, made.kwargs),
-            ),
+    candidates = []
+    for candidate, made in zip(call.candidates, calls, strict=True):
+        arguments = describe_arguments(made.function, made.args, made.kwargs)
+        job = dataclasses.replace(
+            candidate.job,
+            script_name=name_function(made.function),
+            arguments=arguments,
+            parameters=find_parameters(arguments),
         )
-        for candidate, made in zip(call.candidates, calls, strict=True)
-    ]
+        candidates.append(dataclasses.replace(candidate, environment=environment, job=job))
     return dataclasses.replace(call, candidates=tuple(candidates))
 
 

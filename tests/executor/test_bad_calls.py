@@ -21,7 +21,7 @@ from slurm_colloc.executor.call_files import (
     read_result,
     write_calls,
 )
-from slurm_colloc.executor.call_options import build_words, describe_arguments
+from slurm_colloc.executor.call_options import build_words, describe_arguments, find_parameters
 from slurm_colloc.executor.function_executor import Executor
 
 from ..cluster.conftest import CsubUser
@@ -203,6 +203,11 @@ def test_arguments_are_shown_harmless_and_short() -> None:
         "<Shy instance>",
         f"name={'x' * 117}...",
     )
+
+
+def test_arguments_with_a_name_are_parameters() -> None:
+    words = ("lr=0.1", "+optim.bs=32", "plain", "a b=3", "=4", "x=")
+    assert find_parameters(words) == (("lr", "0.1"), ("optim.bs", "32"), ("x", ""))
 
 
 def test_a_script_is_quoted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,9 @@ def test_csub_tells_the_calls_of_an_array_apart(run_python: Run, user: CsubUser)
     assert {row["name"] for row in rows.values()} == {"train"}
     words = {number: row["arguments"] for number, row in rows.items()}
     assert words == {0: ["lr=0.1", "bs=32"], 1: ["lr=0.2", "bs=32"]}
+    assert rows[1]["parameters"] == {"lr": "0.2", "bs": "32"}
+    found = json.loads(user.csub("history", "--json", "--where", "lr=0.1").stdout)
+    assert [row["member"] for row in found] == [f"{job_id}/0"]
 
 
 def test_a_batch_that_fails_submits_nothing(run_python: Run, slurm: FakeSlurm) -> None:
