@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
 from benchmarks.dividing import measure_dividing
+from benchmarks.executor import measure_executor
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
@@ -43,6 +44,7 @@ from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
+    "executor": lambda bed: [measure_executor(bed)],
     "joining": measure_joining,
     "tables": lambda bed: [measure_tables(bed)],
     "queue": lambda bed: [measure_queue(bed)],

@@ -48,9 +48,17 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     of_many = _choose_submission_of_many(argv)
     if of_many is not None:
         return of_many
+    first = argv[0] if argv else ""
+    if first == "tutorial":
+        from slurm_colloc.sandbox.tutorial import run_tutorial
+
+        return lambda: run_tutorial(argv[1:])
+    if first == "notebook":
+        from slurm_colloc.cli.submit.notebook_command import run_notebook
+
+        return lambda: run_notebook(argv[1:])
     from slurm_colloc.cli.submit.submit_command import run_submit
 
-    first = argv[0] if argv else ""
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv
     return lambda: run_submit(words, pack=is_pack, probe=is_probe)

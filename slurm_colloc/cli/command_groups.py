@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Submit", ("submit", "pack", "sweep", "batch", "retry", "probe")),
+    ("Submit", ("submit", "pack", "sweep", "batch", "retry", "probe", "notebook")),
     ("Before you submit", ("plan", "check", "doctor", "calibrate", "profile")),
     ("Look", ("queue", "why", "explain", "show", "logs", "top")),
     ("Afterwards", ("history", "report", "compare", "track", "wait")),
     ("Change", ("cancel", "hold", "release", "requeue", "shell")),
-    ("Set up", ("config", "clean", "sandbox", "admin")),
+    ("Set up", ("config", "clean", "tutorial", "sandbox", "admin")),
 )
 """Titles, and the commands under each."""
 

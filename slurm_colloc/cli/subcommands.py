@@ -190,6 +190,11 @@ def plan() -> None:
 
 
 @app.command(context_settings=_RAW)
+def notebook() -> None:
+    """Start a Jupyter server as a member, which ends when it is no longer used."""
+
+
+@app.command(context_settings=_RAW)
 def check() -> None:
     """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
 
@@ -215,6 +220,11 @@ app.command()(config)
 app.command()(clean)
 app.command()(doctor)
 app.command()(calibrate)
+
+
+@app.command(context_settings=_RAW)
+def tutorial() -> None:
+    """Five minutes with csub, on a private Slurm that goes away at the end."""
 
 
 @app.command(context_settings=_RAW)

@@ -75,6 +75,7 @@ class Job:
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
             None for none.
+        stays_fast: Its neighbours stand back for it (`--priority=fast`).
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
         parameters: What tells it from the others of its sweep or table, see model.parameters.
@@ -120,6 +121,7 @@ class Job:
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
+    stays_fast: bool = False
     parameters: tuple[tuple[str, str], ...] = ()
     row: str = ""
     retries: int = 0

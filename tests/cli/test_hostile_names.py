@@ -86,7 +86,7 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
 }  # fmt: skip
 """What is called of each command, in order."""
 
-OTHERS = {"sandbox", "admin"}
+OTHERS = {"sandbox", "admin", "notebook", "tutorial"}
 """Commands that show nothing that another user has written, and those of other programs."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -12,12 +11,8 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.join_first import (
-    choose_other_packs,
-    choose_packs_to_join,
-    find_room,
-    tell_joined,
-)
+from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
+from slurm_colloc.cli.submit.place_call import place_call, prepare_call
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
@@ -28,23 +23,16 @@ from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_su
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
-from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Options
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.learned.due_summaries import FOLDER
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
-from slurm_colloc.submission.plan.call_policy import choose_policy
-from slurm_colloc.submission.submit import submit_call
 
 if TYPE_CHECKING:
     from slurm_colloc.model.profile import (
         ProfileRecord,
     )
     from slurm_colloc.submission.plan.plan_call import CallPlan
-
-JOIN_WAIT_S = 30.0
 
 
 def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) -> int:
@@ -109,118 +97,45 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
 
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
-    call, policy = prepare_call(call, session, local=local)
+    on_terminal = sys.stdout.isatty()
+    call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
     for text in list_missing_directories(call):
         note(text)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry
 
         return run_dry(call, policy, session, directory, local=local)
-    state = session.own_state
-    if call.options.flag("snapshot"):
-        from slurm_colloc.submission.jobs.project_snapshot import move_into_snapshot
+    which = "never"
+    if joins:
+        which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
 
-        if not session.settings.state_shared:
-            raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
-        state.prepare()
-        call = move_into_snapshot(call, state.root, directory)
-    which = choose_packs_to_join(call, session, local=local) if joins else "never"
-    if which != "never":
-        return _join_or_submit(call, policy, session, directory, running=which == "auto")
-    if state.list_open():
-        session.refresh()
-    if local:
-        from slurm_colloc.submission.local_packs import submit_local
+    def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:
+        if local:
+            answer(call.options, made, submitted)
+        else:
+            _tell(call, session, made, submitted, refusals)
 
-        made, submitted = submit_local(
-            call, policy, session.settings, state, environ=os.environ, directory=directory
-        )
-        answer(call.options, made, submitted)
-    else:
-        submitted = submit_call(
-            call,
-            policy,
-            session.settings,
-            state,
-            session.slurm,
-            directory=directory,
-            answer=lambda made, submitted: _tell(call, session, made, submitted),
-        )
-    return _finish(call, session, submitted)
-
-
-def prepare_call(call: Call, session: Session, *, local: bool) -> tuple[Call, Policy]:
-    """A call with members that it waits for found, and jobs that harmed others set apart.
-
-    Returns:
-        The call, and its policy, which holds for all that becomes of it.
-    """
-    if any(dict(c.job.group).get("dependency") for c in call.candidates):
-        from slurm_colloc.cli.submit.depend_on_members import resolve_members
-
-        call = resolve_members(session, call, local=local)
-    # What packs that have ended show of these jobs counts in the plan.
-    if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
-        from slurm_colloc.cli.await_summaries import prepare_summaries
-
-        prepare_summaries(session.state, session.settings)
-    policy = dataclasses.replace(
-        choose_policy(call, session.settings), join=choose_other_packs(call, session, local=local)
-    )
-    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
-    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
-        from slurm_colloc.submission.plan.known_jobs import bar_culprits
-
-        if policy.mode is SharingMode.MPS:
-            call, barred = bar_culprits(call, session.state.root)
-            # Where they may have walls the plan says what becomes of them.
-            for text in () if policy.may_cut else barred:
-                note(text)
-    return call, policy
-
-
-def _join_or_submit(
-    call: Call, policy: Policy, session: Session, directory: str, *, running: bool
-) -> int:
-    """Join a pack that has room, or submit a new one; one csub of a user at a time.
-
-    So scripts that are typed or started at once do not each open a pack of their own.
-    """
-    from slurm_colloc.store.file_locks import hold_lock
-
-    state = session.own_state
-    state.prepare()
-    with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
-        joined, refusals = find_room(call, policy, session, running=running)
-        if joined is None:
-
-            def tell(made: CallPlan, submitted: Sequence[Submitted]) -> None:
-                if call.options.flag("explain") or call.options.flag("verbose"):
-                    for text in refusals:
-                        note(f"not joined: {text}")
-                _tell(call, session, made, submitted)
-
-            submitted = submit_call(
-                call,
-                policy,
-                session.settings,
-                state,
-                session.slurm,
-                directory=directory,
-                answer=tell,
-                refusals=refusals,
-            )
-    if joined is None:
-        return _finish(call, session, submitted)
-    tell_joined(call.options, joined)
+    placed = place_call(call, policy, session, directory, joins=which, tell=tell)
+    if placed.joined is None:
+        return _finish(call, session, placed.submitted)
+    tell_joined(call.options, placed.joined)
     if call.options.flag("wait"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
 
-        return wait_for(session, [Selection.parse(str(joined.member))])
+        return wait_for(session, [Selection.parse(str(placed.joined.member))])
     return 0
 
 
-def _tell(call: Call, session: Session, made: CallPlan, submitted: Sequence[Submitted]) -> None:
+def _tell(
+    call: Call,
+    session: Session,
+    made: CallPlan,
+    submitted: Sequence[Submitted],
+    refusals: Sequence[str],
+) -> None:
+    if call.options.flag("explain") or call.options.flag("verbose"):
+        for text in refusals:
+            note(f"not joined: {text}")
     if any(candidate.job.depends for candidate in call.candidates):
         from slurm_colloc.cli.submit.depend_on_members import tell_packs
 

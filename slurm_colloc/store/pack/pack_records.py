@@ -123,6 +123,7 @@ _USUAL = {
     "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
     "needs_wall": False,
+    "stays_fast": False,
 }  # fmt: skip
 """What fields that came later have for most jobs."""
 

@@ -42,6 +42,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_open_mode,
     read_option,
     read_slowdown,
+    stays_fast,
 )
 from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.output_files import refuse_directories
@@ -295,6 +296,7 @@ def build_candidate(
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         profile_like=options.text("profile-like"),
         max_slowdown=read_slowdown(options),
+        stays_fast=stays_fast(options),
         retries=read_option(options, "retries", parse_retries) or 0,
         start_together=read_count(options, "start-together") or 0,
     )

@@ -120,7 +120,7 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
     pairs = [
         (given.option.name, given.value or "")
         for given in options.select(Concern.GROUP)
-        if not given.option.own
+        if not given.option.own and not (given.option.name == "priority" and stays_fast(options))
     ]
     pairs += [
         (name, options.text(name) or "") for name in _PASSED_FOR_THE_PACK if options.flag(name)
@@ -131,6 +131,15 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
     if names_singleton(options.text("dependency") or ""):
         pairs.append(("job-name", name))
     return tuple(sorted(pairs))
+
+
+FAST = "fast"
+"""The value of `--priority` that is csub's; sbatch takes a number or TOP."""
+
+
+def stays_fast(options: Options) -> bool:
+    """`--priority=fast`: the job's neighbours on the GPU stand back for it."""
+    return options.text("priority") == FAST
 
 
 def compute_shape(options: Options) -> tuple[tuple[str, str], ...]:

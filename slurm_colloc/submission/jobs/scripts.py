@@ -17,7 +17,7 @@ SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 
 COMMANDS = (
     "submit", "pack", "sweep", "batch", "retry", "probe", "check", "queue", "show", "logs",
-    "cancel", "wait", "sandbox",
+    "cancel", "wait", "sandbox", "notebook", "tutorial",
 )  # fmt: skip
 """csub's own words; everything else that comes first is a script or an option."""
 
