@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
 from benchmarks.dividing import measure_dividing
+from benchmarks.executor import measure_executor
 from benchmarks.hooks import measure_hooks
 from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
@@ -37,11 +38,15 @@ from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
+from benchmarks.sums import measure_sums
+from benchmarks.tables import measure_tables
 from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
     "submission": measure_submissions,
+    "executor": lambda bed: [measure_executor(bed)],
     "joining": measure_joining,
+    "tables": lambda bed: [measure_tables(bed)],
     "queue": lambda bed: [measure_queue(bed)],
     "questions": lambda bed: [measure_questions(bed)],
     "runner": lambda bed: [measure_runner(bed)],
@@ -65,6 +70,8 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "planning" in chosen:
         yield measure_planning()
         yield measure_planning_calls()
+    if "sums" in chosen:
+        yield measure_sums()
     if "layouts" in chosen:
         yield measure_layouts()
     with_slurm = [name for name in GROUPS if name in chosen]
@@ -90,6 +97,7 @@ def main() -> None:
         "instrument",
         "planning",
         "layouts",
+        "sums",
         *GROUPS,
     ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -27,8 +27,9 @@ except KeyboardInterrupt:
 
 SUBCOMMANDS = frozenset(
     {
-        "calibrate", "cancel", "clean", "config", "doctor", "explain", "history", "hold", "logs",
-        "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "wait", "why",
+        "calibrate", "cancel", "clean", "compare", "config", "doctor", "explain", "history", "hold",
+        "logs", "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "track",
+        "wait", "why",
     }
 )  # fmt: skip
 _LINE_BREAK = "\n"
@@ -44,9 +45,20 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return command
     if is_led_back():
         return lambda: hand_over(argv)
+    of_many = _choose_submission_of_many(argv)
+    if of_many is not None:
+        return of_many
+    first = argv[0] if argv else ""
+    if first == "tutorial":
+        from slurm_colloc.sandbox.tutorial import run_tutorial
+
+        return lambda: run_tutorial(argv[1:])
+    if first == "notebook":
+        from slurm_colloc.cli.submit.notebook_command import run_notebook
+
+        return lambda: run_notebook(argv[1:])
     from slurm_colloc.cli.submit.submit_command import run_submit
 
-    first = argv[0] if argv else ""
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv
     return lambda: run_submit(words, pack=is_pack, probe=is_probe)
@@ -81,10 +93,41 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     return None
 
 
+def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
+    """The commands that submit what a table or earlier jobs say, and completion; else None."""
+    first = argv[0] if argv else ""
+    if first in ("--complete-words", "--install-completion", "--show-completion"):
+        from slurm_colloc.cli.completion.completion_command import run_completion
+
+        return lambda: run_completion(argv)
+    if argv == ["--man"]:
+        return _tell_manual
+    if first == "sweep":
+        from slurm_colloc.cli.submit.sweep_command import run_sweep
+
+        return lambda: run_sweep(argv[1:])
+    if first == "batch":
+        from slurm_colloc.cli.submit.batch_command import run_batch
+
+        return lambda: run_batch(argv[1:])
+    if first == "retry":
+        from slurm_colloc.cli.submit.retry_command import run_retry
+
+        return lambda: run_retry(argv[1:])
+    return None
+
+
 def _tell_version() -> int:
     from slurm_colloc import __version__
 
     sys.stdout.write(f"csub {__version__}\n")
+    return 0
+
+
+def _tell_manual() -> int:
+    from slurm_colloc.cli.man_page import render_man
+
+    sys.stdout.write(render_man())
     return 0
 
 

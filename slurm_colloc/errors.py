@@ -9,6 +9,7 @@
       NodeError            5   the node could not do what the pack needs
       StateError           6   the state directory cannot be read or written
       NotFound             7   no such pack or member
+      MemberFailed         1   what Executor raises for a job that ended without a result
 
 8 is no failure: `csub admin install-hooks --check` ends so where something would be changed.
 
@@ -107,6 +108,24 @@ class NotFound(CollocError):
     """No such pack or member."""
 
     exit_code = 7
+
+
+class MemberFailed(CollocError):
+    """A job of an Executor ended without a result, or its result cannot be used.
+
+    Args:
+        message: What became of it.
+        hint: What the user can do.
+        state: The member's state, such as `OUT_OF_MEMORY`; empty where the result is the problem.
+        last_line: The last line that it wrote; empty where there is none.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", state: str = "", last_line: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.state = state
+        self.last_line = last_line
 
 
 class Interrupted(CollocError):

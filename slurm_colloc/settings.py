@@ -79,6 +79,7 @@ class Settings:
         planner: Who makes the packs: `csub`, or for comparison a rule of others (`exclusive`,
             `first-fit`, `carma`, `additive`).
         calibration_dir: Where the site's calibrations of GPU models lie; empty for none.
+        fleet_spool: Into which packs that have ended report to the site; empty for none.
         caps: What the site allows at most.
     """
 
@@ -107,6 +108,7 @@ class Settings:
     goal: str = "throughput"
     planner: str = "csub"
     calibration_dir: str = "/etc/slurm_colloc/calibrations"
+    fleet_spool: str = ""
     caps: Caps = Caps()
 
     def gpu_memory_mb(self, gpu_type: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -28,6 +29,15 @@ States = Annotated[
 Name = Annotated[
     str, typer.Option("--name", "-n", metavar="GLOB", help="Only members with such a job name.")
 ]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="NAME=VALUE",
+        help="Only members with such a parameter; several of one name mean any of them.",
+        show_default=False,
+    ),
+]
 User = Annotated[
     str,
     typer.Option(
@@ -36,17 +46,37 @@ User = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value (docs/json.md).")]
 
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-o",
+        metavar="FORMAT",
+        help="As squeue's (%.18i %.8j %T) or sacct's (JobID,State%12,Arguments).",
+    ),
+]
+NoHeader = Annotated[
+    bool, typer.Option("--noheader", "--no-header", help="Without the line of titles.")
+]
+Each = Annotated[
+    bool,
+    typer.Option("--array", "-r", help="A line for each member, also where they are equal."),
+]
 
-def choose(targets: list[str] | None, state: str, name: str) -> Choice:
+
+def choose(
+    targets: list[str] | None, state: str, name: str, where: Sequence[str] | None = None
+) -> Choice:
     """What a command that needs to be told is to act on.
 
     Raises:
         UsageProblem: Nothing was named, or it cannot be read.
     """
-    choice = Choice.parse(targets or (), state, name)
+    choice = Choice.parse(targets or (), state, name, where)
     if not choice.selections:
         raise UsageProblem(
-            "name members to act on", hint="an id as in csub queue, last, all, --state or --name"
+            "name members to act on",
+            hint="an id as in csub queue, last, all, --state, --name or --where",
         )
     return choice
 

@@ -76,7 +76,7 @@ def make_summaries(state: State, settings: Settings, pack_ids: Collection[str]) 
     over = [pack_id for pack_id in pack_ids if not _is_open(state, pack_id)]
     if not over:
         return
-    from slurm_colloc.learning.learn_from_pack import learn_from_pack
+    from slurm_colloc.cli.finish_pack import finish_pack
 
     with hold_lock(state.root / "summaries.lock", PATIENCE_S):
         for pack_id in over:
@@ -85,7 +85,7 @@ def make_summaries(state: State, settings: Settings, pack_ids: Collection[str]) 
                 continue
             if os.path.isdir(state.pack_path(pack_id)):  # noqa: PTH112
                 try:
-                    learn_from_pack(state.pack_path(pack_id), settings.calibration_path)
+                    finish_pack(state, pack_id, settings)
                 except CollocError as problem:
                     note(f"nothing is learned from pack {pack_id}: {problem}")
             forget_due(state.root, pack_id)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.selection import Choice
+from slurm_colloc.cli.selection import Choice, is_of_job
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
@@ -236,9 +236,9 @@ class Session:
                     where, found = view, member
                     if follow_all or selection.ranges is not None:
                         where, found = self._follow(view, member, jobs)
-                    if choice.matches(found.state, found.name):
+                    if choice.matches(found.state, found.name, found.parameters):
                         kept = picked.setdefault(where.record.pack_id, (where, {}))[1]
-                        kept[found.member.number] = found
+                        kept[found.place] = found
         if not picked and choice.is_filtered and not self._noted:
             note(f"no member matches {choice}")
             self._noted.add("")
@@ -266,18 +266,25 @@ class Session:
             selection = Selection(last.job, selection.ranges or last.ranges)
         # To change something takes all of them; to help another user, what can be read is shown.
         damaged = None if isinstance(self.state, State) else self.damaged
-        views = self._survey_packs(self.state.find_packs(selection.job), jobs, damaged)
+        views = self._survey_job(selection.job, jobs, damaged)
         if damaged and not views:
             raise damaged[0]
-        for view in views:
-            if view.is_numbered_pack and not view.members and selection.names(view.record.index):
-                self._note_once(
-                    f"{view.job_id} has no members left: others of {selection.job} took them over"
-                )
-        known = {m.member.number for view in views for m in view.members}
-        elements = {view.record.index for view in views if view.is_numbered_pack}
+        takers = self.state.list_takers(selection.job)
+        listed = [
+            (view, [m for m in view.members if is_of_job(m, selection.job, view, takers)])
+            for view in views
+        ]
+        packs = {
+            view.record.index: view
+            for view in views
+            if view.is_numbered_pack and view.record.pack_id not in takers
+        }
+        for index, view in packs.items():
+            if not view.members and selection.names(index):
+                self._note_once(f"{view.job_id} has no members left: other packs took them over")
+        known = {m.member.number for _, members in listed for m in members}
         for first, final in selection.ranges or ():
-            is_pack = first == final and first in elements
+            is_pack = first == final and first in packs
             if not is_pack and not any(first <= number <= final for number in known):
                 if damaged:
                     raise damaged[0]
@@ -286,18 +293,32 @@ class Session:
                     f"job {selection.job} has no {which}",
                     hint=f"csub show {selection.job} lists its {len(known)} members",
                 )
+        named = [view.record.pack_id for index, view in packs.items() if selection.names(index)]
         return [
             (
                 view,
                 [
                     m
-                    for m in view.members
-                    if selection.includes(m.member.number)
-                    or (view.is_numbered_pack and selection.names(view.record.index))
+                    for m in members
+                    if selection.includes(m.member.number) or view.record.pack_id in named
                 ],
             )
-            for view in views
+            for view, members in listed
         ]
+
+    def _survey_job(
+        self,
+        job: str,
+        jobs: Mapping[str, SlurmJob] | None,
+        damaged: list[StateError] | None,
+    ) -> list[PackView]:
+        """The packs in which a job's members are; other members may be in them, too."""
+        ids = self.state.find_packs(job)
+        views = self._survey_packs(ids, jobs, damaged)
+        if (now := self.state.find_packs(job)) != ids:
+            # Another pack has just begun to take members over.
+            views = self._survey_packs(now, jobs, damaged)
+        return views
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, choose
+from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choose
 from slurm_colloc.cli.change.calibrate_gpu import calibrate
+from slurm_colloc.cli.help_groups import GroupedCommands
 from slurm_colloc.cli.look import queue_and_history
+from slurm_colloc.cli.look.compare_command import compare
 from slurm_colloc.cli.look.doctor_command import doctor
 from slurm_colloc.cli.look.profile_command import profile
 from slurm_colloc.cli.look.report_command import report
 from slurm_colloc.cli.look.top_command import top
+from slurm_colloc.cli.look.track_command import track
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 
@@ -35,6 +38,7 @@ def cancel(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before jobs of several submissions end.")
     ] = False,
@@ -42,39 +46,43 @@ def cancel(
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
     from slurm_colloc.cli.change import cancel_and_requeue
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
 
 
-def hold(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Keep members that wait from starting."""
     from slurm_colloc.cli.change import hold_and_release
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_release.hold(Session.open_own(), choice))
 
 
-def release(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def release(
+    targets: Targets = None, state: States = "", name: Name = "", where: Where = None
+) -> None:
     """Let held members start."""
     from slurm_colloc.cli.change import hold_and_release
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_release.release(Session.open_own(), choice))
 
 
-def requeue(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def requeue(
+    targets: Targets = None, state: States = "", name: Name = "", where: Where = None
+) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
     from slurm_colloc.cli.change import cancel_and_requeue
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))
 
 
-def wait(targets: Targets = None, state: States = "", name: Name = "") -> None:
+def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Wait until members have ended; the exit status is the worst one's, which is named."""
     from slurm_colloc.cli.change.wait_for_members import wait_for
 
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
 
 
@@ -118,10 +126,13 @@ def clean(
 
 app = typer.Typer(
     name="csub",
+    cls=GroupedCommands,
     help=(
         "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
         "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
-        "lists the options."
+        "lists the options.\n\n"
+        "csub --install-completion has your shell complete commands, options and ids; csub --man "
+        "prints the manual page."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -154,6 +165,21 @@ def pack() -> None:
 
 
 @app.command(context_settings=_RAW)
+def sweep() -> None:
+    """Submit a script once for each of many values: csub sweep SCRIPT --lr 0.1,0.2 --seed 0:5."""
+
+
+@app.command(context_settings=_RAW)
+def batch() -> None:
+    """Submit the rows of a table as jobs: csub batch jobs.csv; also a list of commands."""
+
+
+@app.command(context_settings=_RAW)
+def retry() -> None:
+    """Try members that did not complete again: csub retry ID [--failed] [OPTIONS]."""
+
+
+@app.command(context_settings=_RAW)
 def probe() -> None:
     """Run a script alone only until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
 
@@ -161,6 +187,11 @@ def probe() -> None:
 @app.command(context_settings=_RAW)
 def plan() -> None:
     """Show which jobs would share, how and why; submit nothing: csub plan [OPTIONS] SCRIPT."""
+
+
+@app.command(context_settings=_RAW)
+def notebook() -> None:
+    """Start a Jupyter server as a member, which ends when it is no longer used."""
 
 
 @app.command(context_settings=_RAW)
@@ -175,6 +206,8 @@ app.command()(queue_and_history.why)
 app.command()(queue_and_history.explain)
 app.command()(queue_and_history.logs)
 app.command()(report)
+app.command()(compare)
+app.command()(track)
 app.command()(top)
 app.add_typer(profile)
 app.command(context_settings={"allow_interspersed_args": False})(shell)
@@ -187,6 +220,11 @@ app.command()(config)
 app.command()(clean)
 app.command()(doctor)
 app.command()(calibrate)
+
+
+@app.command(context_settings=_RAW)
+def tutorial() -> None:
+    """Five minutes with csub, on a private Slurm that goes away at the end."""
 
 
 @app.command(context_settings=_RAW)

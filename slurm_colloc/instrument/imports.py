@@ -1,4 +1,4 @@
-"""Waits for the program to import torch; imports none of it itself.
+"""Waits for the program to import torch or a tracker; imports none of it itself.
 
 This is read at every start of Python under a pack, so it stays small. What counts is loaded when
 torch's optimizers or loaders are.
@@ -25,6 +25,8 @@ WATCHED: dict[str, tuple[str, str]] = {
     "torch.cuda.amp.grad_scaler": ("torch_optimizer", "hook_scaler"),
     "torch._dynamo.eval_frame": ("torch_optimizer", "hook_dynamo"),
     "torch.utils.data.dataloader": ("torch_loader", "hook_loader"),
+    "mlflow.tracking.fluent": ("tracker_runs", "hook_mlflow"),
+    "wandb.sdk.wandb_init": ("tracker_runs", "hook_wandb"),
 }
 
 _API = "slurm_colloc"

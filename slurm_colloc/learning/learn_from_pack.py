@@ -38,6 +38,7 @@ from slurm_colloc.report.summary.solo_rates import (
     find_alone_starts,
     find_idle_power,
 )
+from slurm_colloc.report.sums.pack_entry import build_entry
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.learned.due_summaries import forget_due
 from slurm_colloc.store.learned.profile_updates import (
@@ -46,6 +47,7 @@ from slurm_colloc.store.learned.profile_updates import (
     add_observations,
 )
 from slurm_colloc.store.learned.profiles import list_numbers
+from slurm_colloc.store.summary_index import append_entries
 
 _BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active", "power_w")
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")
@@ -70,7 +72,9 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
     state = pack.parent.parent
     run = read_run(pack, state)
     figures = compute_figures(run)
-    write_summary(run, figures)
+    summary = write_summary(run, figures)
+    if summary["final"]:
+        append_entries(state, [build_entry(summary)])
     problems = []
     if observations := [seen for member in run.members for seen in build_observations(run, member)]:
         problems += add_observations(state, observations)

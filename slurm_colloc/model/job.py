@@ -75,8 +75,16 @@ class Job:
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
             None for none.
+        stays_fast: Its neighbours stand back for it (`--priority=fast`).
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
+        parameters: What tells it from the others of its sweep or table, see model.parameters.
+        row: The row of a table that it is, see submission.jobs.table_rows; empty for none.
+        retries: How often it is started again where it fails (`--retries`).
+        retry_of: The member of its submission that it tries again, `4711/3`; empty for none.
+        start_together: How many members of its pack start at the same moment, it among them; 0
+            where it starts by itself.
+        snapshot: The copy of its project in which it runs; empty for none.
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -113,6 +121,13 @@ class Job:
     only_probe: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
+    stays_fast: bool = False
+    parameters: tuple[tuple[str, str], ...] = ()
+    row: str = ""
+    retries: int = 0
+    retry_of: str = ""
+    start_together: int = 0
+    snapshot: str = ""
     needs_wall: bool = False
 
     @property

@@ -130,6 +130,21 @@ class MemberId:
         return cls(match[1], int(match[2]))
 
 
+GUESTS_FROM = 100_000_000
+"""The first number in a pack that is none of its own submission's (store.pack.member_home): Slurm's
+tasks end at 4,000,000."""
+
+
+def is_guest(number: int) -> bool:
+    """Whether the number of a member in a pack is one of another submission."""
+    return number >= GUESTS_FROM
+
+
+def tell_number(number: int) -> str:
+    """A member of a pack in a sentence about that pack, which knows its number there alone."""
+    return "of another submission" if is_guest(number) else str(number)
+
+
 LAST = "last"
 """Selects the newest submission."""
 

@@ -159,6 +159,8 @@ class Policy:
             server takes no more.
         modes: Sharing modes that may be chosen from; none means `mode` alone.
         is_small_for_queue: `degree_max` is lower than it would be, as smaller packs wait less.
+        join: Packs of other submissions in which its jobs may run: `auto`, `pending` (those that
+            have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
     """
@@ -180,6 +182,7 @@ class Policy:
     degree_max: int = MPS_CLIENTS_MAX
     modes: tuple[SharingMode, ...] = ()
     is_small_for_queue: bool = False
+    join: str = "never"
     may_cut: bool = False
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_colloc.model.parameters import format_parameters
 
 _LONG = 24
 
@@ -25,6 +28,20 @@ def show_arguments(calls: Sequence[Sequence[str]]) -> list[str]:
     if kept and len(shlex.join(calls[0][:kept])) <= _LONG:
         kept = 0
     return [f"{'... ' if kept else ''}{shlex.join(call[kept:])}".rstrip() for call in calls]
+
+
+def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a table shows of members of a summary beside their names.
+
+    Args:
+        members: Their parts of the summary.
+
+    Returns:
+        A text for each: its parameters, where one of them has any, else its arguments.
+    """
+    if any(member.get("parameters") for member in members):
+        return [format_parameters(tuple((m.get("parameters") or {}).items())) for m in members]
+    return show_arguments([member.get("arguments") or () for member in members])
 
 
 def _count_common(calls: Sequence[Sequence[str]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,13 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import Found, build_member_json, format_elapsed_of
+from slurm_colloc.report.queue_rows import (
+    Found,
+    build_member_json,
+    format_elapsed_of,
+    insert_column,
+    list_argument_words,
+)
 from slurm_colloc.store.pack.pack_directory import read_end_limit
 from slurm_colloc.store.pack_reading import StateReader
 
@@ -81,6 +87,14 @@ def _read_latest_end(state: StateReader, view: PackView) -> float:
         limit = read_end_limit(path)
         return path.stat().st_mtime if limit is None else limit
     return view.record.created_at
+
+
+def build_table(
+    ended: Sequence[Ended], now: float
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The header, and one row per member; a column of arguments where a member has such."""
+    words = list_argument_words([(entry.view, entry.member) for entry in ended])
+    return insert_column(HEADER, build_rows(ended, now), HEADER[-1], "ARGS", words)
 
 
 def build_rows(ended: Iterable[Ended], now: float) -> list[tuple[str, ...]]:

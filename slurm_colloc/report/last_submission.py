@@ -55,7 +55,8 @@ def _find_newest(view: PackView) -> tuple[float, Selection] | None:
         return None
     joined: dict[str, list[tuple[float, int]]] = {}
     for member in view.members:
-        if member.spec.joined:
+        # One that was taken over from another submission is of that one.
+        if member.spec.joined and member.member.job == view.shown_id:
             number = member.member.number
             joined.setdefault(member.spec.joined, []).append((member.spec.joined_at, number))
     found = [] if view.record.resubmissions else [

@@ -9,7 +9,6 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import (
-    MemberId,
     MemberState,
     SlurmJobState,
     effective_state,
@@ -21,6 +20,7 @@ from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import is_there, read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.store.pack.degree_record import read_degree
+from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import (
@@ -42,7 +42,7 @@ _OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
 LOOKS_MOST = 2
 """How often packs are looked at again whose members are just moving."""
 
-MOVING = "it is being taken over by another pack of its submission"
+MOVING = "it is being taken over by another pack"
 
 HELD = "JobHeldUser"
 """What Slurm says of a job that its user holds, and csub of such a member."""
@@ -224,7 +224,7 @@ def _build_member(
         has_ended=record is not None and record.is_final,
     )
     return MemberView(
-        member=MemberId(shown_id, files.number),
+        member=name_member(path, shown_id, files.number),
         state=effective,
         record=record,
         reason=MOVING

@@ -15,6 +15,7 @@ from slurm_colloc.model.member import (
     MemberState,
     SlurmJobState,
 )
+from slurm_colloc.model.parameters import Parameters
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import AUTO
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -57,6 +58,11 @@ class MemberView:
     _value: Mapping[str, Any] = field(repr=False)
     is_parked: bool = False
 
+    @property
+    def place(self) -> int:
+        """Its number in its pack's directory: its own, unless it is of another submission."""
+        return self.files.number
+
     @cached_property
     def spec(self) -> MemberSpec:
         """What it runs; made of spec.json where it is asked for, thousands are not.
@@ -65,6 +71,35 @@ class MemberView:
             StateError: Its spec.json is damaged.
         """
         return parse_record(MemberSpec, self._value, f"{self.files.path}/spec.json")
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """What tells it from the others of its sweep or table; none where it has none."""
+        # Thousands are shown that have none.
+        return self.spec.job.parameters if self._value["job"].get("parameters") else ()
+
+    @property
+    def row(self) -> str:
+        """The row of a table that it is; empty for none."""
+        row = self._value["job"].get("row")
+        return row if isinstance(row, str) else ""
+
+    @property
+    def retry_of(self) -> str:
+        """The member that it tries again; empty for none."""
+        name = self._value["job"].get("retry_of")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Its script's arguments; none where they cannot be read."""
+        found = self._value["job"].get("arguments")
+        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+    @property
+    def script_name(self) -> str:
+        """Its script's path as the user wrote it; empty where it cannot be read."""
+        return str(self._value["job"].get("script_name", ""))
 
     @property
     def is_final(self) -> bool:
@@ -139,7 +174,7 @@ class PackView:
         spans = [
             (max(pause.begin, begin), end if pause.end is None else min(pause.end, end))
             for pause in self._pauses
-            if (pause.member, pause.start) == (member.member.number, record.starts)
+            if (pause.member, pause.start) == (member.place, record.starts)
         ]
         return sum(max(0.0, high - low) for low, high in spans)
 

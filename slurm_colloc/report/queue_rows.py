@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.parameters import format_parameters
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.lines.argument_words import describe_arguments
+from slurm_colloc.report.lines.time_to_end import format_to_end
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
 
-HEADER = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
+ARGUMENTS_MOST = 60
+"""Longer arguments are cut; `--format=JobID,Arguments` and `--json` have all."""
+
+HEADER: tuple[str, ...] = ("MEMBER", "NAME", "STATE", "MODE", "NODE:GPU", "TIME", "LEFT", "REASON")
 
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]
@@ -25,21 +31,68 @@ def pick(views: Iterable[PackView], *, finished: bool) -> Found:
     return [(view, [m for m in view.members if finished or not m.is_final]) for view in views]
 
 
-def build_table(found: Found, now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def build_table(
+    found: Found, now: float, to_end: Mapping[str, float] | None = None
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The header, and one row per member.
+
+    Columns of arguments and of the time to the end are there where a member has such.
 
     Args:
         found: The members.
         now: Seconds since the epoch.
+        to_end: Seconds that running members still take, by `4711/3`; None where not estimated.
     """
-    rows = [build_row(view, member, now) for view, members in found for member in members]
+    listed = [(view, member) for view, members in found for member in members]
+    header, rows = HEADER, [build_row(view, member, now) for view, member in listed]
+    if to_end:
+        times = [format_to_end(to_end.get(str(member.member))) for _, member in listed]
+        header, rows = insert_column(header, rows, "LEFT", "TO_END", times)
+    behind = "TO_END" if "TO_END" in header else "LEFT"
+    header, rows = insert_column(header, rows, behind, "ARGS", list_argument_words(listed))
     several = (v.record.shown_id and not v.record.local and bool(ms) for v, ms in found)
     if not any(several):
-        return HEADER, rows
+        return header, rows
     # Some are in another Slurm job than the one that they are named after.
     jobs = [view.job_id for view, members in found for _ in members]
     with_jobs = [(row[0], job, *row[1:]) for row, job in zip(rows, jobs, strict=True)]
-    return (HEADER[0], "SLURM", *HEADER[1:]), with_jobs
+    return (header[0], "SLURM", *header[1:]), with_jobs
+
+
+def list_argument_words(listed: Sequence[tuple[PackView, MemberView]]) -> list[str]:
+    """The arguments of members, or what differs within each submission, not too long for a line."""
+    jobs = [(v.shown_id or v.record.pack_id, m.script_name, m.arguments) for v, m in listed]
+    # Parameters tell members of a sweep apart better than where they stand among the arguments.
+    texts = [
+        format_parameters(member.parameters) or text
+        for (_, member), text in zip(listed, describe_arguments(jobs), strict=True)
+    ]
+    return [cut(escape_controls(text), ARGUMENTS_MOST) for text in texts]
+
+
+def insert_column(
+    header: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    behind: str,
+    title: str,
+    cells: Sequence[str],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A table with one more column behind another one; as it was where all its cells are empty.
+
+    Args:
+        header: Titles of the columns.
+        rows: The cells.
+        behind: The column behind which it comes.
+        title: Its title.
+        cells: Its cells.
+    """
+    if not any(cells):
+        return header, rows
+    place = header.index(behind) + 1
+    return (
+        (*header[:place], title, *header[place:]),
+        [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, cells, strict=True)],
+    )
 
 
 def build_row(view: PackView, member: MemberView, now: float) -> tuple[str, ...]:
@@ -112,19 +165,6 @@ def _format_limit(limit_s: int | None) -> str:
     return "UNLIMITED" if limit_s is None else format_elapsed(limit_s)
 
 
-def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, the last one as long as it is; a line for each row."""
-    table = [header, *(tuple(map(escape_controls, row)) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    return "".join(
-        "  ".join(
-            [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)] + [row[-1]]
-        ).rstrip()
-        + "\n"
-        for row in table
-    )
-
-
 def build_json(found: Found, now: float) -> list[dict[str, Any]]:
     """Members with the fields that docs/json.md describes."""
     return [build_member_json(view, member, now) for view, members in found for member in members]
@@ -166,4 +206,7 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
         "script": member.spec.job.script_name,
         "arguments": list(member.spec.job.arguments),
         "directory": member.spec.job.directory,
+        "parameters": dict(member.parameters),
+        "retry_of": member.retry_of or None,
+        "snapshot": member.spec.job.snapshot or None,
     }

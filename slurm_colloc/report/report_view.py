@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.advice import list_advice
-from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.pack_summary import Summary
@@ -145,7 +145,7 @@ def _build_rows(
         _choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
     )
     wide = width >= WIDE
-    calls = show_arguments([member.get("arguments") or () for member in members])
+    calls = tell_members_apart(members)
     arguments = {id(member): text for member, text in zip(members, calls, strict=True)}
     # Arguments tell members apart that have one name.
     named = not any(calls) or len({member["name"] for member in members}) > 1

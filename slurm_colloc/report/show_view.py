@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
@@ -192,6 +193,9 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
         ("State", f"{member.state.value}{f' ({member.reason})' if member.reason else ''}"),
         ("Exit code", str(record.exit_code) if record and record.exit_code else ""),
         ("Command", shlex.join([job.script_name, *job.arguments])),
+        ("Parameters", format_parameters(job.parameters)),
+        ("Retry of", job.retry_of),
+        ("Snapshot", job.snapshot),
         ("Directory", job.directory),
         ("Output", out),
         ("Error", err or ""),
@@ -261,9 +265,10 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
     """
     job = member.spec.job
     node = member.record.node if member.record and member.record.node else "%N"
+    is_own = member.member.job == (view.shown_id or "?")
     values = PatternValues(
         # A job alone has its file from Slurm, which knows no submission.
-        job_id=(view.own_id if member.spec.names_alone else view.shown_id) or "%j",
+        job_id=(view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j",
         number=member.member.number,
         is_array=job.array_task is not None,
         name=job.name,

@@ -43,7 +43,7 @@ def describe_pace(
     """
     plan = member.spec.plan
     solo = plan.solo_steps_per_s or _find_rate_alone(member, degree)
-    figures = _find_figures(member, latest, now)
+    figures = find_figures(member, latest, now)
     rate, window_s = (_read_positive(figures.get(key)) for key in ("steps_per_s", "window_s"))
     if rate is not None and window_s is not None:
         end = now if latest is None else float(latest["at"])
@@ -70,12 +70,12 @@ def _find_rate_alone(member: MemberView, degree: DegreeRecord | None) -> float |
     found = [
         rate
         for rate in (() if degree is None else degree.rates_alone)
-        if rate.member == member.member.number and rate.steps_per_s > 0
+        if rate.member == member.place and rate.steps_per_s > 0
     ]
     return max(found, key=lambda rate: rate.at).steps_per_s if found else None
 
 
-def _find_figures(
+def find_figures(
     member: MemberView, latest: Mapping[str, Any] | None, now: float
 ) -> Mapping[str, Any]:
     """The monitor's figures of the member's present start; empty without any that are new."""
@@ -83,7 +83,7 @@ def _find_figures(
     at, members = _read_positive(value.get("at")), value.get("members")
     if at is None or not now - STALE_S <= at <= now + _AHEAD_S or not isinstance(members, dict):
         return {}
-    found = members.get(str(member.member.number))
+    found = members.get(str(member.place))
     starts = member.record.starts if member.record is not None else None
     return found if isinstance(found, dict) and found.get("start") == starts else {}
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from slurm_colloc.model.printable import escape_controls
 
@@ -42,6 +42,19 @@ def choose_width() -> int:
     if is_told or (sys.stdout is not None and sys.stdout.isatty()):
         return max(40, shutil.get_terminal_size().columns)
     return _PIPED_WIDTH
+
+
+def is_styled(file: TextIO | None) -> bool:
+    """Colours and bold heads are for a terminal alone, and not where NO_COLOR forbids them.
+
+    Args:
+        file: Where it is printed.
+
+    See https://no-color.org: set to anything but an empty text, it forbids them.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return file is not None and file.isatty()
 
 
 def build_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Table:

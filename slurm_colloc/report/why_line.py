@@ -68,6 +68,7 @@ class Facts:
         is_gpu_unprepared: Its runner has not written yet how members share the GPU.
         takes_one: Its GPU takes one member at a time.
         last_line: The last line that it has written, of a failure; empty for none.
+        kept_apart: Why it does not start in packs of other submissions that run the same script.
     """
 
     now: float
@@ -79,6 +80,7 @@ class Facts:
     is_gpu_unprepared: bool = False
     takes_one: bool = False
     last_line: str = ""
+    kept_apart: tuple[str, ...] = ()
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -134,7 +136,8 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if view.slurm_state is SlurmJobState.PENDING:
         has_run = member.record is not None and member.record.starts > 0
         again = f"to be started again ({view.kill}): " if view.kill and has_run else ""
-        return f"{again}{_explain_slurm_pending(view, member, facts)}"
+        said = f"{again}{_explain_slurm_pending(view, member, facts)}"
+        return "; ".join([said, *facts.kept_apart])
     if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
         if view.attempt == 0:
             return "its Slurm job has begun, and the pack is starting"
@@ -208,7 +211,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         too_late=member.reason if is_time_reason(member.reason) else "",
         shares=record.retries.places if record is not None else 1,
         has_run=record is not None and record.starts > 0,
-        before=tuple(str(m.member) for m in waiting if m.member.number < member.member.number),
+        before=tuple(str(m.member) for m in waiting if m.place < member.place),
         degree=_count_places(view, facts),
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(view, m, facts.now) for m in running),

@@ -25,6 +25,7 @@ from slurm_colloc.model.member import (
     MemberState,
     SlurmJobState,
     effective_state,
+    is_guest,
 )
 from slurm_colloc.runtime.gpu.local_gpu import wait_for_gpu
 from slurm_colloc.runtime.guarded_steps import insist
@@ -158,14 +159,21 @@ def write_down_job(
 
 def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
     """The plan without the place of a joiner that was killed on its way in."""
-    count = len(list_members(pack))
-    # A pack that none joins has more places than members on purpose: it takes members over.
-    if record.closed or not 0 < count < record.degree:
+    count = sum(not is_guest(number) for number in list_members(pack))
+    # A pack that none joins has more places than members on purpose: it takes members over. One
+    # that members have left keeps their places, for others.
+    if record.closed or not 0 < count < record.degree or _may_have_left(pack, record):
         return record
     record = dataclasses.replace(record, degree=count)
     with contextlib.suppress(StateError):
         write_record(pack, record)
     return record
+
+
+def _may_have_left(pack: Path, record: PackRecord) -> bool:
+    """Packs of other submissions may have members of this one's."""
+    job_id = record.shown_id or (read_slurm_job_id(pack) or "").partition("_")[0]
+    return bool(State(pack.parent.parent, record.cluster).list_takers(job_id))
 
 
 def end_emptied(pack: Path, state: State) -> int:

@@ -259,6 +259,7 @@ def build_parts(
     )
     take_over = MemberTakeOver(
         pack=pack,
+        shown_id=shown_id,
         record=record,
         attempt=attempt,
         state=state,
@@ -279,7 +280,7 @@ def build_parts(
         intake=intake,
         steps=steps,
         journal=journal,
-        list_sisters=take_over.list_sisters,
+        find_elsewhere=take_over.find_elsewhere,
     )
     place_filler = PlaceFiller(
         pack=pack,

@@ -3,6 +3,7 @@
 <state>/packs/<pack id>/     a pack, see docs/architecture.md
 <state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
 <state>/jobs/<job id>.json   which packs a Slurm job id stands for
+<state>/jobs/<job id>.takers/<pack id>   packs of other submissions that may have members of it
 <state>/making/              packs that are being written
 <state>/script.*.json        the batch script as it was rendered last, see
 submission.packs.batch_script
@@ -19,23 +20,30 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import SlurmNoAnswer, StateError
+from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
 from slurm_colloc.ownership import build_refusal, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
     read_file_clock,
+    sync_file_system,
     write_atomic,
     write_json,
 )
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack_reading import (
+    SOURCES,
     UNFINISHED_S,
     JobIndex,
     StateReader,
     build_index_path,
+    build_takers_path,
 )
+from slurm_colloc.store.record_files import read_record
+
+SYNCED_EACH_MOST = 16
+"""Packs of one Slurm job whose files are waited for one by one; of more, all are at once."""
 
 
 def make_submission_id() -> str:
@@ -110,7 +118,10 @@ class State(StateReader):
             with explain_os_errors("write", workplace):
                 os.mkdir(workplace, 0o700)
                 for pack in packs:
-                    write_pack(workplace / pack.record.pack_id, pack)
+                    path = workplace / pack.record.pack_id
+                    write_pack(path, pack, outlives_crash=len(packs) <= SYNCED_EACH_MOST)
+            if len(packs) > SYNCED_EACH_MOST:
+                sync_file_system(workplace)
             for pack in packs:
                 pack_id = pack.record.pack_id
                 placed.append(pack_id)
@@ -169,23 +180,65 @@ class State(StateReader):
             records: The packs.
             job_id: The id that sbatch gave.
         """
+        is_each = len(records) <= SYNCED_EACH_MOST
         for record in records:
-            self.record_pack_job(record, job_id)
+            self.record_pack_job(record, job_id, outlives_crash=is_each)
+        if not is_each:
+            sync_file_system(self.packs)
         self.forget_lock(records[0].submission)
+
+    def note_taker(self, source: str, job_id: str, taker: str) -> None:
+        """Write down that members of one submission may be in a pack of another from now on.
+
+        Args:
+            source: The pack where they wait.
+            job_id: The id after which they are named.
+            taker: The pack of the other submission.
+
+        Raises:
+            StateError: It cannot be written.
+        """
+        for folder, name in (
+            (build_takers_path(self.root, job_id, self.cluster), taker),
+            (self.packs / taker / SOURCES, source),
+        ):
+            make_directory(folder)
+            if not (folder / name).exists():
+                write_atomic(folder / name, b"")
 
     def forget_lock(self, submission: str) -> None:
         """Note that a submission is complete."""
         with contextlib.suppress(OSError):
             os.unlink(self._lock_path(submission))
 
-    def record_pack_job(self, record: PackRecord, job_id: str) -> None:
-        """Write down which Slurm job one pack became."""
+    def add_parts(self, job_id: str, parts: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        """Note that a submission has more Slurm jobs; one csub of a user at a time does it.
+
+        Args:
+            job_id: The submission's id.
+            parts: The name that each has in `submission`, and its elements.
+
+        Raises:
+            NotFound: There is no such submission.
+        """
+        path = build_index_path(self.root, job_id, self.cluster)
+        index = read_record(path, JobIndex)
+        if index is None:
+            raise NotFound(f"csub has no job {job_id} in {self.root}")
+        whole = dataclasses.replace(index, parts=(*index.list_parts(), *parts))
+        write_json(path, dataclasses.asdict(whole))
+
+    def record_pack_job(
+        self, record: PackRecord, job_id: str, *, outlives_crash: bool = True
+    ) -> None:
+        """Write down which Slurm job one pack became; see `atomic_files.write_all`."""
         # The index first: a pack that has its id is looked at no more.
         index = build_index_path(self.root, job_id, record.cluster)
         if record.index == record.indices[0] or not index.exists():
             write_job_index(self.root, job_id, record)
         path = self.packs / record.pack_id / "slurm_job_id"
-        write_atomic(path, f"{build_element_id(record, job_id)}\n".encode())
+        data = f"{build_element_id(record, job_id)}\n".encode()
+        write_atomic(path, data, outlives_crash=outlives_crash)
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
@@ -234,6 +287,14 @@ def build_element_id(record: PackRecord, job_id: str) -> str:
 
 
 def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
-    """Write which packs a Slurm job id stands for; each writer would write the same."""
+    """Write which packs a Slurm job id stands for; each writer would write the same.
+
+    What has become a part of it since then stays.
+    """
+    path = build_index_path(root, job_id, record.cluster)
+    with contextlib.suppress(StateError):
+        known = read_record(path, JobIndex)
+        if known is not None and (record.submission, record.indices) in known.list_parts():
+            return
     index = JobIndex(record.submission, record.indices, record.parts)
-    write_json(build_index_path(root, job_id, record.cluster), dataclasses.asdict(index))
+    write_json(path, dataclasses.asdict(index))

@@ -16,8 +16,11 @@ from slurm_colloc.store.file_locks import is_locked
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.take_over import OVER
+from slurm_colloc.store.pack.take_over import OVER, parse_mark
 from slurm_colloc.store.record_files import read_record
+
+SOURCES = "sources"
+"""In a pack's directory: the packs of other submissions of which it may have members."""
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
@@ -159,19 +162,45 @@ class StateReader:
     def find_packs(self, job_id: str) -> list[str]:
         """Ids of the packs that a Slurm job id stands for, in order.
 
+        Behind its own come those that have taken members of it over (`list_takers`), in which
+        other members are, too.
+
         Raises:
             NotFound: csub knows no such job.
         """
+        takers = self.list_takers(job_id)
         for path in self._list_indexes(job_id):
             index = read_record(path, JobIndex)
             found = [] if index is None else index.list_packs()
             found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
             if found:
-                return found
+                return [*found, *takers]
+        if takers:
+            return takers
         raise NotFound(
             f"csub has no job {job_id} in {self.root}",
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
         )
+
+    def list_takers(self, job_id: str) -> list[str]:
+        """Ids of packs of other submissions that may have taken members of one over.
+
+        Args:
+            job_id: The id after which its members are named.
+        """
+        try:
+            names = sorted(os.listdir(build_takers_path(self.root, job_id, self.cluster)))
+        except OSError:
+            return []
+        return [name for name in names if (self.packs / name).is_dir()]
+
+    def list_sources(self, pack_id: str) -> list[str]:
+        """Ids of packs of other submissions of which a pack may have taken members over."""
+        try:
+            names = sorted(os.listdir(self.packs / pack_id / SOURCES))
+        except OSError:
+            return []
+        return [name for name in names if (self.packs / name).is_dir()]
 
     def list_sisters(self, record: PackRecord) -> list[str]:
         """Ids of the packs of a pack's submission, its own among them, in order.
@@ -181,7 +210,8 @@ class StateReader:
         """
         if record.shown_id:
             with contextlib.suppress(NotFound, StateError):
-                return self.find_packs(record.shown_id)
+                takers = self.list_takers(record.shown_id)
+                return [name for name in self.find_packs(record.shown_id) if name not in takers]
         return JobIndex(record.submission, record.indices, record.parts).list_packs()
 
     def find_slurm_jobs(self, job_id: str) -> tuple[str, ...]:
@@ -217,6 +247,11 @@ def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
     return root / "jobs" / (f"{cluster}.{job_id}.json" if is_of_a_cluster else f"{job_id}.json")
 
 
+def build_takers_path(root: Path, job_id: str, cluster: str) -> Path:
+    """The directory that names the packs of other submissions that have members of a job."""
+    return build_index_path(root, job_id, cluster).with_suffix(".takers")
+
+
 @dataclass(frozen=True, slots=True)
 class MemberFiles:
     """A member's directory as it was at one moment.
@@ -245,7 +280,7 @@ class MemberFiles:
     def taker(self) -> str:
         """The pack that has taken it over and not accepted it yet; empty for none."""
         marks = (name for name in self.names if name.startswith(OVER))
-        return next(marks, "").removeprefix(OVER)
+        return parse_mark(next(marks, ""), self.number).taker
 
     @property
     def is_moved(self) -> bool:

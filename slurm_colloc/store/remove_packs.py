@@ -98,4 +98,9 @@ def _remove_index(state: State, path: Path) -> None:
         if index is not None and not any(
             map(os.path.exists, map(state.pack_path, index.list_packs()))
         ):
+            takers = path.with_suffix(".takers")
+            with contextlib.suppress(FileNotFoundError):
+                if any(map(os.path.exists, map(state.pack_path, os.listdir(takers)))):
+                    return
+                shutil.rmtree(takers, ignore_errors=True)
             os.unlink(path)

@@ -12,7 +12,7 @@ from slurm_colloc.slurm.run_command import hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.call_batches import find_place
+from slurm_colloc.submission.packs.call_batches import PlaceInCall, find_place
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call, submit_batch
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
@@ -27,6 +27,7 @@ def submit_call(
     directory: str,
     answer: Callable[[CallPlan, Sequence[Submitted]], None],
     refusals: tuple[str, ...] = (),
+    part_of: str = "",
 ) -> list[Submitted]:
     """Plan and submit a call: whole or not at all, under the id of its first Slurm job.
 
@@ -40,6 +41,8 @@ def submit_call(
         answer: Tells what was submitted. An interrupt waits for that too, for otherwise the user
             would not know of a job that Slurm has.
         refusals: Why its job did not join the packs that were there.
+        part_of: The id of an earlier submission, of which it becomes a part; its jobs have numbers
+            that are free there. Empty for a submission of its own.
 
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
@@ -49,6 +52,9 @@ def submit_call(
     state.prepare()
     names = [make_submission_id() for _ in batches]
     submitted: list[Submitted] = []
+    if part_of:
+        # Before sbatch is called: packs that never come are passed over by all that read it.
+        state.add_parts(part_of, [(n, b.indices) for n, b in zip(names, batches, strict=True)])
     # From the first file to the job id that is written down: all of it, or nothing.
     with hold_interrupts() as held:
         for batch, name in zip(batches, names, strict=True):
@@ -64,7 +70,9 @@ def submit_call(
                         held=held,
                         policy=made.policy,
                         refusals=refusals,
-                        place=find_place(batches, names, [entry.job_id for entry in submitted]),
+                        place=PlaceInCall(shown_id=part_of)
+                        if part_of
+                        else find_place(batches, names, [entry.job_id for entry in submitted]),
                     )
                 )
             except CollocError as error:

@@ -9,12 +9,19 @@ import pwd
 import signal
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_colloc.administration.fleet.collect_spool import collect
+from slurm_colloc.administration.fleet.jobstats_blob import build_blob
+from slurm_colloc.cli.admin.admin_fleet import write_comment, write_comments
+from slurm_colloc.errors import NodeError
+from slurm_colloc.model.fleet_record import FleetRecord, build_mapping
 from slurm_colloc.model.queue_waits import LEAST_JOBS
 from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc.slurm.job_accounts import read_accounts, set_admin_comment
 
 from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of
 from ..wait_until import wait_until
@@ -245,3 +252,53 @@ def test_who_may_see_only_their_own_jobs_has_an_estimate_of_those(
         found = plan(user, time="100")
         assert found["packs"][0]["queue"]["jobs"] >= LEAST_JOBS
         assert found["packs"][0]["time_limit_s"] == 7200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of other users")
+def test_reports_are_compared_with_the_accounting_and_comments_kept(
+    user: CsubUser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--account=other", "--qos=long", "--gres=gpu:1", "--time=20", "--mem=64")
+    job_id = sbatch(user, *asked, command="sleep 4")
+    client = user.environment
+    jobs = wait_until(
+        lambda: {
+            name: job
+            for name, job in read_accounts([job_id], environment=client).items()
+            if job.ended_at is not None
+        },
+        "sacct to know the end",
+    )
+    job = jobs[job_id]
+    assert (job.uid, job.user, job.account, job.gpus) == (user.uid, user.name, "other", 1)
+    assert job.partition
+    assert job.cpus >= 1
+    assert job.memory_mb == 64
+    record = FleetRecord(
+        job_id=job_id, cluster="sandbox", attempt=1, node=job.nodes, gpu_model=None, gpu_uuid=None,
+        gpu_memory_mb=1000.0, mode="mps", gpus=1, started_at=job.started_at or 0.0,
+        ended_at=job.ended_at or 0.0, members=1, failed=0, wasted_share=0.0, saved_s=None,
+        slowdown=None, energy_j=None, saved_kwh=None, sm_active=None, utilization=0.5,
+        gpu_memory_used_mb=500.0, cpus=1, cpu_s=1.0, host_memory_mb=10.0,
+    )  # fmt: skip
+    for name, uid in (("a.json", user.uid), ("b.json", user.uid + 1)):
+        (tmp_path / name).write_text(json.dumps(build_mapping(record)))
+        os.chown(tmp_path / name, uid, uid)
+    found = collect(str(tmp_path), lambda ids: read_accounts(ids, environment=client))
+    assert [entry.job.user for entry in found.accepted] == [user.name]
+    assert dict(found.rejected) == {"owner": 1}
+
+    # sacctmgr of 22.05 makes a comment lower case, which would be no base64 any more: then it is
+    # taken away again, and told.
+    for name, value in {**client, "USER": "root", "LOGNAME": "root", "HOME": "/root"}.items():
+        monkeypatch.setenv(name, value)
+    blob = build_blob(record, job)
+    told = ""
+    try:
+        write_comment(job, blob)
+    except NodeError as problem:
+        told = str(problem)
+    assert read_accounts([job_id])[job_id].admin_comment == ("" if "lower case" in told else blob)
+    set_admin_comment(job.raw_id, "a note")
+    assert write_comments(found.accepted) == 0
+    assert read_accounts([job_id])[job_id].admin_comment == "a note"

@@ -34,7 +34,10 @@ EVIL = "x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 SHOWN = r"x\x1b]0;evil\x07\nline2\u202e\x7f\x9b31m\u2028y\r"
 
 TRIED: dict[str, Sequence[Sequence[str]]] = {
-    "queue": (("queue",), ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL)),
+    "queue": (
+        ("queue", "--all", "--format", "%i %j %o %R"), ("queue", "-o", EVIL), ("queue",),
+        ("queue", "--all"), ("queue", EVIL), ("queue", "--name", EVIL),
+    ),
     "history": (("history", "--since=99w"), ("history", "4711")),
     "show": (("show", "4711"), ("show", "4711/1"), ("show", "4711/9"), ("show", EVIL)),
     "why": (("why", "4711"), ("why", "4712")),
@@ -44,7 +47,10 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
         ("report", "4711"), ("report", "4712"), ("report", "4711", "--csv"),
         ("report", "4711", "--detail"), ("report", "4711", "--html"),
         ("report", "4711", "--html", f"{EVIL}.html"),
+        ("report", "--since=99w"), ("report", "--since=99w", "--csv"), ("report", "--by", EVIL),
     ),
+    "compare": (("compare", "4711", "4712"), ("compare", "4711/1", EVIL)),
+    "track": (("track", "--to", EVIL), ("track", EVIL, "--to=wandb", "--offline")),
     "top": (("top", "--once"), ("top", "--once", "--name", EVIL)),
     "profile": (
         ("profile", "list"), ("profile", "show", EVIL), ("profile", "show", "no\x1b[1m"),
@@ -66,13 +72,21 @@ TRIED: dict[str, Sequence[Sequence[str]]] = {
         ("plan", "--what-if", EVIL, f"./{EVIL}.sh"),
         ("plan", "--local", "--explain", "pack", f"./{EVIL}.sh", f"./{EVIL}.sh"),
     ),
+    "sweep": (
+        ("sweep", EVIL), ("sweep", "--dry-run", f"./{EVIL}.sh", f"{EVIL}=1,2"),
+        ("sweep", f"--from={EVIL}", f"./{EVIL}.sh"),
+        ("sweep", "--local", f"./{EVIL}.sh", EVIL, "1,2"),
+    ),
+    "batch": (("batch", EVIL), ("batch", f"./{EVIL}.sh"), ("batch", "--resume", f"./{EVIL}.sh")),
+    "retry": (("retry", "4711"), ("retry", EVIL), ("retry", "4711", f"--{EVIL}"),
+              ("retry", "4711", "--where", EVIL), ("retry", "--dry-run", "4711/1")),
     "check": (("check", EVIL), ("check", f"./{EVIL}.sh")),
     "calibrate": (("calibrate", "--gpu", EVIL), ("calibrate", EVIL)),
     "doctor": (("doctor", "--no-job", "--partition", EVIL),),
 }  # fmt: skip
 """What is called of each command, in order."""
 
-OTHERS = {"sandbox", "admin"}
+OTHERS = {"sandbox", "admin", "notebook", "tutorial"}
 """Commands that show nothing that another user has written, and those of other programs."""
 
 
@@ -118,8 +132,9 @@ def poison(path: Path) -> None:
     for number in (1, 2):
         spec = read_spec(path, number)
         job = dataclasses.replace(
-            spec.job, script_name=EVIL, arguments=(EVIL,), directory=f"/tmp/{EVIL}", output=EVIL
-        )
+            spec.job, script_name=EVIL, arguments=(EVIL,), directory=f"/tmp/{EVIL}", output=EVIL,
+            parameters=((EVIL, EVIL),), row=EVIL, retry_of=EVIL, snapshot=EVIL,
+        )  # fmt: skip
         write_spec(path / "members" / f"{number:04d}", dataclasses.replace(spec, job=job))
         state = read_state(path, number, 1)
         assert state is not None
@@ -255,7 +270,16 @@ def test_only_one_place_writes_for_people() -> None:
         # The question, after a table that `say` has written.
         ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("queue_and_history", "print_logs"),
+        ("print_logs", "print_new"),
+        ("print_logs", "_print_lines"),
+        ("print_logs", "end_lines"),
+        # Candidates, of which none steers a terminal, and csub's own scripts.
+        ("completion_command", "run_completion"),
+        # A line that is written anew: numbers alone.
+        ("wait_for_members", "show"),
+        ("wait_for_members", "clear"),
+        # A page of lines that were harmless before.
+        ("live_screen", "_write"),
     }
 
 

@@ -193,3 +193,16 @@ def test_energy_and_other_rules_stand_in_the_comparison(node: LoginNode) -> None
     done = node.csub("plan", "--what-if=policy=first-fit", "pack", *[SMALL] * 4, columns=80)
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("GPU energy (Wh)")]
     assert "unknown" not in row
+
+
+def test_a_job_that_never_used_the_gpu_is_told_that_it_needs_none(node: LoginNode) -> None:
+    node.learn_small(sm_active=0.0)
+    told = (
+        "small.sh: its earlier runs never used the GPU (SM activity 0 %): a job without --gres "
+        "starts sooner"
+    )
+    assert node.plan(SMALL)["reasons"] == [told]
+    # What is only known of relatives says nothing of this one.
+    assert node.plan("--array=1-2", SMALL)["reasons"] == []
+    node.learn_big()
+    assert node.plan(BIG)["reasons"] == []

@@ -87,10 +87,10 @@ def test_filters_alone_mean_all_members() -> None:
 
 def test_filters_narrow_down_what_was_named() -> None:
     choice = Choice.parse(["all"], "R,PD", "train*")
-    assert choice.matches(M.RUNNING, "train7")
-    assert not choice.matches(M.FAILED, "train7")
-    assert not choice.matches(M.RUNNING, "eval")
-    assert not choice.matches(M.RUNNING, "Train7")
+    assert choice.matches(M.RUNNING, "train7", ())
+    assert not choice.matches(M.FAILED, "train7", ())
+    assert not choice.matches(M.RUNNING, "eval", ())
+    assert not choice.matches(M.RUNNING, "Train7", ())
 
 
 def test_ended_members_are_meant_only_where_their_states_were_asked_for() -> None:

@@ -26,13 +26,14 @@ def clients_python() -> Path:
     folder = ROOT / ".clients"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = project["optional-dependencies"]["clients"]
-    key = "\n".join([sys.version, *packages])
+    key = "\n".join([sys.version, *packages, *project["dependencies"]])
     python, made = folder / "bin" / "python", folder / "made-of"
     if not made.exists() or made.read_text() != key:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*pip, *packages], check=True, stdin=subprocess.DEVNULL)
+        # csub itself, too: its Executor and its launcher of hydra are used from there.
+        subprocess.run([*pip, *packages, "-e", ROOT], check=True, stdin=subprocess.DEVNULL)
         made.write_text(key)
     return python
 

@@ -47,6 +47,7 @@ OF_EVERY_JOB = {
 OF_A_LONE_CSUB_JOB = OF_EVERY_JOB | {
     "SLURM_COLLOC_MEMBER": "the member's own name",
     "SLURM_COLLOC_NAME": "the same, for names of files",
+    "SLURM_COLLOC_CHECKPOINT": "the first try's name, the same in all tries",
     "SLURM_COLLOC_PROGRESS": "where its steps are counted, in packs that are watched",
     "PYTHONPATH": "what counts them; that the user's own comes behind it: test_watching.py",
 }

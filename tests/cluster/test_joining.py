@@ -429,8 +429,7 @@ def test_the_answer_for_programs_names_pack_partners_and_reason(busy: CsubUser) 
     ("words", "sentence"),
     [
         (("--join=maybe", "train.sh"), "the command line: --join=maybe is neither auto, pending"),
-        (("--join", "--array=0-3", "train.sh"), "--join is for a single script"),
-        (("pack", "--join", "train.sh", "train.sh"), "--join is for a single script"),
+        (("--join=maybe", "--array=0-3", "train.sh"), "--join=maybe is neither auto, pending"),
     ],
 )
 def test_a_wrong_join_is_refused(user: CsubUser, words: tuple[str, ...], sentence: str) -> None:

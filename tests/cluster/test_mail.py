@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ case $(cat mode 2>/dev/null) in
     fail) exit 3 ;;
 esac
 file=$(mktemp out/new.XXXXXX)
-{{ printf '%s\\n' "$3" "$1" "$2" "$(wc -c)"; env | grep '^SLURM_' | sort; }} > "$file"
+{{ printf '%s\\n' "$3" "$1" "$2" "$(base64 -w0)"; env | grep '^SLURM_' | sort; }} > "$file"
 mv "$file" "out/done.${{file##*.}}"
 """
 
@@ -33,7 +34,7 @@ mv "$file" "out/done.${{file##*.}}"
 class Mail:
     to: str
     subject: str
-    stdin_bytes: str
+    body: str
     environment: dict[str, str]
 
 
@@ -48,10 +49,10 @@ class Post:
         for path in sorted(
             self.folder.glob("out/done.*"), key=lambda path: path.stat().st_mtime_ns
         ):
-            to, option, subject, size, *pairs = path.read_text().splitlines()
+            to, option, subject, body, *pairs = path.read_text().splitlines()
             assert option == "-s"
             environment = dict(pair.split("=", 1) for pair in pairs)
-            mails.append(Mail(to, subject, size, environment))
+            mails.append(Mail(to, subject, base64.b64decode(body).decode(), environment))
         return mails
 
     def wait_for(self, count: int, *, patience_s: float = PATIENCE_S) -> list[Mail]:
@@ -133,7 +134,11 @@ def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
         ),
         (default, f"Slurm Job_id={job_id}/2 Name=bad Failed, Run time T, FAILED, ExitCode 3"),
     }
-    assert {mail.stdin_bytes for mail in mails} == {"0"}
+    assert next(mail for mail in mails if "Began" in mail.subject).body == ""
+    failed = next(mail for mail in mails if "Failed" in mail.subject)
+    first, second, *_ = failed.body.splitlines()
+    assert first == f"{job_id}/2 fails.sh"
+    assert second.startswith("FAILED, exit code 3:0 on ")
     failed = next(mail for mail in mails if mail.to == default)
     assert failed.environment["SLURM_JOB_ID"] == job_id
     assert failed.environment["SLURM_COLLOC_MEMBER"] == f"{job_id}/2"
@@ -142,6 +147,17 @@ def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
     assert failed.environment["SLURM_JOB_MAIL_TYPE"] == "Failed"
     assert failed.environment["SLURM_JOB_EXIT_CODE2"] == "3:0"
     assert re.fullmatch(r"\d\d:\d\d:\d\d", failed.environment["SLURM_JOB_RUN_TIME"])
+
+
+def test_mails_of_a_sweep_know_its_parameters(writer: CsubUser, post: Post) -> None:
+    writer.script("train.sh", "exit 0")
+    job_id = writer.csub(
+        "sweep", "--parsable", "--gres=gpu:1", "--time=5", "--mail-type=END", "train.sh",
+        "--lr", "0.1,0.20",
+    ).stdout.strip()  # fmt: skip
+    writer.finish(job_id)
+    told = {mail.environment["SLURM_COLLOC_PARAM_LR"] for mail in post.wait_for(2)}
+    assert told == {"0.1", "0.20"}
 
 
 def test_a_lone_job_has_slurms_own_mails_in_the_same_words(writer: CsubUser, post: Post) -> None:
@@ -200,9 +216,21 @@ def test_parts_of_the_time_limit_and_a_requeue_are_told(writer: CsubUser, post: 
 def test_an_array_is_told_of_as_a_whole_or_task_by_task(writer: CsubUser, post: Post) -> None:
     writer.script("task.sh", "sleep 0.$SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))")
     words = ("--gres=gpu:1", "--time=5", "--degree=2", "--array=0-3")
-    whole = writer.submit(*words, "--mail-type=BEGIN,END", "task.sh")
+    whole = writer.submit(*words, "--mail-type=BEGIN,END", "task.sh", "~!touch x", "\x1b[31m\n.")
     writer.finish(whole)
     mails = post.wait_for(2)
+    body = next(mail.body for mail in mails if "Ended" in mail.subject)
+    lines = body.splitlines()
+    assert "4 jobs" in lines[0], "the first sentence"
+    assert lines[2].split()[:4] == ["MEMBER", "STATE", "EXIT", "TIME"]
+    states = {line.split()[0]: line.split()[1:3] for line in lines[3:7]}
+    assert states[f"{whole}/2"] == ["FAILED", "1:0"]
+    assert states[f"{whole}/3"] == ["COMPLETED", "0:0"]
+    assert "4 members: 3 COMPLETED, 1 FAILED" in lines
+    # Nothing in it steers a terminal or a mail program.
+    assert "\x1b" not in body
+    assert "\\x1b[31m" in body
+    assert not any(line.startswith(("~", ".")) for line in lines)
     said = sorted(re.sub(r" \(\d+\)", "", mail.subject) for mail in mails)
     assert said == [
         f"Slurm Array Summary Job_id={whole}_* Name=task.sh Began",

@@ -213,3 +213,16 @@ def test_members_that_wait_get_the_place_and_the_daemon_of_those_that_have_ended
         assert pipes != {"\n"}
         assert len(journal(user, job_id, "mps_daemon")) == 1
     untouched.check()
+
+
+def test_neighbours_of_one_that_is_to_stay_fast_have_the_lower_priority(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    user.script("fast.sh", "env", directives="#SBATCH --priority=fast")
+    user.script("train.sh", "env")
+    job_id = user.submit("pack", *OPTIONS, "train.sh", "fast.sh", "train.sh")
+    rows = user.finish(job_id)
+    seen = [read_variables(user.output(f"slurm-{job_id}_{number}.out")) for number in rows]
+    assert [variables["CUDA_MPS_CLIENT_PRIORITY"] for variables in seen] == ["1", "0", "1"]
+    assert [row["thread_percentage"] for row in rows.values()] == [66, 100, 66]

@@ -62,7 +62,7 @@ def say_room(user: CsubUser, room: int) -> None:
     write_settings(user, node_python=str(launcher))
 
 
-def read_runs(user: CsubUser, number: int) -> list[list[str]]:
+def read_runs(user: CsubUser, number: int | str) -> list[list[str]]:
     return [line.split() for line in user.output(f"runs/{number}").splitlines()]
 
 
@@ -92,6 +92,62 @@ def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser)
     assert "never started" not in user.csub("queue").stderr
 
 
+def test_an_array_starts_in_the_pack_of_an_earlier_one_of_its_kind_under_its_own_ids(
+    user: CsubUser,
+) -> None:
+    say_room(user, 12)
+    elsewhere = user.home / "elsewhere"
+    elsewhere.mkdir()
+    os.chown(elsewhere, user.uid, user.gid)
+    note, end = (text.replace("runs/", "runs/$SLURM_ARRAY_JOB_ID.") for text in (NOTE, END))
+    body = """
+    n=$SLURM_ARRAY_TASK_ID; me=${SLURM_ARRAY_JOB_ID}_$n
+    echo "$SLURM_COLLOC_MEMBER $1"
+    scontrol show job "$me" | tr " " "\n" | grep -E "^StdOut="
+    [ "$1 $n" != "b 3" ] || scancel "$me"
+    """
+    wait = "until [ -e end.$1.$n ]; do sleep 0.1; done"
+    user.script("work.sh", f"cd {user.home}; {note}\n{body}\n{wait}; {end}")
+    first = user.submit(*OPTIONS, "--join", "--array=1-8", "work.sh", "a")
+    user.wait_for_states(first, "RUNNING")
+    work = str(user.home / "work.sh")
+    second = user.submit(*OPTIONS, "--join", f"--chdir={elsewhere}", "--array=1-4", work, "b")
+    other = user.submit(*OPTIONS, "--array=1-2", work, "b")
+    # Each that ends makes room for one that waits.
+    for number in range(1, 5):
+        (user.home / f"end.a.{number}").touch()
+    wait_until(lambda: "PENDING" not in list_slurm_states(user, second), "it is emptied")
+    assert set(list_slurm_states(user, second)) == {"CANCELLED"}
+    user.wait_for_states(second, {1: "RUNNING", 2: "RUNNING", 3: "CANCELLED", 4: "RUNNING"})
+    # Who did not say that it may leave its submission waits for its own GPU.
+    assert set(list_slurm_states(user, other)) == {"PENDING"}
+    user.csub("cancel", other)
+    # What ends one submission leaves the other alone, though both are in one Slurm job.
+    user.csub("cancel", f"{second}/4", first)
+    user.wait_for_states(first, dict.fromkeys(range(5, 9), "CANCELLED"))
+    for number in (1, 2):
+        (user.home / f"end.b.{number}").touch()
+    user.wait_for_states(second, {1: "COMPLETED", 2: "COMPLETED", 3: "CANCELLED", 4: "CANCELLED"})
+    taker = read_runs(user, f"{first}.5")[0][2]
+    for number in range(1, 5):
+        runs = read_runs(user, f"{second}.{number}")
+        assert [line[0] for line in runs] == (["start"] if number > 2 else ["start", "end"])
+        assert runs[0][2] == taker
+        name = f"{elsewhere}/slurm-{second}_{number}.out"
+        said = user.output(name).splitlines()
+        assert said[0] == f"{second}/{number} b"
+        assert f"StdOut={name}" in said
+        shown = user.csub("show", f"{second}/{number}").stdout
+        assert f"{second}/{number}" in shown
+        assert user.csub("logs", f"{second}/{number}").stdout == user.output(name)
+    rows = user.members(second)
+    assert sorted(rows) == [1, 2, 3, 4]
+    assert {row["member"] for row in rows.values()} == {f"{second}/{n}" for n in range(1, 5)}
+    assert user.csub("wait", second, check=False).returncode != 0
+    assert user.csub("wait", first, check=False).returncode != 0
+    assert "never started" not in user.csub("queue").stderr
+
+
 def list_slurm_states(user: CsubUser, job_id: str) -> list[str]:
     """Of the elements of an array; of those cancelled before their start Slurm keeps one record."""
     rows = user.run(["squeue", "-h", "-r", "--states=all", "-o%i %T"]).stdout.splitlines()
@@ -113,7 +169,7 @@ def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubU
     user.csub("wait", job_id)
     wait_until(lambda: user.output(f"slurm-{after}.out") == "after\n", "what waited has run")
     shown = user.csub("show", empty)
-    assert f"{empty} has no members left: others of {job_id} took them over" in shown.stderr
+    assert f"{empty} has no members left: other packs took them over" in shown.stderr
     assert not (packs[1] / "attempt").exists()
     assert "CANCELLED" not in list_slurm_states(user, job_id)
 
@@ -191,3 +247,42 @@ def kill_one(user: CsubUser, source: random.Random) -> set[str]:
     else:
         administrate(user, "scontrol", "requeue", str(read_slurm_job_id(pack)), check=False)
     return {pack.name}
+
+
+@pytest.mark.long
+def test_members_of_three_arrays_run_once_each_in_whichever_pack_and_runners_are_killed(
+    accounts: tuple[str, ...],
+) -> None:
+    with (
+        running_sandbox(nodes=1, gpus_per_node=2, cpus_per_node=32) as sandbox,
+        user_of(sandbox, accounts[0]) as user,
+    ):
+        (user.home / "runs").mkdir()
+        os.chown(user.home / "runs", user.uid, user.gid)
+        say_room(user, 12)
+        note, end = (t.replace("runs/", "runs/$SLURM_ARRAY_JOB_ID.") for t in (NOTE, END))
+        user.script("quick.sh", f"{note}; sleep 0.$((RANDOM % 8)); {end}")
+        words = (*OPTIONS, "--join", "--requeue", "--array=1-30", "quick.sh")
+        job_ids = [user.submit(*words) for _ in range(3)]
+        killed: set[str] = set()
+        source = random.Random(2)
+        deadline = time.monotonic() + 400
+        while time.monotonic() < deadline:
+            states = {row["state"] for each in job_ids for row in user.members(each).values()}
+            if states == {"COMPLETED"}:
+                break
+            if len(killed) < 6:
+                killed |= kill_one(user, source)
+        assert states == {"COMPLETED"}, [user.describe(each) for each in job_ids]
+        homes: dict[str, set[str]] = {}
+        for job_id in job_ids:
+            assert sorted(user.members(job_id)) == list(range(1, 31))
+            for number in range(1, 31):
+                runs = read_runs(user, f"{job_id}.{number}")
+                starts = [line[2] for line in runs if line[0] == "start"]
+                assert ["end", str(number)] in runs, (job_id, number)
+                assert set(starts[:-1]) <= killed, (job_id, number, runs)
+                homes.setdefault(starts[-1], set()).add(job_id)
+                assert (user.home / f"slurm-{job_id}_{number}.out").exists()
+        # Some ran in the Slurm job of another array.
+        assert any(len(each) > 1 for each in homes.values()), homes

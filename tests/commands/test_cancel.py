@@ -192,7 +192,7 @@ def test_on_a_terminal_jobs_of_several_submissions_are_shown_before_they_end(
     assert {row["state"] for row in user.members(job_id).values()} == {"PENDING"}
     # One of them alone is nobody else's business.
     status, shown = run_on_a_terminal(user, ["csub", "cancel", f"{job_id}/3"], "")
-    assert (status, shown) == (0, "")
+    assert (status, shown) == (0, f"csub: cancelled: {job_id}/3\n")
     status, shown = run_on_a_terminal(user, ["csub", "cancel", job_id], "y\n")
     assert status == 0
     assert "End these 2 jobs of 2 submissions? [y/N]" in shown
@@ -202,7 +202,7 @@ def test_on_a_terminal_jobs_of_several_submissions_are_shown_before_they_end(
 def test_yes_and_a_pipe_are_not_asked(user: CsubUser) -> None:
     job_id = submit_three_that_share(user)
     status, shown = run_on_a_terminal(user, ["csub", "cancel", "--yes", f"{job_id}/2-3"], "")
-    assert (status, shown) == (0, "")
+    assert (status, shown) == (0, f"csub: cancelled: {job_id}/2-3\n")
     user.wait_for_states(job_id, {1: "PENDING", 2: "CANCELLED", 3: "CANCELLED"})
     user.csub("cancel", job_id)
     user.wait_for_states(job_id, "CANCELLED")
@@ -214,7 +214,8 @@ def test_yes_and_a_pipe_are_not_asked(user: CsubUser) -> None:
 def test_a_pack_of_one_submission_is_cancelled_without_a_question(user: CsubUser) -> None:
     user.script("train.sh", FOREVER)
     job_id = user.submit("pack", "--gres=gpu:1", "--hold", "train.sh 1", "train.sh 2")
-    assert run_on_a_terminal(user, ["csub", "cancel", job_id], "") == (0, "")
+    told = (0, f"csub: cancelled: {job_id}/1-2\n")
+    assert run_on_a_terminal(user, ["csub", "cancel", job_id], "") == told
     user.wait_for_states(job_id, "CANCELLED")
 
 

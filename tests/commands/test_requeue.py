@@ -29,7 +29,11 @@ def test_what_cannot_be_requeued_is_refused_in_one_sentence(user: CsubUser) -> N
     user.run(["touch", "go.1"])
     user.wait_for_states(job_id, {1: "COMPLETED", 3: "RUNNING"})
     for target, code, words in (
-        (f"{job_id}/1", 2, f"{job_id}/1: already ended: submit the script again"),
+        (
+            f"{job_id}/1",
+            2,
+            f"{job_id}/1: already ended: csub retry {job_id} tries again what",
+        ),
         (f"{fixed}/2", 2, f"{fixed}/2: submitted with --no-requeue"),
         (fixed, 2, f"{fixed}/1, {fixed}/2: submitted with --no-requeue"),
         (f"{pending}/1", 2, f"{pending}/1: pending already"),

@@ -93,3 +93,15 @@ def test_tasks_that_wait_for_tasks_still_share(user: CsubUser, slurm: FakeSlurm)
     assert (refused.returncode, "cannot be said of one task" in refused.stderr) == (2, True)
     # How they run is told in tests/cluster: what the end of a job starts does not outlive it here.
     user.csub("cancel", "all")
+
+
+def test_a_priority_of_csubs_own_is_no_option_of_slurms(user: CsubUser, slurm: FakeSlurm) -> None:
+    user.script("fast.sh", "exit 0", directives="#SBATCH --priority=fast")
+    user.script("other.sh", "exit 0")
+    slurm.pause()
+    packed = json.loads(user.csub("pack", "--json", *SHARE, "fast.sh", "other.sh").stdout)
+    # Its neighbour has no priority, and shares all the same.
+    assert len(packed["submitted"][0]["packs"]) == 1
+    # The fake refuses what it does not know, as --priority.
+    user.submit("--priority=fast", "--time=5", "fast.sh")
+    slurm.go_on()

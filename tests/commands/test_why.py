@@ -117,3 +117,11 @@ def test_an_option_behind_the_scripts_of_a_pack_is_told_its_place(user: CsubUser
     refused = user.csub("pack", "a.sh", "--wait", check=False)
     assert refused.returncode == 2
     assert "options stand before the scripts: csub pack --wait a.sh b.sh" in refused.stderr
+
+
+def test_one_unknown_word_leaves_the_others_explained(user: CsubUser) -> None:
+    told = user.csub("explain", "PENDING", "nonsense", "TIMEOUT", check=False)
+    assert told.returncode == 2
+    assert re.findall(r"^[A-Z]\w+", told.stdout, re.MULTILINE) == ["PENDING", "TIMEOUT"]
+    assert "'nonsense' is no member, no state and no reason" in told.stderr
+    assert len(told.stderr.splitlines()) == 1

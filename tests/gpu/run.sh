@@ -123,7 +123,7 @@ done
 # Frameworks and HyperQueue, where they were fetched (degree can run them): all that is not there.
 for wheel in "$packages"/frameworks/*.whl; do
     [ -e "$wheel" ] || break
-    first=$(basename "$wheel" | sed 's/-.*//' | tr 'A-Z' 'a-z')
+    first=$(basename "$wheel" | sed 's/-.*//' | tr '[:upper:]' '[:lower:]')
     "$venv/bin/python" -c "import importlib.metadata as m; m.version('$first')" 2>/dev/null ||
         "$venv/bin/python" -m zipfile -e "$wheel" "$site"
 done

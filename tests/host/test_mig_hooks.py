@@ -119,7 +119,8 @@ def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(
         ({"mig": "off"}, "", "", "the site's policy does not let jobs divide GPUs by MIG"),
         ({"mig_profiles": ["3g.71gb"]}, "", "", "does not allow the MIG profile 2g.35gb"),
         ({}, "AcctGatherEnergyType=acct_gather_energy/gpu", "", "Slurm keeps GPUs open"),
-        ({}, f"NodeName={NODE} Gres=gpu:2,shard:8", "", "this node offers gres/shard"),
+        # The node's name is another in each process that runs tests, the test's is not.
+        ({}, "NodeName=HERE Gres=gpu:2,shard:8", "", "this node offers gres/shard"),
         ({}, "", "vgpu", "is a virtual GPU"),
         ({}, "", "fail=nvmlDeviceGetGpuInstances:999", "NVML does not say all"),
     ],
@@ -129,7 +130,7 @@ def test_what_stands_against_it_is_told_and_nothing_is_touched(
 ) -> None:
     before = mig.snapshot()
     mig.write_policy(**{"mig": "where-on", "modes": [], **policy})
-    mig.slurm_conf.write_text(f"{lines}\n")
+    mig.slurm_conf.write_text(f"{lines.replace('HERE', NODE)}\n")
     mig.fail_nvml(*faults.split())
     ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml()

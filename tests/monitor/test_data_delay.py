@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.look.report_command import render_csv
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.report.data.csv_table import render_csv
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state

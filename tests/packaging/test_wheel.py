@@ -131,7 +131,8 @@ def test_the_wheel_holds_every_data_file_inside_the_package(built: Built) -> Non
 def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(built: Built) -> None:
     modules = {
         path.relative_to(built.source).as_posix()
-        for path in (built.source / "slurm_colloc").rglob("*")
+        for folder in ("slurm_colloc", "hydra_plugins")
+        for path in (built.source / folder).rglob("*")
         if path.is_file()
     }
     in_wheel = {

@@ -19,11 +19,11 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
 from slurm_colloc.planning.join.join_fit import (
-    compute_contradiction,
     compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
 )
+from slurm_colloc.planning.join.same_kind import compute_contradiction
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.cli.look.report_command import render_csv
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.data.csv_table import render_csv
 from slurm_colloc.report.summary.pack_summary import Summary, build_summary
 from slurm_colloc.report.terminal_tables import Column, build_table, format_span, render
 

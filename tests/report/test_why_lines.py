@@ -573,3 +573,24 @@ def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
     explained = explain_member(view, view.members[2], Facts(NOW))
     assert "  Shown by:  the fault was that of member 4711/1\n" in explained
     assert "  Means:     Its script ended with exit code 0.\n" in explained
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({}, "on a node of partition gpu"),
+        ({"ReqNodeList": "n1"}, "on n1, which --nodelist names"),
+        ({"ExcNodeList": "n2"}, "on a node of partition gpu, without n2 (--exclude)"),
+        ({"Features": "a100"}, "on a node of partition gpu with a100 (--constraint)"),
+        (
+            {"ReqNodeList": "n1", "ExcNodeList": "(null)", "Features": "ib"},
+            "on n1, which --nodelist names with ib (--constraint)",
+        ),
+    ],
+)
+def test_what_holds_a_job_back_although_nodes_are_idle_is_named(
+    state: State, fields: dict[str, str], where: str
+) -> None:
+    asked = {"NumCPUs": "4", "Partition": "gpu", **fields}
+    told = line(look(state, "PENDING", "Resources"), 1, fields=asked)
+    assert f"waits for 4 CPUs {where} to become free (Resources)" in told

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,13 +63,24 @@ class Queue(PlainSlurm):
 
 
 class Submission:
-    """One submission: packs of an array, each of which a test may let begin."""
+    """One submission: packs of an array, each of which a test may let begin.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: A directory of the test's own.
+        name: The submission's name in the state.
+        job_id: Its id.
+        slurm: What squeue shows; None for a queue of its own.
+    """
+
+    def __init__(
+        self, folder: Path, name: str = "s", job_id: str = "7", slurm: Queue | None = None
+    ) -> None:
         self.state = State(folder / "state", "here")
         self.state.prepare()
         self.folder = folder
-        self.slurm = Queue()
+        self.name = name
+        self.job_id = job_id
+        self.slurm = slurm or Queue()
         self.room: dict[int, int] = {}
         self.parts: dict[int, RunnerParts] = {}
         self._logs: list[int] = []
@@ -92,25 +104,26 @@ class Submission:
                 spec = dataclasses.replace(entry.spec, job=job)
                 members.append(dataclasses.replace(entry, spec=spec))
             first += count
-            built = dataclasses.replace(
-                build_pack("s", index=index, indices=indices).record,
-                is_array=True,
-                degree=8,
-                request=PackRequest(1, None, 16, host_memory_mb, 600),
-                group=GROUP,
-                members=tuple(member.spec.job.number for member in members),
-                policy=policy,
-                closed="it is an element of a job array",
-                **record,  # type: ignore[arg-type]
-            )
+            values: dict[str, Any] = {
+                "is_array": True,
+                "degree": 8,
+                "request": PackRequest(1, None, 16, host_memory_mb, 600),
+                "group": GROUP,
+                "members": tuple(member.spec.job.number for member in members),
+                "policy": policy,
+                "closed": "it is an element of a job array",
+                **record,
+            }
+            plain = build_pack(self.name, index=index, indices=indices).record
+            built = dataclasses.replace(plain, **values)
             packs.append(NewPack(built, tuple(members)))
         with self.state.writing(packs):
-            self.state.record_job([pack.record for pack in packs], "7")
+            self.state.record_job([pack.record for pack in packs], self.job_id)
         for index in indices:
-            self.slurm.show(f"7_{index}", SlurmJobState.PENDING)
+            self.slurm.show(f"{self.job_id}_{index}", SlurmJobState.PENDING)
 
     def path(self, index: int) -> Path:
-        return self.state.pack_path(f"s.{index}")
+        return self.state.pack_path(f"{self.name}.{index}")
 
     def begin(self, index: int, *, places: int = 8, attempt: int = 1) -> RunnerParts:
         """Let a pack's runner begin; the test does what its loop would."""
@@ -123,7 +136,7 @@ class Submission:
             pack=pack,
             record=record,
             allocation=Allocation(
-                f"7_{index}", "7", "node1", attempt - 1, 4, ((0,), (1,)), (),
+                f"{self.job_id}_{index}", self.job_id, "node1", attempt - 1, 4, ((0,), (1,)), (),
                 {"PATH": os.environ["PATH"]},
             ),
             attempt=begin_attempt(pack, attempt),
@@ -138,7 +151,7 @@ class Submission:
         parts.members.places = [PackPlace(at, 2, ()) for at in range(places)]
         parts.take_over._find_room = lambda: self.room.get(index, 0)
         parts.intake.adopt_taken()
-        self.slurm.show(f"7_{index}", SlurmJobState.RUNNING)
+        self.slurm.show(f"{self.job_id}_{index}", SlurmJobState.RUNNING)
         self.parts[index] = parts
         return parts
 

@@ -148,6 +148,7 @@ def test_a_lone_job_sees_what_slurm_set_for_it() -> None:
     expected = {
         **CAPTURED, **added, "SLURM_JOB_NAME": "train",
         "SLURM_COLLOC_MEMBER": "4711/3", "SLURM_COLLOC_NAME": "4711_3",
+        "SLURM_COLLOC_CHECKPOINT": "4711_3",
     }  # fmt: skip
     assert found == expected
 

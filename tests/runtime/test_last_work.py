@@ -33,7 +33,10 @@ class Slow:
     def _is_busy(self, name: str) -> bool:
         return self._now[0] < self._done_at[name]
 
-    def begin_summary(self) -> None:
+    waits_for_summary = False
+
+    def begin_summary(self, *, wants_mail: bool) -> None:
+        assert not wants_mail
         self.begun.append("summary")
 
     @property
@@ -54,6 +57,9 @@ class Slow:
 
     def work(self) -> None:
         self.begun.append("mails")
+
+    def release(self) -> None:
+        self.begun.append("table")
 
     @property
     def are_sent(self) -> bool:

@@ -89,6 +89,17 @@ def test_what_a_member_gets_to_know() -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in environment
 
 
+@pytest.mark.parametrize(("priority", "percentage"), [(0, 100), (1, 28), (None, 28)])
+def test_one_that_is_to_stay_fast_has_all_threads_and_its_neighbours_stand_back(
+    priority: int | None, percentage: int
+) -> None:
+    plan = MemberPlan(0, 1, None, None, None, None)
+    use, environment = place_under_mps(build_shared(7), plan, 1, client_priority=priority)
+    assert use.thread_percentage == percentage
+    wanted = None if priority is None else str(priority)
+    assert environment.get("CUDA_MPS_CLIENT_PRIORITY") == wanted
+
+
 @given(
     degree=st.integers(1, 60),
     total_mb=st.none() | st.integers(1000, 300_000),

@@ -65,6 +65,19 @@ def test_who_is_too_many_is_parked_and_goes_on_when_another_ends(
     assert stage.list_parked() == parked[1:]
 
 
+def test_one_that_is_to_stay_fast_is_parked_last(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process)
+    member = stage.members.by_number[4]
+    job = dataclasses.replace(member.spec.job, stays_fast=True)
+    member.spec = dataclasses.replace(member.spec, job=job)
+    stage.start_all()
+    stage.pass_time(40, share(2.0))
+    record = stage.record
+    assert record is not None
+    # Otherwise the last one would be parked first.
+    assert stage.list_parked() == [2, 3][record.degree - 2 :]
+
+
 def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     tmp_path: Path, process: StartedProcess
 ) -> None:

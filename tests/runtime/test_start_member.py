@@ -14,8 +14,10 @@ import pytest
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.start_member import PORTS
 from slurm_colloc.runtime.launch.step_command import build_srun_argv, build_wrapper_argv
+from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_home import HomeRecord
 
 from ..wait_until import wait_until
 from .runner_bed import Bed
@@ -165,3 +167,29 @@ def test_only_where_nobody_chose_a_launcher_another_is_taken(
     said = capfd.readouterr().err
     assert said.count("job steps do not work here (no slots)") == int(allowed)
     assert bed.parts.starter.launcher == ("process" if allowed else launcher)
+
+
+def test_one_of_another_submission_sees_its_own_submission(
+    build_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    bed = build_bed(change=write_to(tmp_path))
+    batch = {**bed.allocation.environment, "SLURM_SUBMIT_DIR": "/here", "SLURM_SUBMIT_HOST": "h1"}
+    bed.allocation.environment.update(batch)  # type: ignore[attr-defined]
+    bed.parts.starter._added.update(batch)
+    (member,) = bed.adopt(2)
+    member.home = HomeRecord("9", 5, "t.0", 1.5, "/there", "h2")
+    script = bed.folder(2) / "script"
+    script.unlink()
+    script.write_text(
+        "#!/bin/sh\necho $SLURM_COLLOC_MEMBER $SLURM_COLLOC_NAME $SLURM_SUBMIT_DIR "
+        "$SLURM_SUBMIT_HOST\n"
+    )
+    script.chmod(0o700)
+    assert bed.parts.starter.start(member, bed.members.places[0])
+    process = member.process
+    assert process is not None
+    wait_until(lambda: process.poll() is not None, "it has ended")
+    assert (tmp_path / "slurm-9_5.out").read_text() == "9/5 9_5 /there h2\n"
+    # What asks its runner for something names it as the pack does.
+    own = OwnMember(str(bed.folder(2)), {"job_id": "7", "member": "9/5"})
+    assert own.number == 2

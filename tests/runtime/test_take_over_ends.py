@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.errors import NotFound
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.report.member_survey import (
     MOVING,
@@ -19,8 +20,15 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_home import HomeRecord, choose_guest_number, write_home
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.store.pack_reading import build_takers_path
+from slurm_colloc.store.remove_packs import remove_pack, remove_remains
+from slurm_colloc.submission.packs.call_batches import Batch
+from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.upkeep import resubmit_members
 from slurm_colloc.submission.upkeep.ended_packs import Ending, list_never_started
 
@@ -193,3 +201,132 @@ def test_a_member_that_moves_between_two_looks_is_seen_once(
     assert find_stale(views) == ([0, 1] if order[0] == "s.101" else [])
     assert sorted(see(submission)) == [1, 2, 3]
     assert not (source / "members" / format_number(2)).exists()
+
+
+# -- members of another submission ----------------------------------------------------------------
+
+
+@pytest.fixture
+def other(submission: Submission, tmp_path: Path) -> Iterator[Submission]:
+    """A second submission, whose members have the same numbers."""
+    found = Submission(tmp_path, "t", "9", submission.slurm)
+    yield found
+    found.close()
+
+
+def decide_guests(taker: Submission, other: Submission, *numbers: int) -> list[int]:
+    """Let the first submission's first pack take members of the other's over; their numbers."""
+    places = []
+    for count, number in enumerate(numbers):
+        there = choose_guest_number(1, count)
+        assert there is not None
+        taker.state.note_taker("t.101", "9", "s.101")
+        home = HomeRecord("9", number, "t.101", 1.5, "/work/other", "there")
+        write_home(other.path(101), number, home)
+        source, target = str(other.path(101)), str(taker.path(101))
+        assert take_over.decide(source, target, number, there)
+        places.append(there)
+    return places
+
+
+def test_members_of_each_submission_are_submitted_again_by_themselves(
+    submission: Submission, other: Submission, again: list[tuple[str, list[int]]]
+) -> None:
+    submission.submit(2)
+    other.submit(2)
+    begin_attempt(submission.path(101), 1)
+    places = decide_guests(submission, other, 1, 2)
+    notes = settle(submission, 101, SlurmJobState.NODE_FAIL)
+    assert again == [("s.101", [1, 2]), ("s.101", places)]
+    assert ["(7/1-2;" in notes[0], "(9/1-2;" in notes[1]] == [True, True]
+    assert list_members(other.path(101)) == []
+    assert submission.state.list_open() == ["t.101"]
+
+
+def test_one_of_another_submission_is_submitted_again_with_its_own_script_and_number(
+    submission: Submission, other: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission.submit(2)
+    other.submit(2)
+    begin_attempt(submission.path(101), 1)
+    (place,) = decide_guests(submission, other, 2)
+    assert take_over.move(str(other.path(101)), str(submission.path(101)), 2, place)
+    script = submission.path(101) / "members" / format_number(place) / "script"
+    script.unlink()
+    script.write_bytes(b"its own")
+    seen: list[tuple[Batch, str]] = []
+
+    def submit_batch(batch: Batch, _submission: str, *, directory: str, **_rest: object) -> object:
+        seen.append((batch, directory))
+        return Submitted("20", (), ())
+
+    monkeypatch.setattr(resubmit_members, "submit_batch", submit_batch)
+    resubmit_members.resubmit(submission.state, submission.slurm, Settings(), "s.101", [place])
+    ((batch, directory),) = seen
+    (candidate,) = batch.packs[0].candidates
+    assert (candidate.job.number, candidate.script, directory) == (2, b"its own", "/work/other")
+
+
+def test_one_that_was_to_be_cancelled_at_home_is_not_submitted_again(
+    submission: Submission, other: Submission, again: list[tuple[str, list[int]]]
+) -> None:
+    submission.submit(1)
+    other.submit(1)
+    begin_attempt(submission.path(101), 1)
+    decide_guests(submission, other, 1)
+    write_request(other.path(101), Request(Action.CANCEL, 1, reason="csub cancel"))
+    settle(submission, 101, SlurmJobState.NODE_FAIL)
+    assert again == [("s.101", [1])]
+
+
+def test_one_of_another_submission_is_shown_once_under_its_own_name(
+    submission: Submission, other: Submission
+) -> None:
+    submission.submit(1)
+    other.submit(2)
+    (place,) = decide_guests(submission, other, 1)
+    state = submission.state
+    before = survey_packs(state, ["s.101"], submission.slurm.jobs)
+    assert take_over.move(str(other.path(101)), str(submission.path(101)), 1, place)
+    after = survey_packs(state, ["t.101"], submission.slurm.jobs)
+    # Each was looked at when the member was in the other one.
+    assert [str(m.member) for view in (*before, *after) for m in view.members] == ["7/1", "9/2"]
+    views = survey_packs(state, ["t.101", "s.101"], submission.slurm.jobs)
+    assert sorted(str(m.member) for v in views for m in v.members) == ["7/1", "9/1", "9/2"]
+    # Seen in both, in its old pack first.
+    both = [*survey_packs(state, ["s.101"], submission.slurm.jobs), *views]
+    assert sorted(str(m.member) for v in show_once(both) for m in v.members) == [
+        "7/1",
+        "9/1",
+        "9/2",
+    ]
+
+
+def test_who_cancels_a_slurm_job_does_not_mean_members_of_another_submission(
+    submission: Submission, other: Submission, again: list[tuple[str, list[int]]]
+) -> None:
+    submission.submit(2)
+    other.submit(3)
+    begin_attempt(submission.path(101), 1)
+    places = decide_guests(submission, other, 1, 2, 3)
+    write_held(other.path(101), 3)
+    settle(submission, 101, SlurmJobState.CANCELLED)
+    assert again == [("s.101", places[:2])]
+    assert submission.state.list_open() == ["t.101"]
+
+
+def test_what_tells_where_members_are_goes_with_the_packs(
+    submission: Submission, other: Submission
+) -> None:
+    submission.submit(1)
+    other.submit(1)
+    decide_guests(submission, other, 1)
+    state = submission.state
+    takers = build_takers_path(state.root, "9", state.cluster)
+    for pack_id, is_there in (("t.101", True), ("s.101", False)):
+        assert state.list_takers("9") == ["s.101"]
+        remove_pack(state, pack_id)
+        remove_remains(state)
+        assert takers.exists() is is_there
+    with pytest.raises(NotFound):
+        state.find_packs("9")

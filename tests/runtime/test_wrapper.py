@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -406,3 +407,33 @@ def test_a_record_is_written_again_where_the_file_system_fails(
 def test_a_record_for_which_there_is_no_place_any_more_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         wrapper.write_record(str(tmp_path / "gone" / "run.1.1.exit"), {"wait_status": 0})
+
+
+def test_members_that_start_together_wait_for_each_other(tmp_path: Path) -> None:
+    prefixes = []
+    for number in (1, 2):
+        folder = tmp_path / "members" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        prefixes.append(f"{folder}/run.1.1")
+    first = multiprocessing.get_context("fork").Process(
+        target=wrapper.wait_for_others, args=(prefixes[0], 2)
+    )
+    first.start()
+    first.join(0.5)
+    assert first.is_alive()
+    assert wrapper.wait_for_others(prefixes[1], 2) == ""
+    first.join(30)
+    assert first.exitcode == 0
+    # One that starts again in the same attempt waits for none, in the next for all.
+    assert wrapper.wait_for_others(prefixes[0], 2) == ""
+    assert sorted(path.name for path in (tmp_path).glob("together.*/*")) == ["0001", "0002"]
+
+
+def test_members_that_never_come_are_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrapper, "_TOGETHER_S", 0.1)
+    folder = tmp_path / "members" / "0001"
+    folder.mkdir(parents=True)
+    told = wrapper.wait_for_others(f"{folder}/run.1.1", 3)
+    assert "with 1 of 3 members that were to start together" in told

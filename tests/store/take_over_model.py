@@ -1,8 +1,11 @@
-"""A model of packs of one submission whose runners take waiting members over from each other.
+"""A model of packs of two submissions whose runners take waiting members over from each other.
 
 The functions of `slurm_colloc.store.pack.inbox` and `take_over` run unchanged on a directory tree
 that loses answers. Runners, cancels, sweeps and Slurm are actors as in `protocol_model`: they are
 interleaved at every single call, and may crash between any two.
+
+A member is named here by the letter of its submission and its number there, `s1` or `t1`: both
+submissions give the same numbers. In a pack of the other one it has a number of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from typing import Any
 
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_home import choose_guest_number, find_next_number
 
 from .protocol_model import Faults, Tree, Violation, _Replay, _Suspended, ensure
 
 STEP_LIMIT = 20_000
 PACKS = ("a", "b", "c")
+SUBMISSIONS = {"a": "s", "b": "s", "c": "t"}
 
 PENDING, RUNNING, COMPLETED, FAILED = "pending", "running", "completed", "failed"
 
@@ -51,6 +56,19 @@ class PackTree(Tree):
                     del self.folders[path]
                     self.folders[target + path.removeprefix(source)] = names
 
+    def drop(self, pack: str, number: int) -> None:
+        """Remove a member that has not entered."""
+        name = format_number(number)
+        del self.folders[f"{pack}/members/{name}"]
+        self.folders[f"{pack}/members"].discard(name)
+
+    def drop_unentered(self, pack: str) -> None:
+        """What a sweep removes under the lock: joiners that were killed on their way in."""
+        for name in list(self.folders[f"{pack}/members"]):
+            files = self.folders[f"{pack}/members/{name}"]
+            if "spec.json" not in files or "entry.json" in files:
+                self.drop(pack, int(name))
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -61,7 +79,9 @@ class Rules:
     move: Callable[..., bool] = take_over.move
     accept: Callable[..., bool] = take_over.accept
     withdraw_moving: Callable[..., bool] = take_over.withdraw_moving
+    choose_guest_number: Callable[[int, int], int | None] = choose_guest_number
     locks_the_source: bool = True
+    counts_those_that_left: bool = True
     forwards_requests: bool = True
     looks_again_after_asking: bool = True
     sweep_sends_on: bool = True
@@ -75,9 +95,9 @@ Actor = Generator[Step, Any, Any]
 
 @dataclass
 class Pack:
-    """What is known of one pack beside its directories."""
+    """What is known of one pack beside its directories; numbers are those that it has here."""
 
-    first: frozenset[int]
+    first: set[int]
     slurm: str = PENDING
     attempt: int = 0
     lock: object = None
@@ -93,14 +113,26 @@ class World:
     rules: Rules
     pick: Callable[[], float]
     packs: dict[str, Pack]
-    starts: list[tuple[int, str, int]] = field(default_factory=list)
-    done: set[int] = field(default_factory=set)
-    resubmitted: set[int] = field(default_factory=set)
-    withdrawn: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    killed: set[int] = field(default_factory=set)
-    too_late: set[int] = field(default_factory=set)
+    homes: dict[tuple[str, int], str] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
+    joiners: set[str] = field(default_factory=set)
+    starts: list[tuple[str, str, int]] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    resubmitted: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    killed: set[str] = field(default_factory=set)
+    too_late: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
+
+    def name(self, pack: str, number: int) -> str:
+        """Which member a number in a pack is: of another submission, as its home.json says."""
+        return self.homes.get((pack, number)) or f"{SUBMISSIONS[pack]}{number}"
+
+    def numbers(self, member: str) -> list[tuple[str, int]]:
+        """Each pack, and the number that a member has or would have there."""
+        own = [(pack, int(member[1:])) for pack in PACKS if SUBMISSIONS[pack] == member[0]]
+        return own + [place for place, home in self.homes.items() if home == member]
 
     def folder(self, pack: str, number: int) -> str:
         return f"{pack}/members/{format_number(number)}"
@@ -113,7 +145,8 @@ class World:
 
     def is_in_place(self, pack: str, number: int) -> bool:
         """Its directory is there, and it was not submitted again."""
-        return self.tree.exists(self.folder(pack, number)) and number not in self.resubmitted
+        is_there = self.tree.exists(self.folder(pack, number))
+        return is_there and self.name(pack, number) not in self.resubmitted
 
     def is_over(self, pack: str) -> bool:
         return self.packs[pack].slurm in (COMPLETED, FAILED)
@@ -156,7 +189,8 @@ class Runner:
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.known: set[int] = set()
-        self.decided: dict[int, str] = {}
+        self.decided: dict[tuple[str, int], int] = {}
+        self.guests = 0
         self.ended_well = False
         self.key: object = None
 
@@ -175,8 +209,8 @@ class Runner:
             for number in (yield inbox.list_waiting, (pack,)) or []:
                 if number not in self.known and (yield inbox.take, (pack, number)):
                     self._adopt(number)
-            for number in list(self.decided):
-                yield from self._fetch(number)
+            for source, number in list(self.decided):
+                yield from self._fetch(source, number)
             if not self.waiting and len(self.running) < 2 and world.pick() < 0.7:
                 yield from self._take_over()
             while self.waiting and len(self.running) < 2:
@@ -207,12 +241,13 @@ class Runner:
     def _adopt(self, number: int) -> None:
         if number not in self.known:
             self.known.add(number)
-            if number not in self.world.done:
+            if self.world.name(self.pack, number) not in self.world.done:
                 self.waiting.append(number)
 
     def _start(self, number: int) -> Actor:
         world, pack = self.world, self.pack
-        if (yield act(lambda: number in world.resubmitted)):
+        member = world.name(pack, number)
+        if (yield act(lambda: member in world.resubmitted)):
             # moved.json says so.
             return
         if not (yield self.rules.begin, (pack, number)):
@@ -221,13 +256,15 @@ class Runner:
             return
 
         def note() -> None:
-            earlier = [(p, a) for n, p, a in world.starts if n == number]
-            ensure(all(p == pack for p, _ in earlier), f"{number} runs in {earlier} and in {pack}")
-            ensure(all(a != self.attempt for _, a in earlier), f"{number} is started twice")
-            ensure(number not in world.withdrawn, f"{number} was withdrawn, and is started")
-            ensure(number not in world.resubmitted, f"{number} is submitted again, and is started")
-            ensure(number not in world.done, f"{number} has ended, and is started")
-            world.starts.append((number, pack, self.attempt))
+            earlier = [(p, a) for n, p, a in world.starts if n == member]
+            ensure(all(p == pack for p, _ in earlier), f"{member} runs in {earlier} and in {pack}")
+            ensure(all(a != self.attempt for _, a in earlier), f"{member} is started twice")
+            ensure(member not in world.withdrawn, f"{member} was withdrawn, and is started")
+            ensure(member not in world.resubmitted, f"{member} is submitted again, and is started")
+            ensure(member not in world.done, f"{member} has ended, and is started")
+            world.starts.append((member, pack, self.attempt))
+            if member[0] != SUBMISSIONS[pack]:
+                world.seen.add("started in a pack of another submission")
             self.running.append(number)
 
         if (yield act(self._is_fenced)):
@@ -236,7 +273,7 @@ class Runner:
 
     def _end_one(self) -> None:
         if not self._is_fenced():
-            self.world.done.add(self.running[0])
+            self.world.done.add(self.world.name(self.pack, self.running[0]))
         self.running.pop(0)
 
     def _serve(self) -> Actor:
@@ -252,7 +289,7 @@ class Runner:
                 else:
                     self.waiting.remove(number)
                     self.known.discard(number)
-            elif number in world.done:
+            elif world.name(pack, number) in world.done:
                 yield act(partial(self._forget_request, number))
             elif (number not in self.known and (yield inbox.is_taken, (pack, number))) or (
                 number not in self.known and (yield inbox.take, (pack, number))
@@ -260,14 +297,14 @@ class Runner:
                 self._adopt(number)
 
     def _forget_request(self, number: int) -> None:
-        self.world.too_late.add(number)
+        self.world.too_late.add(self.world.name(self.pack, number))
         self.world.packs[self.pack].requests.discard(number)
 
     def _kill(self, number: int) -> None:
         if self._is_fenced():
             return
-        self.world.killed.add(number)
-        self.world.done.add(number)
+        self.world.killed.add(self.world.name(self.pack, number))
+        self.world.done.add(self.world.name(self.pack, number))
         if number in self.running:
             self.running.remove(number)
         self.world.packs[self.pack].requests.discard(number)
@@ -283,8 +320,8 @@ class Runner:
             return
         yield from self._take_over_from(source)
         yield act(lambda: unlock(world, self.pack, self.key))
-        for number in list(self.decided):
-            yield from self._fetch(number)
+        for place in list(self.decided):
+            yield from self._fetch(*place)
 
     def _take_over_from(self, source: str) -> Actor:
         world, key = self.world, None
@@ -300,39 +337,65 @@ class Runner:
             # Those that have come to it do not move again.
             found = [number for number in found if number in theirs.first]
             for number in found[: 1 + int(world.pick() * 2)]:
-                if number in self.known or (yield act(self._is_fenced)):
+                if (yield act(self._is_fenced)):
                     break
-                if (yield self.rules.decide, (source, self.pack, number)):
-                    self.decided[number] = source
+                there = self._choose_number(source, number)
+                if there in self.known:
+                    break
+                if (yield self.rules.decide, (source, self.pack, number, there)):
+                    self.decided[source, number] = there
                     world.seen.add("taken over")
                     if theirs.attempt:
                         world.seen.add("taken over from one that runs")
+                elif self._holds_both(source, key):
+                    yield act(partial(self._ensure_not_taken, source, number, there))
         yield act(lambda: unlock(world, source, key))
+
+    def _holds_both(self, source: str, key: object) -> bool:
+        locks = [self.world.packs[pack].lock for pack in (source, self.pack)]
+        return key is not None and locks == [key, self.key]
+
+    def _ensure_not_taken(self, source: str, number: int, there: int) -> None:
+        """A runner that is told so would not look for it any more."""
+        mark = take_over.OVER + (self.pack if there == number else f"{self.pack}={there}")
+        is_taken = self.world.has(source, number, mark)
+        ensure(not is_taken, f"{number} of {source} was taken over by {self.pack}, who is told no")
 
     def _may_take_from(self, source: str) -> bool:
         theirs = self.world.packs[source]
         return theirs.is_open and self.world.packs[self.pack].is_open
 
-    def _fetch(self, number: int) -> Actor:
-        source = self.decided[number]
-        if not (yield self.rules.move, (source, self.pack, number)):
-            return
-        yield from self._welcome(source, number)
-        self.decided.pop(number, None)
+    def _choose_number(self, source: str, number: int) -> int:
+        """The number that a member will have here, for one of another submission a new one."""
+        if SUBMISSIONS[source] == SUBMISSIONS[self.pack]:
+            return number
+        there = self.rules.choose_guest_number(self.attempt, self.guests)
+        assert there is not None
+        self.guests += 1
+        # In its home.json, which is written before it is taken over.
+        self.world.homes[self.pack, there] = self.world.name(source, number)
+        return there
 
-    def _welcome(self, source: str, number: int) -> Actor:
+    def _fetch(self, source: str, number: int) -> Actor:
+        there = self.decided[source, number]
+        if not (yield self.rules.move, (source, self.pack, number, there)):
+            return
+        yield from self._welcome(source, number, there)
+        self.decided.pop((source, number), None)
+
+    def _welcome(self, source: str, number: int, there: int) -> Actor:
         world = self.world
         if self.rules.forwards_requests:
 
             def forward() -> None:
                 if number in world.packs[source].requests:
                     world.packs[source].requests.discard(number)
-                    world.packs[self.pack].requests.add(number)
+                    world.packs[self.pack].requests.add(there)
                     world.seen.add("request forwarded")
 
             yield act(forward)
-        if (yield self.rules.accept, (self.pack, number)):
-            self._adopt(number)
+        if (yield self.rules.accept, (self.pack, there)):
+            self._adopt(there)
         else:
             world.seen.add("cancelled on its way")
 
@@ -340,13 +403,19 @@ class Runner:
         for source in PACKS:
             if source == self.pack:
                 continue
-            for number, taker in (yield take_over.list_leaving, (source,)).items():
-                if taker == self.pack:
-                    self.decided[number] = source
+            for number, taking in (yield take_over.list_leaving, (source,)).items():
+                if taking.taker == self.pack:
+                    self.decided[source, number] = taking.number
                     self.world.seen.add("finished by a later attempt")
-        for number in (yield take_over.list_arrived, (self.pack,)):
-            home = next(name for name, pack in self.world.packs.items() if number in pack.first)
-            yield from self._welcome(home, number)
+        for there in (yield take_over.list_arrived, (self.pack,)):
+            member = self.world.name(self.pack, there)
+            number = int(member[1:])
+            home = next(
+                name
+                for name, pack in self.world.packs.items()
+                if number in pack.first and SUBMISSIONS[name] == member[0]
+            )
+            yield from self._welcome(home, number, there)
         for number in (yield inbox.list_taken, (self.pack,)):
             self._adopt(number)
 
@@ -354,6 +423,7 @@ class Runner:
         world, pack = self.world, self.pack
         key = yield from lock(world, pack, 10)
         if key is not None and not self._is_fenced():
+            yield act(partial(world.tree.drop_unentered, pack))
             moving = yield take_over.list_moving, (pack,)
             if not moving:
                 yield act(lambda: setattr(world.packs[pack], "is_open", False))
@@ -363,38 +433,63 @@ class Runner:
 # -- csub -----------------------------------------------------------------------------------------
 
 
-def cancel(world: World, number: int) -> Actor:
+def cancel(world: World, member: str) -> Actor:
     """`csub cancel` of one member."""
     for _ in range(10):
-        place = yield act(lambda: find(world, number))
-        if number in world.resubmitted:
+        place = yield act(lambda: find(world, member))
+        if member in world.resubmitted:
             # It is cancelled in its new pack.
             return
         if place is None:
             continue
-        withdrawn = (yield inbox.withdraw, (place, number)) or (
-            yield (
-                world.rules.withdraw_moving,
-                (place, number),
-            )
-        )
+        pack, number = place
+        withdrawn = (yield inbox.withdraw, place) or (yield (world.rules.withdraw_moving, place))
         if withdrawn:
-            world.withdrawn.add(number)
+            world.withdrawn.add(member)
             ensure(
-                all(n != number for n, _, _ in world.starts),
-                f"{number} was withdrawn after its start",
+                all(n != member for n, _, _ in world.starts),
+                f"{member} was withdrawn after its start",
             )
             return
-        yield act(partial(world.packs[place].requests.add, number))
-        is_there = yield act(partial(world.is_in_place, place, number))
+        yield act(partial(world.packs[pack].requests.add, number))
+        is_there = yield act(partial(world.is_in_place, pack, number))
         if is_there or not world.rules.looks_again_after_asking:
-            world.asked.add(number)
+            world.asked.add(member)
             return
         world.seen.add("cancel looked again")
 
 
-def find(world: World, number: int) -> str | None:
-    return next((p for p in PACKS if world.tree.exists(world.folder(p, number))), None)
+def find(world: World, member: str) -> tuple[str, int] | None:
+    places = world.numbers(member)
+    return next((place for place in places if world.tree.exists(world.folder(*place))), None)
+
+
+def join(world: World, pack: str) -> Actor:
+    """A job that joins a pack, under the pack's lock."""
+    key = yield from lock(world, pack, 5)
+    if key is None or (yield act(partial(lambda: not world.packs[pack].is_open))):
+        yield act(lambda: unlock(world, pack, key))
+        return
+    claimed = yield lambda path, fs: fs.listdir(path), (f"{pack}/members",)
+    gone = world.packs[pack].first if world.rules.counts_those_that_left else set()
+    number = find_next_number([*map(int, claimed), *gone])
+    if not (yield inbox.claim_number, (pack, number)):
+        yield act(lambda: unlock(world, pack, key))
+        return
+
+    def write() -> None:
+        for name in ("entry.json", "spec.json"):
+            world.tree.write(world.folder(pack, number), name)
+        world.joiners.add(world.name(pack, number))
+
+    yield act(write)
+    if (yield inbox.enter, (pack, number)):
+        # In pack.json. If that is not written it joins all the same, and waits for this pack alone.
+        yield act(partial(world.packs[pack].first.add, number))
+        world.seen.add("joined")
+    else:
+        yield act(partial(world.tree.drop, pack, number))
+    yield act(lambda: unlock(world, pack, key))
 
 
 def sweep(world: World) -> Actor:
@@ -417,36 +512,38 @@ def _settle(world: World, pack: str) -> Actor:  # noqa: C901, PLR0912  # one sto
         for source in PACKS:
             if source == pack:
                 continue
-            for number, taker in (yield take_over.list_leaving, (source,)).items():
-                if taker == pack:
-                    yield take_over.move, (source, pack, number)
-        for number, taker in (yield take_over.list_leaving, (pack,)).items():
+            for number, taking in (yield take_over.list_leaving, (source,)).items():
+                if taking.taker == pack:
+                    yield take_over.move, (source, pack, number, taking.number)
+        for number, (taker, there) in (yield take_over.list_leaving, (pack,)).items():
             key = yield from lock(world, taker, 1)
             if key is None:
                 continue
-            if (yield take_over.move, (pack, taker, number)):
+            if (yield take_over.move, (pack, taker, number, there)):
                 world.seen.add("sent on by the sweep")
                 yield act(partial(setattr, world.packs[taker], "is_open", True))
             yield act(partial(unlock, world, taker, key))
+    yield act(partial(world.tree.drop_unentered, pack))
     never = []
     for name in (yield lambda path, fs: fs.listdir(path), (f"{pack}/members",)):
         number = int(name)
+        member = world.name(pack, number)
         leaving = (yield take_over.find_taker, (pack, number)) not in ("", pack)
-        started = any(n == number for n, _, _ in world.starts)
+        started = any(n == member for n, _, _ in world.starts)
         cancelled = world.has(pack, number, "cancelled")
-        if not (leaving or started or cancelled or number in world.done | world.resubmitted):
-            never.append(number)
+        if not (leaving or started or cancelled or member in world.done | world.resubmitted):
+            never.append(member)
     if never:
         yield act(lambda: setattr(mine, "attempt", mine.attempt + 1))
 
         def resubmit() -> None:
-            for number in never:
-                ensure(number not in world.resubmitted, f"{number} is submitted again twice")
-                asked = [p for p in world.packs.values() if number in p.requests]
+            for member in never:
+                ensure(member not in world.resubmitted, f"{member} is submitted again twice")
+                asked = [n for p, n in world.numbers(member) if n in world.packs[p].requests]
                 if asked and rules.sweep_looks_for_requests:
-                    world.killed.add(number)
+                    world.killed.add(member)
                     continue
-                world.resubmitted.add(number)
+                world.resubmitted.add(member)
             world.seen.add("submitted again")
 
         yield act(resubmit)
@@ -509,19 +606,24 @@ def build_world(source: random.Random, rules: Rules) -> World:
     pick = source.random
     faults = Faults(lost_answer=(0.0, 0.1, 0.3)[int(pick() * 3)])
     tree = PackTree(source, faults)
-    packs, number = {}, 0
-    for name in PACKS:
-        first = frozenset(range(number + 1, number + 1 + int(pick() * 4)))
-        number += len(first)
+    packs: dict[str, Pack] = {}
+    members, last = set(), dict.fromkeys(SUBMISSIONS.values(), 0)
+    for name, submission in SUBMISSIONS.items():
+        number = last[submission]
+        first = set(range(number + 1, number + 1 + int(pick() * 4)))
+        last[submission] += len(first)
         packs[name] = Pack(first)
+        members |= {f"{submission}{each}" for each in first}
         for each in first:
             tree.folders[f"{name}/members"].add(format_number(each))
             tree.folders[f"{name}/members/{format_number(each)}"] = {"spec.json"}
             tree.write(f"{name}/inbox", f"{format_number(each)}.json")
-    return World(tree, rules, pick, packs)
+    return World(tree, rules, pick, packs, members=members)
 
 
-def explore(source: random.Random, rules: Rules) -> World:  # noqa: C901, PLR0912  # one story
+def explore(  # noqa: C901, PLR0912, PLR0915  # one story
+    source: random.Random, rules: Rules
+) -> World:
     """Play one random history to its end and check the promises.
 
     Raises:
@@ -529,13 +631,15 @@ def explore(source: random.Random, rules: Rules) -> World:  # noqa: C901, PLR091
     """
     pick = source.random
     world = build_world(source, rules)
-    numbers = [number for pack in world.packs.values() for number in pack.first]
+    members = sorted(world.members)
     later: list[Actor] = [sweep(world) for _ in range(int(pick() * 4))]
     later += [
-        cancel(world, numbers[int(pick() * len(numbers))])
+        cancel(world, members[int(pick() * len(members))])
         for _ in range(int(pick() * 4))
-        if numbers
+        if members
     ]
+    # Only a submission of one pack takes joiners.
+    later += [join(world, "c") for _ in range(int(pick() * 3))]
     actors: list[Stepper] = []
     crash = (0.0, 0.005, 0.02)[int(pick() * 3)]
     another = 0.01 if pick() < 0.3 else 0.0
@@ -605,33 +709,42 @@ def finish(world: World) -> None:
 def check_end(world: World) -> None:
     """What must hold once nothing moves any more."""
     tree = world.tree
-    for number in [number for pack in world.packs.values() for number in pack.first]:
-        places = [pack for pack in PACKS if tree.exists(world.folder(pack, number))]
-        ensure(len(places) == 1, f"{number} is in {places}")
-        (place,) = places
+    for member in sorted(world.members | world.joiners):
+        places = [place for place in world.numbers(member) if tree.exists(world.folder(*place))]
+        if member in world.joiners and not places:
+            # It was refused, or killed on its way in.
+            ensure(all(n != member for n, _, _ in world.starts), f"{member} ran and is gone")
+            continue
+        ensure(len(places) == 1, f"{member} is in {places}")
+        ((place, number),) = places
         marks = [
             name
             for name in tree.folders[world.folder(place, number)]
             if name in ("taken", "begun", "cancelled") or name.startswith(take_over.OVER)
         ]
         marks += ["inbox"] * sum(
-            tree.exists(f"{pack}/inbox/{format_number(number)}.json") for pack in PACKS
+            tree.exists(f"{pack}/inbox/{format_number(each)}.json")
+            for pack, each in world.numbers(member)
         )
-        ensure(len(marks) == 1, f"{number} is in {marks}")
-        started = any(n == number for n, _, _ in world.starts)
-        cancelled = world.has(place, number, "cancelled") or number in world.killed
+        ensure(len(marks) == 1, f"{member} is in {marks}")
+        started = any(n == member for n, _, _ in world.starts)
+        cancelled = world.has(place, number, "cancelled") or member in world.killed
         ensure(
-            started or cancelled or number in world.resubmitted,
-            f"{number} of {place} was lost: {marks}",
+            started or cancelled or member in world.resubmitted,
+            f"{member} in {place} was lost: {marks}",
         )
-        ensure(not (started and number in world.resubmitted), f"{number} ran and runs again")
-        if number in world.asked and not cancelled:
+        ensure(not (started and member in world.resubmitted), f"{member} ran and runs again")
+        if member in world.asked and not cancelled:
             ensure(
-                number in world.packs[place].requests or number in world.too_late,
-                f"{number} was to be cancelled, and {place} does not know it",
+                number in world.packs[place].requests or member in world.too_late,
+                f"{member} was to be cancelled, and {place} does not know it",
             )
         ensure(
-            not (number in world.asked and number in world.resubmitted),
-            f"{number} was to be cancelled, and was submitted again",
+            not (member in world.asked and member in world.resubmitted),
+            f"{member} was to be cancelled, and was submitted again",
         )
+    for pack in PACKS:
+        for name in tree.folders[f"{pack}/members"]:
+            is_known = world.name(pack, int(name)) in world.members | world.joiners
+            ensure(is_known, f"{name} in {pack} is no member")
     ensure(not any(pack.is_open for pack in world.packs.values()), "a pack stays open for ever")

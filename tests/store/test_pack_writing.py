@@ -405,3 +405,35 @@ def test_a_pack_without_a_runner_is_not_alive(tmp_path: Path) -> None:
     assert not is_local_alive(tmp_path)
     (tmp_path / "alive").touch()
     assert not is_local_alive(tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_of_many_packs_the_disk_is_waited_for_once(
+    state: State, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: waited.append("file"))
+    monkeypatch.setattr(all_packs, "sync_file_system", lambda _: waited.append("all"))
+    indices = tuple(range(count))
+    packs = [build_pack("s", index, indices=indices) for index in indices]
+    with state.writing(packs):
+        state.record_job([pack.record for pack in packs], "4711")
+    few = ["file"] * (2 * count + 1)
+    # What stays one by one is the job's index.
+    assert waited == (few if count == 2 else ["all", "file", "all"])
+    assert len(state.find_packs("4711")) == count
+
+
+def test_what_has_become_a_part_of_a_submission_stays(state: State) -> None:
+    first, second = build_pack("s"), build_pack("t")
+    for pack, job_id in ((first, "4711"), (second, "4712")):
+        with state.writing([pack]):
+            if pack is second:
+                # Named before it is there, as a killed csub leaves it.
+                state.add_parts("4711", [("t", (0,)), ("never", (0,))])
+            state.record_job([pack.record], job_id)
+    assert state.find_packs("4711") == ["s.0", "t.0"]
+    # The runner of the first writes it again, where csub was killed.
+    state.record_pack_job(first.record, "4711")
+    assert state.find_packs("4711") == ["s.0", "t.0"]
+    assert state.find_packs("4712") == ["t.0"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.inbox import DirectoryOperations, format_number
+from slurm_colloc.store.pack.member_home import choose_guest_number
 
 from .protocol_model import Violation
 from .take_over_model import Rules, explore
@@ -44,6 +45,8 @@ def test_ten_thousand_random_histories_keep_every_promise() -> None:
     # The histories really reach what they are meant to reach.
     least = {
         "taken over": 1000,
+        "started in a pack of another submission": 1000,
+        "joined": 1000,
         "taken over from one that runs": 1000,
         "taken over in the last moment": 100,
         "submitted again": 1000,
@@ -63,19 +66,24 @@ def test_histories_that_hypothesis_looks_for_keep_every_promise(source: random.R
     explore(source, RULES)
 
 
-def _decide_blindly(source: str, taker: str, number: int, fs: DirectoryOperations) -> bool:
+def _decide_blindly(
+    source: str, taker: str, number: int, there: int, fs: DirectoryOperations
+) -> bool:
     name = format_number(number)
+    mark = f"over.{taker}" + (f"={there}" if there != number else "")
     for entry in (f"{source}/inbox/{name}.json", f"{source}/members/{name}/taken"):
         try:
-            fs.rename(entry, f"{source}/members/{name}/over.{taker}")
+            fs.rename(entry, f"{source}/members/{name}/{mark}")
         except OSError:
             continue
         return True
     return False
 
 
-def _decide_hoping(source: str, taker: str, number: int, fs: DirectoryOperations) -> bool:
-    _decide_blindly(source, taker, number, fs)
+def _decide_hoping(
+    source: str, taker: str, number: int, there: int, fs: DirectoryOperations
+) -> bool:
+    _decide_blindly(source, taker, number, there, fs)
     return True
 
 
@@ -93,13 +101,19 @@ def _begin_hoping(pack: str, number: int, fs: DirectoryOperations) -> bool:
     return True
 
 
-def _move_blindly(source: str, taker: str, number: int, fs: DirectoryOperations) -> bool:
-    name = format_number(number)
+def _move_blindly(
+    source: str, taker: str, number: int, there: int, fs: DirectoryOperations
+) -> bool:
+    name, new_name = format_number(number), format_number(there)
     try:
-        fs.rename(f"{source}/members/{name}", f"{taker}/members/{name}")
+        fs.rename(f"{source}/members/{name}", f"{taker}/members/{new_name}")
     except OSError:
         return False
     return True
+
+
+def _number_without_the_attempt(_attempt: int, count: int) -> int | None:
+    return choose_guest_number(1, count)
 
 
 MUTANTS = {
@@ -109,6 +123,8 @@ MUTANTS = {
     "beginning takes every failure for a lost answer": {"begin": _begin_hoping},
     "moving ignores lost answers": {"move": _move_blindly},
     "it is decided without the lock of the pack": {"locks_the_source": False},
+    "each attempt gives the same numbers": {"choose_guest_number": _number_without_the_attempt},
+    "a joiner gets the number of one that has left": {"counts_those_that_left": False},
     "requests stay where the member was": {"forwards_requests": False},
     "csub cancel does not look where the member is now": {"looks_again_after_asking": False},
     "the sweep leaves what was decided": {"sweep_sends_on": False},
@@ -222,7 +238,7 @@ def test_a_member_that_waits_or_was_taken_is_taken_over_and_one_that_has_begun_i
     ]
     assert inbox.list_taken(source) == [3]
     assert not inbox.begin(source, 2)
-    assert take_over.list_leaving(source) == {1: "s.2", 2: "s.2"}
+    assert take_over.list_leaving(source) == {1: ("s.2", 1), 2: ("s.2", 2)}
     assert take_over.move(source, taker, 1)
     assert take_over.move(source, taker, 1)
     assert (take_over.list_arrived(taker), take_over.list_leaving(taker)) == ([1], {})

@@ -33,6 +33,7 @@ from slurm_colloc.store.learned.kept_answers import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
+from slurm_colloc.store.pack.member_home import HomeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
@@ -48,6 +49,7 @@ from slurm_colloc.store.pack.runner_process import RunnerProcess
 from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
 from slurm_colloc.store.pack_reading import JobIndex
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
+from slurm_colloc.store.snapshots import SnapshotRecord
 
 from .builders import build_pack
 
@@ -118,6 +120,7 @@ CASES = [
         ),
         "attempt",
     ),
+    build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),
@@ -125,6 +128,7 @@ CASES = [
     build_case(PackEndRecord("FAILED", 1.5), ""),
     build_case(MovedMember("s.0", 3), "pack_id"),
     build_case(EmptiedRecord("s.1", 1.5), ""),
+    build_case(HomeRecord("4712", 9, "t.0", 1.5, "/home/ada", "login1"), ""),
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
     build_case(FaultRecord("4711/3", ("a line",)), ""),

@@ -38,6 +38,8 @@ def run_admin(argv: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
+    from slurm_colloc.cli.admin.admin_fleet import add_fleet
+
     parser = _Parser(
         prog="csub admin", description="Hooks on the nodes: put in place, tried, shown, removed."
     )
@@ -51,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_recover(commands)
     _add_metrics(commands)
     _add_mig(commands)
+    add_fleet(commands)
     return parser
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note
@@ -17,7 +18,7 @@ from slurm_colloc.errors import (
     UsageProblem,
 )
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
-from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.member import Selection, SlurmJobState
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
@@ -78,6 +79,18 @@ def require_here(session: Session, view: PackView) -> None:
 def join_names(members: list[MemberView]) -> str:
     """`4711/1, 4711/2`."""
     return ", ".join(str(member.member) for member in members)
+
+
+def tell_done(what: str, members: Iterable[MemberView]) -> None:
+    """Say on a terminal what a command has done, as in `cancelled: 4711/1-4`."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    numbers: dict[str, set[int]] = {}
+    for member in members:
+        numbers.setdefault(member.member.job, set()).add(member.member.number)
+    names = (str(Selection.of(job, chosen)) for job, chosen in numbers.items())
+    if numbers:
+        note(f"{what}: {', '.join(names)}")
 
 
 class Problems:

@@ -14,17 +14,19 @@ from slurm_colloc.cli.change.ask_runner import (
     join_names,
     require_here,
     signal_runner,
+    tell_done,
     wake_runner,
 )
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import compute_elapsed_s, render_table
+from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox
@@ -67,6 +69,7 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         # Only what was shown: another member may have joined meanwhile.
         found = session.survey(freeze(doomed))
     problems = Problems()
+    doomed = [(view, [m for m in members if not m.is_final]) for view, members in found]
     _cancel_found(session, found, problems, only_these=asked)
     for _ in range(LOOKS_MOST):
         strayed = list_strayed(found)
@@ -75,7 +78,10 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
         found = session.survey(strayed)
         for view, members in found:
             _cancel_members(session, view, [m for m in members if not m.is_final], problems)
-    return problems.settle()
+    status = problems.settle()
+    if status == 0:
+        tell_done("cancelled", (member for _, members in doomed for member in members))
+    return status
 
 
 def _cancel_found(
@@ -104,7 +110,7 @@ def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_t
         raise session.unreachable
     if _is_over(view):
         for member in _list_alive(view):
-            cancel_left(path, member.member.number)
+            cancel_left(path, member.place)
     elif view.record.local:
         _cancel_local_pack(view, path)
     else:
@@ -114,7 +120,10 @@ def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_t
         # Joining needs this lock, so no member joins between the look and scancel; so does
         # taking over.
         with hold_lock(path / "lock", LOCK_WAIT_S):
-            if not only_these or len(list_members(path)) == len(view.members):
+            known = {member.place for member in view.members}
+            come = [number for number in list_members(path) if number not in known]
+            # One that has joined ends with the pack; one of another submission does not.
+            if not come or not (only_these or any(map(is_guest, come))):
                 with problems.noted(view.job_id), being_cancelled(path):
                     session.slurm.cancel(view.job_id)
                 return
@@ -131,7 +140,7 @@ def _cancel_members(
 
 def _cancel_local_pack(view: PackView, path: Path) -> None:
     for member in view.members:
-        inbox.withdraw(str(path), member.member.number)
+        inbox.withdraw(str(path), member.place)
     signal_runner(path, signal.SIGTERM)
     for member in _list_alive(view):
         _request(path, member)
@@ -148,10 +157,10 @@ def _cancel_member(session: Session, view: PackView, member: MemberView) -> None
             hint=f"scancel --signal=TERM {view.job_id}.STEP ends its step, squeue -s lists steps",
         )
     path = session.state.pack_path(view.record.pack_id)
-    if was_left(path, member.member.number) or (member.is_held and _is_over(view)):
-        cancel_left(path, member.member.number)
+    if was_left(path, member.place) or (member.is_held and _is_over(view)):
+        cancel_left(path, member.place)
         return
-    number = member.member.number
+    number = member.place
     if inbox.withdraw(str(path), number) or withdraw_moving(str(path), number):
         remove_environment(path, number)
         return
@@ -176,7 +185,7 @@ def _is_over(view: PackView) -> bool:
 
 
 def _request(path: Path, member: MemberView) -> None:
-    write_request(path, Request(Action.CANCEL, member.member.number, reason="csub cancel"))
+    write_request(path, Request(Action.CANCEL, member.place, reason="csub cancel"))
 
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]
@@ -184,12 +193,12 @@ Found = Sequence[tuple[PackView, Sequence[MemberView]]]
 
 def must_ask(found: Found) -> bool:
     """A pack holds jobs of several submissions, and more than one of them would end."""
-    return any(len(list_submissions(view, members)) > 1 for view, members in found)
+    return any(len(list_submissions(members)) > 1 for _, members in found)
 
 
-def list_submissions(view: PackView, members: Sequence[MemberView]) -> set[str]:
+def list_submissions(members: Sequence[MemberView]) -> set[str]:
     """The submissions that the members are of: a joiner came by one of its own."""
-    return {member.spec.joined or view.shown_id for member in members}
+    return {member.spec.joined or member.member.job for member in members}
 
 
 def is_terminal() -> bool:
@@ -201,8 +210,8 @@ def ask(found: Found) -> bool:
     """Show what would end, and ask; True for yes."""
     rows, submissions = [], set()
     now = time.time()
-    for view, members in found:
-        submissions |= list_submissions(view, members)
+    for _, members in found:
+        submissions |= list_submissions(members)
         rows += [
             (
                 str(member.member),
@@ -213,7 +222,7 @@ def ask(found: Found) -> bool:
             )
             for member in members
         ]
-    say(render_table(("MEMBER", "NAME", "STATE", "TIME", "SCRIPT"), rows))
+    say(render_lines(("MEMBER", "NAME", "STATE", "TIME", "SCRIPT"), rows))
     sys.stdout.write(f"End these {len(rows)} jobs of {len(submissions)} submissions? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -236,13 +245,17 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
         with problems.noted():
             require_here(session, view)
             _requeue_in(session, view, members)
+            tell_done("requeued", (member for member in members if not member.is_final))
     return problems.settle()
 
 
 def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> None:
     alive = [member for member in members if not member.is_final]
     if not alive:
-        raise UsageProblem(f"{join_names(members)}: already ended", hint="submit the script again")
+        raise UsageProblem(
+            f"{join_names(members)}: already ended",
+            hint=f"csub retry {view.shown_id} tries again what did not complete",
+        )
     fixed = [member for member in alive if member.spec.job.requeue is False]
     if fixed:
         raise UsageProblem(f"{join_names(fixed)}: submitted with --no-requeue")
@@ -267,6 +280,6 @@ def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> 
         raise UsageProblem(f"{join_names(running)}: the pack is just ending")
     path = session.state.pack_path(view.record.pack_id)
     for member in running:
-        number = member.member.number
+        number = member.place
         write_request(path, Request(Action.REQUEUE, number, reason="csub requeue"))
     wake_runner(session, view, join_names(running))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.cli.look.queue_and_history import parse_age
-from slurm_colloc.cli.session import Session
+from slurm_colloc.cli.session import Session, note
 from slurm_colloc.report.ended_members import collect_ended, list_changed_since
 from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.store.pack.pack_directory import is_local_alive, read_ended
 from slurm_colloc.store.remove_packs import measure_bytes, remove_pack, remove_remains
+from slurm_colloc.store.snapshots import FOLDER, remove_snapshots
 
 
 def clean(session: Session, older_than: str, *, dry_run: bool) -> str:
@@ -37,11 +38,25 @@ def clean(session: Session, older_than: str, *, dry_run: bool) -> str:
             size += taken
     if not dry_run:
         remove_remains(session.own_state)
+    if (session.state.root / FOLDER).is_dir():
+        _clean_snapshots(session, before, dry_run=dry_run)
     what = "would be removed" if dry_run else "removed"
     return (
         f"{count} pack{'s' * (count != 1)} with {members} member{'s' * (members != 1)} {what}, "
         f"{size / 1e6:.1f} MB; kept: {len(session.state.list_all()) - (count if dry_run else 0)}"
     )
+
+
+def _clean_snapshots(session: Session, before: float, *, dry_run: bool) -> None:
+    """Remove copies of projects in which no job that is kept runs or ran."""
+    views = session.survey_kept(())
+    used = {member.spec.job.snapshot for view in views for member in view.members}
+    count, kept = remove_snapshots(session.state.root, used, before, dry_run=dry_run)
+    if count:
+        what = "would be removed" if dry_run else "removed"
+        note(f"{count} snapshot{'s' * (count != 1)} of projects {what}")
+    for path in kept:
+        note(f"kept, because jobs have written into it: {path}")
 
 
 def is_over(session: Session, view: PackView, before: float) -> bool:

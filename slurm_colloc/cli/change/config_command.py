@@ -17,7 +17,7 @@ import tomlkit.exceptions
 from slurm_colloc.cli.session import note
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.ownership import find_owner, is_of_another, name_user
-from slurm_colloc.report.queue_rows import render_table
+from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.settings import (
     Settings,
     SettingsFiles,
@@ -72,7 +72,7 @@ def show(name: str, *, as_json: bool) -> str:
             for row in rows
         )
     table = [(row.name, _format(row.value) or '""', _describe_source(row)) for row in rows]
-    lines = [render_table(("SETTING", "VALUE", "FROM"), table)]
+    lines = [render_lines(("SETTING", "VALUE", "FROM"), table)]
     lines += [f"Your own file: {files.user}\n"] if files.user else []
     lines.append(
         f"Slurm access: {describe_access(merge_settings(*read_both(files)), os.environ)}\n"

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.change.ask_runner import Problems, join_names, require_here, wake_runner
+from slurm_colloc.cli.change.ask_runner import (
+    Problems,
+    join_names,
+    require_here,
+    tell_done,
+    wake_runner,
+)
 from slurm_colloc.cli.change.cancel_and_requeue import LOOKS_MOST, list_strayed
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
@@ -83,6 +89,7 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
         with problems.noted():
             require_here(session, view)
             _release_in(session, view, members)
+            tell_done("released", (member for member in members if not member.is_final))
     return problems.settle()
 
 
@@ -100,7 +107,7 @@ def _hold_in(session: Session, view: PackView, members: list[MemberView]) -> Non
     for member in alive:
         if member in running:
             continue
-        number = member.member.number
+        number = member.place
         was_held = member.is_held
         write_held(path, number)
         if not was_held and _has_begun(view, path, number):
@@ -115,6 +122,7 @@ def _hold_in(session: Session, view: PackView, members: list[MemberView]) -> Non
             raise UsageProblem(text, hint=hint)
         note(text)
     _hold_job(session, view, held)
+    tell_done("held", held)
 
 
 def _has_begun(view: PackView, path: Path, number: int) -> bool:
@@ -132,8 +140,8 @@ def _has_begun(view: PackView, path: Path, number: int) -> bool:
 
 def _hold_job(session: Session, view: PackView, held: list[MemberView]) -> None:
     """Hold the Slurm job of a pack that waits, where nothing in it may start any more."""
-    numbers = {member.member.number for member in held}
-    others = [m for m in view.members if not m.is_final and m.member.number not in numbers]
+    numbers = {member.place for member in held}
+    others = [m for m in view.members if not m.is_final and m.place not in numbers]
     if view.record.local or any(not member.is_held for member in others):
         return
     if view.slurm_state is None and session.unreachable is not None:
@@ -185,12 +193,12 @@ def _release_in_pending(session: Session, view: PackView, waiting: list[MemberVi
         if not member.is_held and not is_job_held:
             note(f"{member.member} is not held")
     if is_job_held:
-        numbers = {member.member.number for member in waiting}
+        numbers = {member.place for member in waiting}
         for other in view.members:
-            if not other.is_final and other.member.number not in numbers:
+            if not other.is_final and other.place not in numbers:
                 # Held with the whole pack until now, from now on by itself.
-                write_held(path, other.member.number)
-    left = [member for member in waiting if not remove_held(path, member.member.number)]
+                write_held(path, other.place)
+    left = [member for member in waiting if not remove_held(path, member.place)]
     if is_job_held:
         session.slurm.release(view.job_id)
     if left:
@@ -204,7 +212,7 @@ def _release_in_started(session: Session, view: PackView, waiting: list[MemberVi
     for member in waiting:
         if not member.is_held:
             note(f"{member.member} is not held")
-        elif is_over or not remove_held(path, member.member.number):
+        elif is_over or not remove_held(path, member.place):
             left.append(member)
     if left:
         _start_elsewhere(session, view, left)
@@ -214,7 +222,7 @@ def _release_in_started(session: Session, view: PackView, waiting: list[MemberVi
 
 def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -> None:
     """Their pack has ended without them: they get a new one."""
-    numbers = [member.member.number for member in left]
+    numbers = [member.place for member in left]
     if view.record.local:
         from slurm_colloc.submission.local_packs import restart_local
 

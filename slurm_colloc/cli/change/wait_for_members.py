@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 
@@ -9,6 +11,7 @@ from slurm_colloc.cli.await_summaries import await_summaries
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.model.member import MemberState, Selection
+from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
@@ -35,11 +38,16 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
     """
     pause = FIRST_PAUSE_S
     wanted: Choice | Sequence[Selection] = chosen
+    line = LiveLine()
     while True:
         found = session.survey(wanted)
         wanted = freeze(found)
         members = [member for _, selected in found for member in selected]
+        line.show(describe_progress(members))
         if all(member.is_final for member in members):
+            line.clear()
+            if line.is_seen and members:
+                note(describe_ends(members))
             _await_summaries(session, [view for view, _ in found])
             worst = max(members, key=compute_status, default=None)
             status = compute_status(worst) if worst is not None else 0
@@ -49,6 +57,62 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
             return status
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.2)
+
+
+class LiveLine:
+    """A line at the foot of a terminal that is written anew; nothing where there is no terminal.
+
+    Attributes:
+        is_seen: There is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.is_seen = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Write the line, in place of the one before."""
+        text = text[: shutil.get_terminal_size().columns - 1]
+        if self.is_seen and text != self._shown:
+            sys.stderr.write(f"{_CLEAR}{text}")
+            sys.stderr.flush()
+            self._shown = text
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+
+
+_CLEAR = "\r\x1b[K"
+_NAMED_MOST = 5
+
+
+def describe_progress(members: Sequence[MemberView]) -> str:
+    """`12 of 40 done, 3 failed, 4 running`."""
+    done = sum(member.is_final for member in members)
+    failed = sum(member.is_final and compute_status(member) > 0 for member in members)
+    running = sum(member.state is MemberState.RUNNING for member in members)
+    parts = [f"{done} of {len(members)} done"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{running} running"] if running else []
+    return ", ".join(parts)
+
+
+def describe_ends(members: Sequence[MemberView]) -> str:
+    """`40 members: 37 COMPLETED, 3 FAILED (4711/3, 4711/7, 4711/9)`."""
+    by_state: dict[str, list[str]] = {}
+    for member in sorted(members, key=lambda m: m.member):
+        by_state.setdefault(member.state.value, []).append(str(member.member))
+    parts = []
+    for state, names in sorted(by_state.items(), key=lambda entry: -len(entry[1])):
+        shown = ", ".join(names[:_NAMED_MOST]) + (", ..." if len(names) > _NAMED_MOST else "")
+        is_good = state == MemberState.COMPLETED.value
+        parts.append(f"{len(names)} {state}" + ("" if is_good else f" ({shown})"))
+    failed = any(compute_status(m) and m.state is not MemberState.CANCELLED for m in members)
+    hint = f"; csub retry {members[0].member.job} tries again what failed" if failed else ""
+    return f"{format_members(len(members))}: {', '.join(parts)}{hint}"
 
 
 def _await_summaries(session: Session, views: Sequence[PackView]) -> None:

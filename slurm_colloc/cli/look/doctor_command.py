@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.terminal_tables import is_styled
 from slurm_colloc.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
     def tell(new: Sequence[Finding]) -> None:
         findings.extend(new)
         if not as_json:
-            say(render(new, coloured=is_coloured()), styled=is_coloured())
+            say(render(new, coloured=is_styled(sys.stdout)), styled=is_styled(sys.stdout))
             sys.stdout.flush()
 
     findings: list[Finding] = []
@@ -168,11 +168,6 @@ def _look_at_node(
 def _note_waiting(text: str) -> None:
     if sys.stderr.isatty():
         note(text)
-
-
-def is_coloured() -> bool:
-    """Colours are for terminals, and only where they are wanted (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def render(findings: Sequence[Finding], *, coloured: bool = False) -> str:

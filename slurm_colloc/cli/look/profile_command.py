@@ -46,7 +46,7 @@ Patterns = Annotated[
 def list_all(as_json: Json = False) -> None:
     """List all usage profiles, the newest first."""
     from slurm_colloc.report.profile_view import render_list
-    from slurm_colloc.report.terminal_tables import choose_width
+    from slurm_colloc.report.terminal_tables import choose_width, is_styled
     from slurm_colloc.store.learned.profile_index import ProfileNames
 
     root = Session.open().state.root
@@ -60,7 +60,7 @@ def list_all(as_json: Json = False) -> None:
         else:
             say(f"There are no usage profiles in {shown}: a job that runs alone makes one.")
     else:
-        styled = sys.stdout.isatty()
+        styled = is_styled(sys.stdout)
         say(render_list(records, choose_width(), styled=styled), styled=styled)
 
 

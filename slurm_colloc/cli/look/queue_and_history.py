@@ -6,34 +6,39 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slurm_colloc.cli.arguments import (
+    Each,
+    Format,
     Json,
     Name,
+    NoHeader,
     States,
     Targets,
     User,
+    Where,
     choose,
     tell_problems,
     tell_unreadable,
 )
 from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, freeze, note, say
-from slurm_colloc.errors import NotFound, UsageProblem
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL
-from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
+from slurm_colloc.report.ended_members import Ended
+from slurm_colloc.report.lines.member_groups import count_states, group_rows, render_lines
+from slurm_colloc.report.lines.time_to_end import TimesToEnd
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import Found, render_table
-from slurm_colloc.report.show_view import find_log_paths, read_from
+from slurm_colloc.report.queue_rows import Found
+from slurm_colloc.report.terminal_tables import is_styled
 
 
 def queue(
@@ -43,7 +48,11 @@ def queue(
     ] = False,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
+    each: Each = False,
+    line_format: Format = "",
+    no_header: NoHeader = False,
     user: User = "",
     as_json: Json = False,
 ) -> None:
@@ -51,7 +60,7 @@ def queue(
     from slurm_colloc.report import queue_rows as rows
 
     session = Session.open(user=user)
-    choice = Choice.parse(targets or (), state, name, ended=everything)
+    choice = Choice.parse(targets or (), state, name, where, ended=everything)
     found: rows.Found
     if choice.selections:
         found = [
@@ -62,10 +71,22 @@ def queue(
         views = session.survey_all() if everything else session.survey_open()
         found = rows.pick(views, finished=everything)
     now = time.time()
+    listed = [(view, member) for view, members in found for member in members]
     if as_json:
         say(json.dumps(rows.build_json(found, now)))
+    elif line_format:
+        _say_formatted(line_format, listed, now, header=not no_header)
     else:
-        say(rows.render_table(*rows.build_table(found, now)))
+        times = TimesToEnd(session.state)
+        to_end = {
+            str(member.member): seconds
+            for view, members in found
+            for number, seconds in times.estimate(view, members, now).items()
+            for member in members
+            if member.place == number
+        }
+        table = rows.build_table(found, now, to_end)
+        _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
 
 
@@ -79,21 +100,61 @@ def history(
     ] = "",
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
+    each: Each = False,
+    line_format: Format = "",
+    no_header: NoHeader = False,
     user: User = "",
     as_json: Json = False,
 ) -> None:
     """Show the members that have ended, newest first; Slurm is not needed for it."""
-    choice = Choice.parse(targets or (), state, name, ended=True)
+    choice = Choice.parse(targets or (), state, name, where, ended=True)
     session = Session.open(user=user)
-    say(show_history(session, choice, since, as_json=as_json))
+    now = time.time()
+    ended = find_ended(session, choice, since, now)
+    if as_json:
+        say(json.dumps(rows.build_json(ended, now)))
+    elif line_format:
+        listed = [(entry.view, entry.member) for entry in ended]
+        _say_formatted(line_format, listed, now, header=not no_header)
+    else:
+        members = [entry.member for entry in ended]
+        _say_lines(*rows.build_table(ended, now), members, each=each, header=not no_header)
     tell_problems(session)
+
+
+def _say_formatted(
+    line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
+) -> None:
+    from slurm_colloc.report.lines.chosen_fields import LineFormat
+
+    say(LineFormat.parse(line_format).render(listed, now, header=header))
+
+
+def _say_lines(
+    titles: Sequence[str],
+    lines: list[tuple[str, ...]],
+    members: Sequence[MemberView],
+    *,
+    each: bool,
+    header: bool,
+) -> None:
+    """Print a table: for people with colours, equal lines as one and totals, else plainly."""
+    on_terminal = sys.stdout.isatty()
+    if on_terminal and not each:
+        lines = group_rows([member.member for member in members], lines)
+    total = count_states([member.state for member in members]) if on_terminal else ""
+    styled = is_styled(sys.stdout)
+    text = render_lines(titles, lines, total, styled=styled)
+    say(text if header else text.partition("\n")[2], styled=styled)
 
 
 def show(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -103,7 +164,7 @@ def show(
     from slurm_colloc.report.show_view import render_member, render_pack
 
     session = Session.open(user=user)
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     now = time.time()
     found = session.survey(choice, follow_all=False)
     if as_json:
@@ -124,6 +185,7 @@ def why(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     as_json: Json = False,
@@ -132,7 +194,7 @@ def why(
     from slurm_colloc.cli.look import why_and_explain
 
     session = Session.open(user=user)
-    choice = Choice.parse(targets or ("all",), state, name)
+    choice = Choice.parse(targets or ("all",), state, name, where)
     say(why_and_explain.tell_why(session, choice, as_json=as_json))
     tell_problems(session)
 
@@ -162,83 +224,28 @@ def logs(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
+    *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the members have ended.")
     ] = False,
     error: Annotated[bool, typer.Option("--error", help="The file of --error instead.")] = False,
-    *,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0),
+    ] = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Each line behind its member's name.")
+    ] = False,
     user: User = "",
 ) -> None:
     """Print the output of members."""
-    choice = choose(targets, state, name)
+    choice = choose(targets, state, name, where)
     session = Session.open(user=user, asks_often=follow)
-    raise typer.Exit(print_logs(session, choice, follow=follow, error=error))
+    from slurm_colloc.cli.look.print_logs import LogRequest, print_logs
 
-
-POLL_S = 0.3
-STATE_POLL_S = 2.0
-
-
-def print_logs(session: Session, choice: Choice, *, follow: bool, error: bool) -> int:
-    """Print the output of members, one after the other; with `follow` until they have ended.
-
-    A member that is submitted again in another pack is followed there.
-
-    Raises:
-        NotFound: There is no such member, or a single one has no output yet.
-    """
-    found = session.survey(choice)
-    chosen = [(view, member) for view, members in found for member in members]
-    offsets: dict[str, int] = {}
-    shown = ""
-    asked_at = time.monotonic()
-    while True:
-        for view, member in chosen:
-            name = str(member.member)
-            path = _path(view, member, error=error)
-            offsets.setdefault(name, 0)
-            for chunk in read_from(path, offsets[name]):
-                if len(chosen) > 1 and shown != name:
-                    say(f"{chr(10) if shown else ''}==> {name} {escape_controls(path)} <==")
-                    sys.stdout.flush()
-                    shown = name
-                sys.stdout.buffer.write(chunk)
-                offsets[name] += len(chunk)
-        sys.stdout.flush()
-        if not follow:
-            _tell_missing(chosen, offsets, error=error)
-            return 0
-        if all(member.is_final for _, member in chosen):
-            return 0
-        time.sleep(POLL_S)
-        if time.monotonic() - asked_at >= STATE_POLL_S:
-            asked_at = time.monotonic()
-            found = session.survey(freeze(found))
-            chosen = [(view, member) for view, members in found for member in members]
-
-
-def _path(view: PackView, member: MemberView, *, error: bool) -> str:
-    out, err = find_log_paths(view, member)
-    return err if error and err is not None else out
-
-
-def _tell_missing(
-    chosen: Sequence[tuple[PackView, MemberView]], offsets: dict[str, int], *, error: bool
-) -> None:
-    for view, member in chosen:
-        has_run = member.record is not None and member.record.started_at is not None
-        path = _path(view, member, error=error)
-        if offsets[str(member.member)] or (has_run and Path(path).exists()):
-            continue
-        text = f"{member.member} is {member.state.value}: no output in {path}"
-        if member.is_final:
-            why = f" ({member.reason})" if member.reason else ""
-            text, hint = f"{text}{why}", f"csub why {member.member} says more"
-        else:
-            text, hint = f"{text} yet", "csub logs -f waits for it"
-        if len(chosen) == 1:
-            raise NotFound(text, hint=hint)
-        note(text)
+    request = LogRequest(follow=follow, error=error, tail=tail, prefix=prefix)
+    raise typer.Exit(print_logs(session, choice, request))
 
 
 DEFAULT_AGE = "7d"
@@ -256,16 +263,21 @@ def parse_age(option: str, text: str) -> int:
         raise UsageProblem(f"{option}: {error}") from error
 
 
-def show_history(session: Session, choice: Choice, since: str, *, as_json: bool) -> str:
-    """The members that have ended within a time, as a table or as JSON.
+def find_ended(session: Session, choice: Choice, since: str, now: float) -> list[Ended]:
+    """The members that have ended within a time, newest first.
 
     Without `since` it is a week, and all of what was named by its id.
+
+    Args:
+        session: This call's.
+        choice: What was named.
+        since: An age.
+        now: Seconds since the epoch.
 
     Raises:
         UsageProblem: `since` is no age.
         NotFound: There is no such pack or member.
     """
-    now = time.time()
     named = any(selection.job != ALL for selection in choice.selections)
     oldest = 0.0 if named and not since else now - parse_age("--since", since or DEFAULT_AGE)
     found: Found
@@ -274,9 +286,7 @@ def show_history(session: Session, choice: Choice, since: str, *, as_json: bool)
     else:
         views = session.survey_changed_since(oldest)
         found = [
-            (view, [m for m in view.members if choice.matches(m.state, m.name)]) for view in views
+            (view, [m for m in view.members if choice.matches(m.state, m.name, m.parameters)])
+            for view in views
         ]
-    ended = rows.collect_ended(session.state, found, oldest)
-    if as_json:
-        return json.dumps(rows.build_json(ended, now))
-    return render_table(rows.HEADER, rows.build_rows(ended, now))
+    return rows.collect_ended(session.state, found, oldest)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json, Name, States, User, tell_problems
+from slurm_colloc.cli.arguments import Json, Name, States, User, Where, tell_problems
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.summary.pack_summary import Summary
-from slurm_colloc.settings import load_settings
+from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import open_own_state
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
         MemberView,
         PackView,
     )
-    from slurm_colloc.store.pack_reading import StateReader
+    from slurm_colloc.report.summary.pack_summary import Summary
 
 
 def report(
@@ -44,12 +41,29 @@ def report(
     ] = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="AGE", help="Sums over packs that have ended within this time: 7d."
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="WHAT", help="Sums by script (the default), user, gpu, mode."),
+    ] = "",
     user: User = "",
     as_json: Json = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a line for each member, with commas.")
     ] = False,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            "--parquet", metavar="FILE", help="Write a row for each member.", show_default=False
+        ),
+    ] = None,
     as_html: Annotated[
         bool,
         typer.Option(
@@ -65,25 +79,43 @@ def report(
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
     ] = None,
+    write_mail: Annotated[
+        Path | None, typer.Option("--write-mail", hidden=True, metavar="PACK", show_default=False)
+    ] = None,
 ) -> None:
     """Show what members used, how fast they were, and what sharing gained; last by default."""
     if write is not None:
         raise typer.Exit(write_report(write))
-    if as_json and as_csv:
-        raise UsageProblem("--json and --csv exclude each other")
+    if write_mail is not None:
+        raise typer.Exit(write_mail_text(write_mail))
     as_html = as_html or opened
-    if as_html and (as_json or as_csv):
-        raise UsageProblem("--html excludes --json and --csv")
+    kinds = {
+        "--json": as_json, "--csv": as_csv, "--parquet": parquet is not None, "--html": as_html,
+    }  # fmt: skip
+    if len(asked := [name for name, is_asked in kinds.items() if is_asked]) > 1:
+        raise UsageProblem(f"{' and '.join(asked)} exclude each other")
+    if since or by:
+        if targets or state or name or parquet is not None or as_html or detail:
+            raise UsageProblem(
+                "--since and --by are about all packs",
+                hint="they go with --user, --json and --csv alone",
+            )
+        from slurm_colloc.cli.look.sums_command import show_sums
+
+        show_sums(since, by, user, as_json=as_json, as_csv=as_csv)
+        return
     ids, file = _split_targets(targets or (), as_html=as_html)
-    choice = Choice.parse(ids, state, name, ended=True)
+    choice = Choice.parse(ids, state, name, where, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
+    from slurm_colloc.report.summary.stored_summary import find_summary
+
     found = []
     sources = []
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
-            found.append((_summarise(session.state, view), _choose_numbers(view, members)))
+            found.append((find_summary(session.state, view), _choose_numbers(view, members)))
             sources.append((session.state.pack_path(view.record.pack_id), *found[-1]))
     if as_html:
         from slurm_colloc.cli.look.report_page import write_page
@@ -94,12 +126,18 @@ def report(
     if as_json:
         say(json.dumps(_tell_all(found)))
     elif as_csv:
+        from slurm_colloc.report.data.csv_table import render_csv
+
         say(render_csv(found))
+    elif parquet is not None:
+        from slurm_colloc.report.data.parquet_file import write_parquet
+
+        say(f"{_count(write_parquet(parquet, found))} written to {escape_controls(str(parquet))}")
     else:
         from slurm_colloc.report.report_view import render_reports
-        from slurm_colloc.report.terminal_tables import choose_width
+        from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
-        width, styled = choose_width(), sys.stdout.isatty()
+        width, styled = choose_width(), is_styled(sys.stdout)
         say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
     tell_problems(session)
 
@@ -120,20 +158,11 @@ def _split_targets(words: Sequence[str], *, as_html: bool) -> tuple[list[str], s
     return ids, files[0] if files else None
 
 
-def _summarise(state: StateReader, view: PackView) -> dict[str, Any]:
-    """A pack's summary: the one that its end has left, else one made now."""
-    from slurm_colloc.report.summary.pack_summary import build_summary, read_summary
-
-    path = state.pack_path(view.record.pack_id)
-    left = read_summary(path) if all(member.is_final for member in view.members) else None
-    return build_summary(path, state.root, view) if left is None else left
-
-
 def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int] | None:
     """The members to show; None for all of a pack."""
     if len(members) == len(view.members):
         return None
-    return frozenset(member.member.number for member in members)
+    return frozenset(member.place for member in members)
 
 
 def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
@@ -157,23 +186,29 @@ def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str
     return {**summary, "members": members}
 
 
+def _count(members: int) -> str:
+    return "1 member" if members == 1 else f"{members} members"
+
+
 def write_report(pack: Path) -> int:
-    """Write a pack's summary.json and its usage profiles; called on the node as the pack ends.
+    """Do what is left once a pack has ended; called on the node.
 
     Returns:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
-    from slurm_colloc.learning.learn_from_pack import learn_from_pack
+    from slurm_colloc.cli.finish_pack import finish_pack
+    from slurm_colloc.report.lines.submission_mail import write_submission_mail
 
-    calibrations = None
+    settings = Settings()
     # Wrong settings are told by every command that reads; here they cost no summary.
     with contextlib.suppress(CollocError):
-        calibrations = load_settings().calibration_path
+        settings = load_settings()
     try:
         # A directory that was given as `.` has its state directory above it all the same.
         path = pack.absolute()
-        open_own_state(path.parent.parent)
-        problems = learn_from_pack(path, calibrations)
+        state = open_own_state(path.parent.parent)
+        problems = finish_pack(state, path.name, settings)
+        write_submission_mail(state, path.name)
     except CollocError as problem:
         note(f"error: the summary of {pack} was not written: {problem}")
         return problem.exit_code
@@ -182,70 +217,18 @@ def write_report(pack: Path) -> int:
     return 1 if problems else 0
 
 
-_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("member", ("id",)),
-    ("name", ("name",)),
-    ("state", ("state",)),
-    ("started_at", ("started_at",)),
-    ("ended_at", ("ended_at",)),
-    ("starts", ("starts",)),
-    ("steps", ("steps",)),
-    ("skipped", ("skipped",)),
-    ("samples", ("samples",)),
-    ("progress", ("progress",)),
-    ("steps_per_s", ("rate", "steps_per_s")),
-    ("samples_per_s", ("rate", "samples_per_s")),
-    ("rate_window_s", ("rate", "window_s")),
-    ("rate_spread", ("rate", "spread")),
-    ("solo_steps_per_s", ("solo", "steps_per_s")),
-    ("solo_source", ("solo", "source")),
-    ("slowdown", ("slowdown",)),
-    ("gpu_memory_peak_mb", ("gpu_memory_mb", "peak")),
-    ("gpu_memory_attribution", ("gpu_memory_mb", "attribution")),
-    ("sm_share", ("sm_share", "value")),
-    ("sm_share_attribution", ("sm_share", "attribution")),
-    ("energy_j", ("energy_j", "value")),
-    ("energy_attribution", ("energy_j", "attribution")),
-    ("cpu_s", ("cpu_s",)),
-    ("cpu_cores", ("cpu_cores",)),
-    ("host_memory_peak_mb", ("host_memory_peak_mb",)),
-    ("read_bytes", ("read_bytes",)),
-    ("written_bytes", ("written_bytes",)),
-    ("data_wait_share", ("stall", "data")),
-    ("host_share", ("stall", "host")),
-    ("device_share", ("stall", "device")),
-    ("predicted_slowdown", ("predicted_slowdown",)),
-    ("together_slowdown", ("together_slowdown",)),
-    ("gpu_memory_by", ("gpu_memory_mb", "by")),
-)
-# What a spreadsheet takes for a formula.
-_FORMULA = ("=", "+", "-", "@")
+def write_mail_text(pack: Path) -> int:
+    """Write the text of a mail about a whole array, of a pack that gets no summary.
 
-
-def render_csv(found: Iterable[tuple[Summary, Collection[int] | None]]) -> str:
-    """Members as CSV with a head; what is unknown is empty.
-
-    Args:
-        found: Summaries, and the numbers of the members of each to show; None for all.
+    Returns:
+        0; another exit status where it was not written, with a line that says why.
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([name for name, _ in _FIELDS])
-    for summary, chosen in found:
-        for member in summary["members"]:
-            if chosen is None or member["member"] in chosen:
-                writer.writerow([_read(member, path) for _, path in _FIELDS])
-    return file.getvalue()
+    from slurm_colloc.report.lines.submission_mail import write_submission_mail
 
-
-def _read(member: dict[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = member
-    for key in path:
-        if value is None:
-            return ""
-        # A summary of an older csub lacks what has come since.
-        value = value.get(key)
-    if isinstance(value, str):
-        text = escape_controls(value)
-        return f"'{text}" if text.startswith(_FORMULA) else text
-    return "" if value is None else value
+    path = pack.absolute()
+    try:
+        write_submission_mail(open_own_state(path.parent.parent), path.name)
+    except CollocError as problem:
+        note(f"error: the mail about {pack} has no table: {problem}")
+        return problem.exit_code
+    return 0

@@ -10,14 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Name, States, Targets, User, describe_damaged
+from slurm_colloc.cli.arguments import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ALL, MemberState
+from slurm_colloc.report.lines.member_groups import count_states
+from slurm_colloc.report.lines.time_to_end import TimesToEnd, format_to_end
 from slurm_colloc.report.member_views import (
     PackView,
 )
+from slurm_colloc.report.queue_rows import list_argument_words
 from slurm_colloc.report.speed_words import STALE_S
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -45,12 +48,13 @@ def top(
     targets: Targets = None,
     state: States = "",
     name: Name = "",
+    where: Where = None,
     *,
     user: User = "",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
 ) -> None:
-    """Show live what running members do; Ctrl-C ends it."""
-    choice = Choice.parse(targets or (ALL,), state, name)
+    """Show live what running members do; q ends it, arrows scroll."""
+    choice = Choice.parse(targets or (ALL,), state, name, where)
     session = Session.open(user=user, asks_often=not once)
     if once or not sys.stdout.isatty():
         say(_render(session, _choose(session, choice)) or _tell_nothing(session))
@@ -68,7 +72,7 @@ def _tell_nothing(session: Session) -> str:
 def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
     """The running packs by id, each with the members that were named."""
     return {
-        view.record.pack_id: frozenset(member.member.number for member in members)
+        view.record.pack_id: frozenset(member.place for member in members)
         for view, members in session.survey(choice, follow_all=False)
         if any(member.state is MemberState.RUNNING for member in view.members) and members
     }
@@ -85,7 +89,16 @@ def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: b
     for view in survey_packs(session.state, chosen, None, session.damaged):
         value, problem = _read_latest(session.state, view.record.pack_id)
         found.append(LatestReading(view, value, problem))
-    return render_top(found, time.time(), choose_width(), chosen, styled=styled) if found else ""
+    if not found:
+        return ""
+    now, times = time.time(), TimesToEnd(session.state)
+    to_end = {
+        latest.view.record.pack_id: times.estimate(
+            latest.view, latest.view.members, now, latest.value or {}
+        )
+        for latest in found
+    }
+    return render_top(found, now, choose_width(), chosen, to_end, styled=styled)
 
 
 def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object] | None, str]:
@@ -99,20 +112,19 @@ def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object]
 
 
 def _follow(session: Session, choice: Choice) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    from slurm_colloc.cli.look.live_screen import LiveScreen
+    from slurm_colloc.report.terminal_tables import is_styled
 
-    console = Console(markup=False, highlight=False, emoji=False)
-    with Live(console=console, auto_refresh=False, screen=True) as live:
+    styled = is_styled(sys.stdout)
+    with LiveScreen() as screen:
         chosen: Mapping[str, frozenset[int]] = {}
         for period in range(sys.maxsize):
             # Slurm is asked seldom; the monitors' files cost nothing.
             if period % _SURVEY_PERIODS == 0:
                 chosen = _choose(session, choice)
-            text = _render(session, chosen, styled=True) or _tell_nothing(session)
-            live.update(Text.from_ansi(text), refresh=True)
-            time.sleep(PERIOD_S)
+            text = _render(session, chosen, styled=styled) or _tell_nothing(session)
+            if screen.show(text, PERIOD_S):
+                return
 
 
 @dataclass(frozen=True)
@@ -135,29 +147,50 @@ def render_top(
     now: float,
     width: int,
     chosen: Mapping[str, frozenset[int]] | None = None,
+    to_end: Mapping[str, Mapping[int, float]] | None = None,
     *,
     styled: bool = False,
 ) -> str:
-    """All packs, each with its GPU and its members.
+    """A line about all, then the packs, each with its GPU and its members.
 
     Args:
         found: The packs.
         now: Seconds since the epoch.
         width: Columns of the terminal.
         chosen: By pack id the members to show; None for all.
+        to_end: By pack id and member, the seconds that it still takes, where that is known.
         styled: Heads may be bold.
     """
-    parts: list[Any] = []
+    parts: list[Any] = [_describe_all(found, now, chosen)]
     for latest in found:
-        if parts:
-            parts.append("")
+        parts.append("")
         parts.append(build_lines(_build_head(latest, now)))
         if latest.value is not None:
-            numbers = None if chosen is None else chosen.get(latest.view.record.pack_id)
-            columns, rows = _build_rows(latest.view, latest.value, numbers)
+            pack_id = latest.view.record.pack_id
+            numbers = None if chosen is None else chosen.get(pack_id)
+            columns, rows = _build_rows(
+                latest.view, latest.value, numbers, (to_end or {}).get(pack_id, {})
+            )
             if rows:
                 parts.append(build_table(columns, rows, width))
     return render(parts, width, styled=styled)
+
+
+def _describe_all(
+    found: Sequence[LatestReading], now: float, chosen: Mapping[str, frozenset[int]] | None
+) -> Any:
+    from rich.text import Text
+
+    members = [
+        member
+        for latest in found
+        for member in latest.view.members
+        if chosen is None or member.place in chosen[latest.view.record.pack_id]
+    ]
+    packs = "1 pack" if len(found) == 1 else f"{len(found)} packs"
+    counts = count_states([member.state for member in members])
+    clock = time.strftime("%H:%M:%S", time.localtime(now))
+    return Text(", ".join(filter(None, (f"csub top  {clock}  {packs}", counts))), style="bold")
 
 
 def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
@@ -201,7 +234,10 @@ def _tell_gpu(uuid: str, columns: Mapping[str, Any]) -> str:
 
 
 def _build_rows(
-    view: PackView, value: Mapping[str, Any], numbers: frozenset[int] | None
+    view: PackView,
+    value: Mapping[str, Any],
+    numbers: frozenset[int] | None,
+    to_end: Mapping[int, float],
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
     columns = [
         Column("MEMBER", is_number=False),
@@ -214,14 +250,21 @@ def _build_rows(
         Column("HOST_MEM"),
         Column("DATA\nWAIT"),
     ]
+    words = list_argument_words([(view, member) for member in view.members])
+    extra = [
+        (Column("TO_END"), [format_to_end(to_end.get(m.place)) for m in view.members]),
+        (Column("ARGS", is_number=False, gives_way=True), words),
+    ]
+    extra = [(column, cells) for column, cells in extra if any(cells)]
+    columns += [column for column, _ in extra]
     members = value.get("members")
     readings = members if isinstance(members, dict) else {}
     rows: list[tuple[str, ...]] = []
-    for member in view.members:
-        reading = readings.get(str(member.member.number))
+    for place, member in enumerate(view.members):
+        reading = readings.get(str(member.place))
         if not isinstance(reading, dict):
             continue
-        if numbers is not None and member.member.number not in numbers:
+        if numbers is not None and member.place not in numbers:
             continue
         steps = reading.get("steps")
         age_s = reading.get("last_step_age_s")
@@ -236,6 +279,7 @@ def _build_rows(
                 format_figure(reading.get("cpu_cores"), 2),
                 format_mb_figure(reading.get("host_memory_mb")),
                 format_share(reading.get("wait_share")),
+                *(cells[place] for _, cells in extra),
             )
         )
     return columns, rows

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.cli.selection import Choice
@@ -15,6 +15,7 @@ from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, U
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
+from slurm_colloc.planning.join.same_kind import compute_reason_to_stay
 from slurm_colloc.report.last_output_line import read_last_line
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -26,9 +27,11 @@ from slurm_colloc.report.words.report_words import find_word
 from slurm_colloc.report.words.state_meanings import explain_member, explain_word
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
+from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
-from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
+from slurm_colloc.store.pack.pack_directory import read_common_script, read_slurm_job_id
 from slurm_colloc.store.pack.sample_files import latest_path
+from slurm_colloc.store.pack_reading import StateReader
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
@@ -47,6 +50,7 @@ class Inquiry:
         self._degrees: dict[str, DegreeRecord | None] = {}
         self._setups: dict[str, tuple[bool, bool]] = {}
         self._latest: dict[str, Mapping[str, Any] | None] = {}
+        self._apart: dict[str, tuple[str, ...]] = {}
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
@@ -61,7 +65,22 @@ class Inquiry:
             is_gpu_unprepared=unprepared,
             takes_one=takes_one,
             last_line=_read_last_line(view, member),
+            kept_apart=self._find_kept_apart(view, member),
         )
+
+    def _find_kept_apart(self, view: PackView, member: MemberView) -> tuple[str, ...]:
+        """Why it does not start in running packs of the same script that its user submitted before.
+
+        Nothing is said where its submission is to stay by itself, as in each script's call.
+        """
+        waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
+        policy = view.record.policy
+        if not waits or view.attempt or policy is None or policy.join != "auto":
+            return ()
+        pack_id = view.record.pack_id
+        if pack_id not in self._apart:
+            self._apart[pack_id] = tuple(_list_kept_apart(self._session.state, view))
+        return self._apart[pack_id]
 
     def _read_degree(self, view: PackView) -> DegreeRecord | None:
         pack_id = view.record.pack_id
@@ -111,6 +130,28 @@ class Inquiry:
             return ""
         job_id = read_slurm_job_id(self._session.state.pack_path(member.moved_to))
         return f"{job_id.partition('_')[0]}/{member.member.number}" if job_id else ""
+
+
+def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
+    from slurm_colloc.runtime.queue.sister_packs import explain_difference
+
+    path = state.pack_path(view.record.pack_id)
+    script = read_common_script(path, view.record)
+    own = {view.record.pack_id, *state.list_sisters(view.record)}
+    for pack_id in () if script is None else state.list_open():
+        with contextlib.suppress(StateError, OSError):
+            other = state.pack_path(pack_id)
+            record = None if pack_id in own else state.read_pack(pack_id)
+            if record is None or not read_attempt(other):
+                continue
+            if read_common_script(other, record) != script:
+                continue
+            reason = explain_difference(record, view.record)
+            stays = compute_reason_to_stay(record.policy, record.group)
+            if reason or stays:
+                job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
+                told = f": {reason}" if reason else f" and lets none in: {stays}"
+                yield f"does not start in the pack of {job_id}, which runs the same script{told}"
 
 
 def _read_last_line(view: PackView, member: MemberView) -> str:

@@ -106,14 +106,15 @@ def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> 
         for name in names:
             selected.setdefault(name.job, []).append(name.number)
         where = {
-            str(found.member): view
+            str(found.member): (view, found.place)
             for view, listed in session.survey([Selection.of(*item) for item in selected.items()])
             for found in listed
         }
         for kind, target in wanted:
-            if view := where.get(target):
+            if target in where:
+                view, place = where[target]
                 conditions = by_pack.setdefault(view.record.pack_id, (view, []))[1]
-                conditions.append((kind, MemberId.parse(target).number))
+                conditions.append((kind, place))
         for pack_id, (view, conditions) in by_pack.items():
             dependent = Dependent(entry.job_id, tuple(conditions), job.depends_on_any)
             try:

@@ -45,7 +45,8 @@ class DependencyTargets:
             job, ranges = self._read(condition.target)
             if condition.is_of_member or condition.kind == AFTERCORR:
                 return True
-            if job and (ranges is not None or len(self._find_slurm_jobs(job)) > 1):
+            is_several = len(self._find_slurm_jobs(job)) > 1 or self._has_left(job)
+            if job and (ranges is not None or is_several):
                 return True
         return False
 
@@ -110,13 +111,19 @@ class DependencyTargets:
             return [self._pair(known, job.number, text)]
         kind = "afterok" if condition.kind == AFTERCORR else condition.kind
         slurm_jobs = self._find_slurm_jobs(known)
-        if len(slurm_jobs) > 1 and (is_any or kind == "afternotok"):
+        has_left = self._has_left(known) and kind in MEMBER_KINDS and not plus
+        if (len(slurm_jobs) > 1 or has_left) and (is_any or kind == "afternotok"):
             said = "`?`" if is_any else kind
+            count = len(slurm_jobs)
+            which = f"became {count} Slurm jobs" if count > 1 else "has members in other Slurm jobs"
             raise UsageProblem(
-                f"--dependency={text}: {known} became {len(slurm_jobs)} Slurm jobs, of which "
-                f"{said} cannot be said together",
+                f"--dependency={text}: {known} {which}, of which {said} cannot be said together",
                 hint=f"name its members, as in {kind}:{known}/{min(self._find_numbers(known))}",
             )
+        if has_left:
+            # Its own Slurm job tells nothing of members that run in those of others.
+            names = (f"{known}/{number}" for number in sorted(self._find_numbers(known)))
+            return [Condition(kind, name) for name in names]
         ids = slurm_jobs or (known,)
         return [Condition(kind, f"{slurm_id}{plus}{delay}") for slurm_id in ids]
 
@@ -146,6 +153,10 @@ class DependencyTargets:
         if job not in self._slurm_jobs:
             self._slurm_jobs[job] = self._session.state.find_slurm_jobs(job)
         return self._slurm_jobs[job]
+
+    def _has_left(self, job: str) -> bool:
+        """Packs of other submissions may have members of it."""
+        return bool(self._session.state.list_takers(job))
 
     def _find_numbers(self, job: str) -> frozenset[int]:
         if job not in self._numbers:

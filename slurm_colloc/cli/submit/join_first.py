@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import State
@@ -18,21 +17,47 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined
 
 
-def choose_packs_to_join(call: Call, session: Session, *, local: bool) -> str:
-    """Which packs a call may join: `auto`, `pending` or `never`.
+def choose_packs_to_join(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> str:
+    """Which packs a call's only job may join as it is submitted: `auto`, `pending` or `never`.
+
+    The jobs of a larger call join none, see `choose_other_packs`.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer, so that no program is surprised.
 
     Raises:
-        UsageProblem: `--join` was given for several jobs.
+        UsageProblem: `--join` has another value.
+    """
+    which = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
+    is_single = len(call.candidates) == 1 and call.array is None
+    return which if is_single else "never"
+
+
+def choose_other_packs(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> str:
+    """Packs of other submissions in which a call's jobs may run: `auto`, `pending` or `never`.
+
+    A single script joins one as it is submitted. Jobs of --array and csub pack that wait are taken
+    over by one that has room.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer, so that no program is surprised.
+
+    Raises:
+        UsageProblem: `--join` has another value.
     """
     if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
         return "never"
-    if len(call.candidates) != 1 or call.array is not None:
-        if call.options.flag("join") and call.options.text("join") != "never":
-            raise UsageProblem(
-                "--join is for a single script", hint="the jobs of --array and csub pack share"
-            )
-        return "never"
-    return choose_join(call, session.settings, on_terminal=sys.stdout.isatty())
+    return choose_join(call, session.settings, on_terminal=asked_on_terminal)
 
 
 def find_room(
@@ -71,7 +96,8 @@ def find_room(
 
 def describe_open_room(call: Call, policy: Policy, session: Session, *, local: bool) -> str:
     """The open pack that a call's only job would join, in words; empty where there is none."""
-    which = choose_packs_to_join(call, session, local=local)
+    on_terminal = sys.stdout.isatty()
+    which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
     if which == "never":
         return ""
     joined = find_room(call, policy, session, running=which == "auto", only_plan=True)[0]

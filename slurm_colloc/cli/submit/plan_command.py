@@ -12,8 +12,8 @@ from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import describe_open_room
+from slurm_colloc.cli.submit.place_call import prepare_call
 from slurm_colloc.cli.submit.submission_answer import ask_slurm
-from slurm_colloc.cli.submit.submit_command import prepare_call
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Policy, SharingMode
@@ -65,7 +65,7 @@ def run_plan(argv: Sequence[str]) -> int:
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
     local = call.options.flag("local")
-    call, policy = prepare_call(call, session, local=local)
+    call, policy = prepare_call(call, session, local=local, asked_on_terminal=sys.stdout.isatty())
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
     room = describe_open_room(call, policy, session, local=local)
     if room and not as_json:

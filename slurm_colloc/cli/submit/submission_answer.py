@@ -95,9 +95,17 @@ def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
     return texts
 
 
-def build_answer_json(made: CallPlan, submitted: Sequence[Submitted]) -> dict[str, Any]:
-    """The answer with the fields that docs/json.md describes."""
-    job_id = submitted[0].job_id
+def build_answer_json(
+    made: CallPlan, submitted: Sequence[Submitted], *, job_id: str = ""
+) -> dict[str, Any]:
+    """The answer with the fields that docs/json.md describes.
+
+    Args:
+        made: The plan of the call.
+        submitted: What came of it.
+        job_id: The submission of which it has become a part; empty where it is one itself.
+    """
+    job_id = job_id or submitted[0].job_id
     return {
         "schema": 1,
         "reasons": list(made.plan.reasons),

@@ -15,6 +15,7 @@ from slurm_colloc.model.degree.degree_reasons import (
     say_no_more,
 )
 from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.sbatch.quantities import format_members
 
 _ERRORS = 2.0
@@ -120,7 +121,7 @@ def _tell_bound(point: CurvePoint, link: str, verb: str) -> str:
     # Of two figures that look the same none would be seen to be the larger one.
     digits = 1 if f"{slowdown:.1f}" != f"{bound:.1f}" else 2
     return (
-        f"{link} member {member} {verb} {slowdown:.{digits}f} times slower than alone "
+        f"{link} member {tell_number(member)} {verb} {slowdown:.{digits}f} times slower than alone "
         f"({bound:.{digits}f} is accepted)"
     )
 

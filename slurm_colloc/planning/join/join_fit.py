@@ -25,17 +25,6 @@ def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     return compute_reason_to_run_alone(dataclasses.replace(job, came_together=True), policy)
 
 
-def compute_contradiction(pack: Policy, call: Policy) -> str:
-    """Say what the users of a pack and of a joiner want differently; empty where they agree."""
-    if pack.share != call.share:
-        return f"its --share is {pack.share}, not {call.share}"
-    if pack.rule is not call.rule:
-        return f"its --policy is {pack.rule}, not {call.rule}"
-    if pack.goal is not call.goal:
-        return f"its --goal is {pack.goal}, not {call.goal}"
-    return ""
-
-
 def merge_policies(pack: Policy, call: Policy) -> Policy:
     """The policy of a pack with a joiner in it: the narrower of both, and time to measure either.
 

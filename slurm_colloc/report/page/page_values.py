@@ -10,7 +10,7 @@ from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
-from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.read_series import PackSeries, read_series
@@ -206,7 +206,7 @@ def _find_word(members: Sequence[Member], name: str) -> str:
 
 
 def _build_rows(members: Sequence[Member]) -> list[MemberRow]:
-    calls = show_arguments([member.get("arguments") or () for member in members])
+    calls = tell_members_apart(members)
     return [_build_row(member, call) for member, call in zip(members, calls, strict=True)]
 
 
@@ -284,7 +284,7 @@ def _build_drawing(
 ) -> dict[str, Any]:
     """What the page's script draws of a pack."""
     members = source.members
-    calls = show_arguments([member.get("arguments") or () for member in members])
+    calls = tell_members_apart(members)
     summary = source.summary
     return {
         "job": str(summary["job"] or summary["pack_id"]),

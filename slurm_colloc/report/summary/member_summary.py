@@ -24,6 +24,7 @@ from slurm_colloc.report.summary.gpu_memory_peaks import (
 )
 from slurm_colloc.report.summary.instance_figures import build_instance
 from slurm_colloc.report.summary.member_figures import Figures, count_up
+from slurm_colloc.report.summary.member_identity import build_identity
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.solo_rates import FAMILY, PROFILE, SoloRate
@@ -39,7 +40,6 @@ def build_member(
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
     record = view.record
-    code = record.exit_code if record is not None and view.is_final else None
     gpu_memory = choose_highest(member.starts)
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     notes.append(_tell_assumed(gpu_memory))
@@ -47,14 +47,14 @@ def build_member(
         "member": member.number,
         "id": str(view.member),
         "name": view.name,
+        "parameters": dict(view.parameters),
+        "retry_of": view.retry_of or None,
         **_build_request(run, view),
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
+        **build_identity(run.view, view),
         "started_at": min((stay.begin for stay in member.stays), default=None),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
-        "exit_code": None if code is None else code.code,
-        "exit_signal": None if code is None else code.signal,
-        "mode": run.view.mode_of(view),
         "joined_at": view.spec.joined_at or None,
         "stopped_s": member.stopped_s,
         "starts": max(len(member.starts), record.starts if record is not None else 0),
@@ -80,11 +80,9 @@ def build_member(
 
 
 def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
-    """What it runs, and what was asked for it."""
+    """What was asked for it."""
     job, policy = view.spec.job, run.view.record.policy
     return {
-        "script": job.script_name,
-        "arguments": list(job.arguments),
         "request": {
             "cpus": job.cpus,
             "gpus": job.gpus,

@@ -68,8 +68,8 @@ class MemberRun:
 
     @property
     def number(self) -> int:
-        """Its number."""
-        return self.view.member.number
+        """Its number in the pack."""
+        return self.view.place
 
     def settle(self) -> tuple[Settled, ...]:
         """Its progress, a start each, without warm-up and pauses; large where it ran long."""
@@ -257,7 +257,7 @@ class _Reading:
 
 
 def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
-    number = view.member.number
+    number = view.place
     starts = reading.samples.starts.get(number, ())
     signature = family = profile = None
     relatives: tuple[ProfileRecord, ...] = ()

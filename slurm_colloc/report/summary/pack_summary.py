@@ -257,8 +257,8 @@ def _tell_activity(run: PackRun) -> list[str]:
     return [f"SM activity is unknown ({reason}): so are the members' shares of it"]
 
 
-def write_summary(run: PackRun, figures: Sequence[Figures]) -> None:
-    """Write a pack's summary.json, whole or not at all.
+def write_summary(run: PackRun, figures: Sequence[Figures]) -> Summary:
+    """Write a pack's summary.json, whole or not at all; what it tells.
 
     Raises:
         StateError: It cannot be written, or something that it tells cannot be read.
@@ -266,6 +266,7 @@ def write_summary(run: PackRun, figures: Sequence[Figures]) -> None:
     summary = _build(run, figures)
     make_directory(report_directory(run.path))
     write_json(summary_path(run.path), summary)
+    return summary
 
 
 def read_summary(pack: Path) -> Summary | None:

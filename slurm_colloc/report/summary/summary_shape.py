@@ -111,6 +111,8 @@ _member = _is(
         **_all(_is_number, "exit_code exit_signal"),
         "script": _is_text,
         "arguments": _each(_is_text),
+        "parameters": _values(_is_text),
+        "retry_of": _maybe(_is_text),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}

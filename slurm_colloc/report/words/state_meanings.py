@@ -37,6 +37,7 @@ class Meaning:
     can: tuple[tuple[str, str], ...]
 
 
+_RETRY = ("csub retry {id}", "try it again, with what was stored at submission")
 _SHOW = ("csub show {id}", "request, limits and files")
 _LOGS = ("csub logs {id}", "what it wrote")
 _CANCEL = ("csub cancel {id}", "end it")
@@ -71,7 +72,7 @@ MEANINGS: dict[MemberState, Meaning] = {
     MemberState.FAILED: Meaning(
         "Its script ended with another exit code than 0, by a signal, or could not be started.",
         "Nothing more. Its neighbours are not touched.",
-        (_LOGS, _SHOW),
+        (_LOGS, _SHOW, _RETRY),
     ),
     MemberState.CANCELLED: Meaning(
         "Somebody ended it: csub cancel, scancel, or scancel from inside the script.",
@@ -81,23 +82,23 @@ MEANINGS: dict[MemberState, Meaning] = {
     MemberState.TIMEOUT: Meaning(
         "It reached its wall limit (--time multiplied by the accepted slowdown), or its pack's.",
         "Nothing more. Its neighbours are not touched, unless the whole pack ran out of time.",
-        (_LOGS, ("csub --time=... SCRIPT", "submit it again with more time")),
+        (_LOGS, ("csub retry {id} --time=...", "try it again with more time")),
     ),
     MemberState.OUT_OF_MEMORY: Meaning(
         "It used more host memory than its limit, and the kernel ended it. This is not the "
         "GPU's memory.",
         "Nothing more. Its neighbours are not touched.",
-        (_LOGS, _SHOW, ("csub --mem=... SCRIPT", "submit it again with more host memory")),
+        (_LOGS, _SHOW, ("csub retry {id} --mem=...", "try it again with more host memory")),
     ),
     MemberState.PREEMPTED: Meaning(
         "Slurm gave its pack's place to a job with a higher priority and did not requeue it.",
         "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
-        (_LOGS, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next one survives this")),
     ),
     MemberState.NODE_FAIL: Meaning(
         "The node of its pack failed, and Slurm did not requeue the job.",
         "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
-        (_LOGS, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next one survives this")),
     ),
     MemberState.REQUEUED: Meaning(
         "Its pack was over before it started, and csub submitted it again in another pack.",

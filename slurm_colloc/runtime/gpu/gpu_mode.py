@@ -373,7 +373,13 @@ class GpuMode:
             plan = member.spec.plan
             if share.gpu_memory_mb is not None:
                 plan = dataclasses.replace(plan, gpu_memory_limit_mb=share.gpu_memory_mb)
-            return place_under_mps(shared, plan, retries.places, is_wide=member.is_wide)
+            return place_under_mps(
+                shared,
+                plan,
+                retries.places,
+                is_wide=member.is_wide,
+                client_priority=share.client_priority,
+            )
         if self.instances is not None:
             return self.instances.place(member)
         if not self.setup.gpus:

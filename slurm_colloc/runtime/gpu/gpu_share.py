@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NORMAL, BELOW_NORMAL = 0, 1
+"""Priorities of MPS clients (NVIDIA, Multi-Process Service, section 4.2.6); hints, not bounds."""
+
 
 @dataclass(frozen=True)
 class GpuShare:
@@ -13,10 +16,13 @@ class GpuShare:
         likely_degree: As many as may run at once in the end; None for as many as planned.
         gpu_memory_mb: What it may take of the GPU's memory, as measured; None where its share by
             the plan stands.
+        client_priority: CUDA_MPS_CLIENT_PRIORITY: 0 for a member that is to stay fast, 1 for those
+            that share with one; None where the pack has none, and all are alike.
     """
 
     likely_degree: int | None = None
     gpu_memory_mb: int | None = None
+    client_priority: int | None = None
 
 
 AS_PLANNED = GpuShare()

@@ -11,6 +11,7 @@ from slurm_colloc.host.mps.mps_support import (
     compute_fair_gpu_memory_mb,
 )
 from slurm_colloc.model.plan import MemberPlan, SharingMode
+from slurm_colloc.runtime.gpu.gpu_share import NORMAL
 from slurm_colloc.store.pack.member_states import GpuUse
 
 
@@ -55,7 +56,12 @@ def choose_gpu_memory_limit_mb(shared: SharedGpu, given_mb: int | None, places: 
 
 
 def place_under_mps(
-    shared: SharedGpu, plan: MemberPlan, places: int, *, is_wide: bool = False
+    shared: SharedGpu,
+    plan: MemberPlan,
+    places: int,
+    *,
+    is_wide: bool = False,
+    client_priority: int | None = None,
 ) -> tuple[GpuUse, dict[str, str]]:
     """How a member is put on the GPU, and the environment that does it.
 
@@ -64,6 +70,8 @@ def place_under_mps(
         plan: The member's plan.
         places: How many places it takes.
         is_wide: It is to show what it does without limits: one holds as long as its process lives.
+        client_priority: CUDA_MPS_CLIENT_PRIORITY; None for the daemon's own. One of NORMAL, where
+            others stand back, has all threads.
     """
     degree = max(1, shared.degree)
     places = min(degree, places)
@@ -72,7 +80,7 @@ def place_under_mps(
         # It was not known how many would be good, and each was planned to have its share.
         likely = max(1, min(degree, shared.likely_degree))
         percentage = max(percentage, compute_default_thread_percentage(likely))
-    percentage = 100 if is_wide else min(100, percentage * places)
+    percentage = 100 if is_wide or client_priority == NORMAL else min(100, percentage * places)
     limit_mb = choose_gpu_memory_limit_mb(shared, plan.gpu_memory_limit_mb, places)
     if is_wide and plan.gpu_memory_limit_mb is None:
         limit_mb = None
@@ -82,5 +90,7 @@ def place_under_mps(
         thread_percentage=percentage,
         gpu_memory_limits_mb={} if limit_mb is None else {shared.gpus[0]: limit_mb},
     )
+    if client_priority is not None:
+        environment["CUDA_MPS_CLIENT_PRIORITY"] = str(client_priority)
     use = GpuUse(SharingMode.MPS.value, percentage, limit_mb, uuids=shared.gpus)
     return use, environment

@@ -6,7 +6,6 @@ import contextlib
 import os
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.member import MemberId
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -60,7 +59,7 @@ class InnerSteps:
     def _list(self, member: Member, slurm: SlurmAccess) -> list[str]:
         if not is_there(f"{member.prefix}.steps"):
             return []
-        prefix = f"{MemberId(self._allocation.shown_job_id, member.number)}:"
+        prefix = f"{member.name(self._allocation.shown_job_id)}:"
         named = slurm.list_steps(self._allocation.job_id)
         return [step for step, name in named if name.startswith(prefix)]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.parameters import build_parameter_variables
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.model.sbatch.export import describe_set, exports_all, speaks_of_a_member
 from slurm_colloc.planning.cpu_division import format_cpu_mask
@@ -142,6 +143,10 @@ def compose_environment(
     environment["SLURM_COLLOC_MEMBER"] = place.member
     # The same for names of files, in which a slash would be a directory.
     environment["SLURM_COLLOC_NAME"] = place.member.replace("/", "_")
+    # The same for each try, so that a later one finds what an earlier one has saved.
+    first = job.retry_of or place.member
+    environment["SLURM_COLLOC_CHECKPOINT"] = first.replace("/", "_")
+    environment.update(build_parameter_variables(job.parameters))
     environment.update(_compute_array_variables(job, place))
     if place.starts and place.shared:
         environment["SLURM_RESTART_COUNT"] = str(place.starts)

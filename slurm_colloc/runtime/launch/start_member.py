@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.sbatch.export import SET_VARIABLE
 from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
@@ -119,14 +118,13 @@ class MemberStarter:
         captured = environments.parse_pairs(
             parse_environment_block((directory / "env").read_bytes()).items()
         )
-        name = str(MemberId(self._allocation.shown_job_id, member.number))
+        name = member.name(self._allocation.shown_job_id)
+        added = self._added | _describe_submission(member, self._added)
         shared = not self._lone and self._record.degree > 1
         where = environments.MemberContext(
             # A batch script's own array may be another than the one its members are named after.
-            job_id=self._allocation.job_id.partition("_")[0]
-            if self._lone
-            else self._allocation.shown_job_id,
-            member=name,
+            job_id=self._allocation.job_id.partition("_")[0] if self._lone else name.job,
+            member=str(name),
             pack=str(self._pack),
             run=member.prefix,
             shims=find_shims(directory) if self._has_shims else "",
@@ -137,10 +135,8 @@ class MemberStarter:
             shared=not self._lone,
             started_at=int(time.time()),
         )
-        alone = environments.compose_environment(captured, self._added, job, plan, where)
-        composed = alone | environments.compute_own_resources(
-            captured, self._added, alone, plan, where
-        )
+        alone = environments.compose_environment(captured, added, job, plan, where)
+        composed = alone | environments.compute_own_resources(captured, added, alone, plan, where)
         member.gpu, on_gpu = self._place_on_gpu(member, share)
         composed.update(on_gpu)
         member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
@@ -169,6 +165,8 @@ class MemberStarter:
             passes_on=self._passes_on and is_step,
             tmpdir=member.tmpdir,
             is_step=is_step,
+            # It waits for no more than its pack has.
+            together=min(job.start_together, self._record.degree, len(self._record.members)),
         )
         launch_file = f"{member.prefix}.launch"
         write_atomic(launch_file, json.dumps(launch).encode())
@@ -178,7 +176,7 @@ class MemberStarter:
         argv = build_wrapper_argv(sys.executable, launch_file)
         outer = dict(self._allocation.environment)
         if is_step:
-            argv = build_srun_argv(name, plan.host_memory_mb, argv)
+            argv = build_srun_argv(str(name), plan.host_memory_mb, argv)
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
         return True
@@ -193,6 +191,7 @@ class MemberStarter:
     ) -> None:
         """Lay out the member's shims, and complete its environment."""
         job, plan, job_id = member.spec.job, member.spec.plan, composed.get("SLURM_JOB_ID", "")
+        submitted = self._record if member.home is None else member.home
         folder = Path(where.run).parent
         bash_env = str(folder / "bash_env")
         composed.update(build_bash_variables(composed, where.shims, bash_env))
@@ -203,7 +202,7 @@ class MemberStarter:
             job,
             plan,
             job_id=job_id,
-            submit_directory=self._record.submit_directory,
+            submit_directory=submitted.submit_directory,
             outputs=outputs,
         )
         give_shims(
@@ -211,10 +210,10 @@ class MemberStarter:
         )
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
-        job = member.spec.job
+        job, name = member.spec.job, member.name(self._allocation.shown_job_id)
         values = PatternValues(
-            job_id=self._allocation.shown_job_id,
-            number=member.number,
+            job_id=name.job,
+            number=name.number,
             is_array=job.array_task is not None,
             name=job.name,
             node=self._allocation.node.partition(".")[0] or socket.gethostname(),
@@ -266,6 +265,17 @@ class MemberStarter:
         )
         sys.stderr.flush()
         return True
+
+
+def _describe_submission(member: Member, added: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm says of the submission of a member that is not the pack's own."""
+    if member.home is None:
+        return {}
+    values = {
+        "SLURM_SUBMIT_DIR": member.home.submit_directory,
+        "SLURM_SUBMIT_HOST": member.home.submit_host,
+    }
+    return {variable: text for variable, text in values.items() if variable in added and text}
 
 
 def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, int], ...]:

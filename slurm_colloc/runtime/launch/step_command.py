@@ -62,6 +62,7 @@ def build_launch(
     passes_on: bool,
     tmpdir: str,
     is_step: bool,
+    together: int = 0,
 ) -> dict[str, Any]:
     """The launch file's value; runtime.programs.wrapper reads it."""
     return {
@@ -80,6 +81,7 @@ def build_launch(
         "passes_on": passes_on,
         "own_tmpdir": tmpdir,
         "is_step": is_step,
+        "together": together,
     }
 
 
@@ -109,6 +111,7 @@ def start_process(
     log: str | None,
     *,
     own_group: bool = True,
+    stdin: bytes = b"",
 ) -> StartedProcess:
     """Start a command in the background.
 
@@ -117,18 +120,20 @@ def start_process(
         environment: Its environment.
         log: File for its output; None to share this process's output.
         own_group: Start it in a process group of its own.
+        stdin: What it reads from its standard input.
 
     Raises:
         OSError: It cannot be started.
     """
     descriptor = None
+    source = _hold(stdin) if stdin else subprocess.DEVNULL
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         return StartedProcess(
             subprocess.Popen(
                 list(argv),
-                stdin=subprocess.DEVNULL,
+                stdin=source,
                 stdout=descriptor,
                 stderr=descriptor,
                 env=dict(environment),
@@ -140,3 +145,19 @@ def start_process(
             # What is started is started, whatever the file system says of the log.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        if source != subprocess.DEVNULL:
+            os.close(source)
+
+
+def _hold(data: bytes) -> int:
+    """A file without a name that holds some bytes: nothing waits for its reader, as in a pipe."""
+    descriptor = os.memfd_create("csub-stdin", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

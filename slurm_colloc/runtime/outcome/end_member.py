@@ -56,6 +56,7 @@ class MemberEnds:
         """
         blame = self._blame_finder.find(member, verdict)
         self._blame_finder.publish(member, blame)
+        blame = _try_again(member, blame)
         if blame.verdict.state is MemberState.PENDING and member.asked is StopReason.CANCEL:
             # Whatever would have it run again: it is not wanted any more.
             verdict = dataclasses.replace(
@@ -122,6 +123,22 @@ class MemberEnds:
             exit=verdict.exit_code,
             cause=told["cause"],
         )
+
+
+def _try_again(member: Member, blame: Blame) -> Blame:
+    """The same, but it runs again where it failed by itself and has retries left (`--retries`)."""
+    verdict, retries = blame.verdict, blame.retries
+    most = member.spec.job.retries
+    is_own = not (verdict.never_started or verdict.without_script or blame.is_culprit)
+    if verdict.state is not MemberState.FAILED or not is_own or retries.failures >= most:
+        return blame
+    tries = retries.failures + 1
+    reason = f"{verdict.reason or 'it failed'}; it runs again, retry {tries} of {most}"
+    return dataclasses.replace(
+        blame,
+        verdict=dataclasses.replace(verdict, state=MemberState.PENDING, reason=reason),
+        retries=dataclasses.replace(retries, failures=tries),
+    )
 
 
 def _tell(member: Member, blame: Blame) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.mps_clients import MpsMember
@@ -112,7 +112,7 @@ class BlameFinder:
 
     def _note_culprit(self, member: Member, blame: Blame) -> None:
         """A culprit is proven: write it down for later packs, and for the members that it hit."""
-        name = str(MemberId(self._allocation.shown_job_id, member.number))
+        name = str(member.name(self._allocation.shown_job_id))
         self._journal.write("mps_culprit", member=member.number, evidence=blame.evidence)
         with contextlib.suppress(StateError, OSError):
             note_culprit(

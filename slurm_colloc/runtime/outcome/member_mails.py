@@ -6,6 +6,7 @@ slurmctld gives it; runtime.outcome.send_mail runs it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.parameters import build_parameter_variables
 from slurm_colloc.model.sbatch.mail_types import (
     TIME_SHARES,
     MailEvent,
@@ -24,12 +26,21 @@ from slurm_colloc.model.sbatch.mail_types import (
     format_mail_time,
 )
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.mail_bodies import (
+    TaskEnd,
+    describe_member,
+    describe_run_time,
+    describe_tasks,
+)
 from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.pack.mail_text import read_mail_text
+from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import StateReader
 
 _PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLURM_JOB_ID",
@@ -61,6 +72,7 @@ class MemberMails:
     ) -> None:
         self._members = members
         self._pack = pack
+        self._state = StateReader(pack.parent.parent, record.cluster)
         self._record = record
         self._allocation = allocation
         self._config = config
@@ -68,6 +80,7 @@ class MemberMails:
         self._by_slurm = any(word.startswith("--mail-type=") for word in record.slurm_options)
         self._outbox = Outbox((config or {}).get("MailProg", ""), journal)
         self._shares: dict[int, list[tuple[float, MailEvent]]] = {}
+        self._held: list[Mail] = []
 
     def note(self, member: Member, before: StateRecord) -> None:
         """Note that a member's state was written; the mails that it calls for will be sent."""
@@ -77,7 +90,8 @@ class MemberMails:
             return
         if after.state is MemberState.RUNNING:
             self._plan_shares(member, request)
-            since = member.spec.joined_at or self._record.created_at
+            submitted = self._record if member.home is None else member.home
+            since = member.spec.joined_at or submitted.created_at
             queued = format_mail_time((after.started_at or since) - since)
             self._tell(member, request, MailEvent.BEGIN, f"Queued time {queued}")
         elif after.state is MemberState.PENDING:
@@ -91,7 +105,7 @@ class MemberMails:
         self._shares.pop(member.number, None)
         request = self._get_request(member)
         if request is not None and not self._is_summed_up(member, request):
-            self._tell(member, request, MailEvent.REQUEUE, _describe_run_time(member.record))
+            self._tell(member, request, MailEvent.REQUEUE, describe_run_time(member.record))
 
     def work(self) -> None:
         """Send what is due, and look after what is being sent; never waits."""
@@ -107,10 +121,23 @@ class MemberMails:
     @property
     def are_sent(self) -> bool:
         """None waits, and none is being sent."""
-        return self._outbox.is_empty
+        return self._outbox.is_empty and not self._held
+
+    @property
+    def waits_for_summary(self) -> bool:
+        """A mail waits for the pack's summary."""
+        return bool(self._held)
+
+    def release(self) -> None:
+        """Let go the mail about a whole array, which waits for the pack's summary."""
+        text = read_mail_text(self._pack)
+        for mail in self._held:
+            self._outbox.put(dataclasses.replace(mail, body=text or mail.body))
+        self._held.clear()
 
     def give_up(self) -> None:
         """The pack is over: write down which mails were not sent."""
+        self.release()
         self._outbox.give_up()
 
     # -- what to tell -------------------------------------------------------------------------
@@ -139,7 +166,7 @@ class MemberMails:
         request = self._get_request(member)
         while shares and request is not None and now >= shares[0][0]:
             _, event = shares.pop(0)
-            self._tell(member, request, event, _describe_run_time(member.record), once=False)
+            self._tell(member, request, event, describe_run_time(member.record), once=False)
 
     def _tell_end(self, member: Member, request: MailRequest) -> None:
         record = member.record
@@ -147,48 +174,61 @@ class MemberMails:
             event = choose_end_event(record.state, request)
             if event is not None:
                 end = describe_end(record.state, record.exit_code)
-                self._tell(member, request, event, _describe_run_time(record), end)
+                body = describe_member(self._allocation.shown_job_id, member)
+                self._tell(member, request, event, describe_run_time(record), end, body=body)
             return
-        ends = self._collect_ends()
+        ends = self._collect_ends(member)
         if ends is None:
             return
-        codes = [code for _, code, _ in ends]
-        failed = [state for state, _, _ in ends if state not in _WELL]
+        codes = [end.code for end in ends]
+        failed = [end.state for end in ends if end.state not in _WELL]
         state = failed[0] if failed else record.state
-        if any(starts > 1 for _, _, starts in ends):
+        if any(end.starts > 1 for end in ends):
             self._tell(member, request, MailEvent.REQUEUE, "")
         event = choose_end_event(state, request)
         if event is not None:
-            self._tell(member, request, event, "", describe_ends(state, codes))
+            body = describe_tasks(member.name(self._allocation.shown_job_id).job, ends)
+            self._tell(member, request, event, "", describe_ends(state, codes), body=body)
 
-    def _collect_ends(self) -> list[tuple[MemberState, ExitCode, int]] | None:
-        """How all tasks of the array have ended; None while one of them has not."""
+    def _collect_ends(self, member: Member) -> list[TaskEnd] | None:
+        """How all tasks of a member's array have ended; None while one of them has not."""
         ends = []
+        job_id = member.name(self._allocation.shown_job_id).job
         try:
-            for pack in self._list_packs():
+            own = list(self._list_packs(member))
+            takers = [self._state.pack_path(name) for name in self._state.list_takers(job_id)]
+            for pack in (*own, *takers):
                 attempt = read_attempt(pack)
                 for number in list_members(pack):
+                    name = name_member(pack, job_id if pack in own else "", number)
+                    if name.job != job_id:
+                        continue
                     record = read_state(pack, number, attempt)
                     if os.path.lexists(pack / "members" / f"{number:04d}" / "cancelled"):
-                        ends.append((MemberState.CANCELLED, ExitCode(0, 15), 0))
+                        ends.append(TaskEnd(name.number, MemberState.CANCELLED, ExitCode(0, 15), 0))
                     elif record is None or record.state not in FINAL_STATES:
                         return None
                     else:
-                        ends.append((record.state, record.exit_code or ExitCode(1), record.starts))
+                        code = record.exit_code or ExitCode(1)
+                        ends.append(TaskEnd(name.number, record.state, code, record.starts))
         except CollocError:
             return None
         return ends
 
-    def _list_packs(self) -> Iterator[Path]:
+    def _list_packs(self, member: Member) -> Iterator[Path]:
+        """The packs as which a member's array was submitted."""
         if self._record.carried:
             yield self._pack
             return
-        for index in self._record.indices:
-            yield self._pack.parent / f"{self._record.submission}.{index}"
+        record = self._record
+        if member.home is not None:
+            record = self._state.read_pack(member.home.pack_id) or record
+        for index in record.indices:
+            yield self._pack.parent / f"{record.submission}.{index}"
 
-    def _is_first_to_tell(self, event: MailEvent) -> bool:
+    def _is_first_to_tell(self, member: Member, event: MailEvent) -> bool:
         """True for one runner of all packs of an array: they agree by a file."""
-        first = next(self._list_packs())
+        first = next(self._list_packs(member))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             os.close(os.open(first / f"mailed.{event.name.lower()}", flags, 0o600))
@@ -207,29 +247,35 @@ class MemberMails:
         end_text: str = "",
         *,
         once: bool = True,
+        body: str = "",
     ) -> None:
         if not request.wants(event):
             return
         summed_up = self._is_summed_up(member, request)
-        if summed_up and once and not self._is_first_to_tell(event):
+        if summed_up and once and not self._is_first_to_tell(member, event):
             return
         job = member.spec.job
-        job_id = self._allocation.shown_job_id
+        name = member.name(self._allocation.shown_job_id)
+        job_id = name.job
         raw = self._allocation.environment.get("SLURM_JOB_ID", job_id)
         if summed_up:
             shown = f"Array Summary Job_id={job_id}_* ({raw})"
             time_text = "" if once else time_text
         elif job.array_task is not None:
-            shown = f"Array Task Job_id={job_id}_{member.number} ({raw})"
+            shown = f"Array Task Job_id={job_id}_{name.number} ({raw})"
         else:
-            shown = f"Job_id={job_id}/{member.number}"
-        self._outbox.put(
-            Mail(
-                request.user or self._get_default_user(),
-                build_subject(shown, job.name, event, time_text, end_text),
-                self._build_environment(member, event, time_text),
-            )
+            shown = f"Job_id={name}"
+        mail = Mail(
+            request.user or self._get_default_user(),
+            build_subject(shown, job.name, event, time_text, end_text),
+            self._build_environment(member, event, time_text),
+            body,
         )
+        # What the whole array did is known once this pack has its summary.
+        if summed_up and body and all(m.record.is_final for m in self._members.by_number.values()):
+            self._held.append(mail)
+        else:
+            self._outbox.put(mail)
 
     def _get_default_user(self) -> str:
         domain = (self._config or {}).get("MailDomain", "")
@@ -243,6 +289,7 @@ class MemberMails:
         batch, record = self._allocation.environment, member.record
         environment = {name: batch[name] for name in _PASSED_ON if name in batch}
         environment |= {name: batch[name] for name in _OF_THE_PACK if name in batch}
+        name = member.name(self._allocation.shown_job_id)
         environment |= {
             "SLURM_JOB_NAME": member.spec.job.name,
             "SLURM_JOB_WORK_DIR": member.spec.job.directory,
@@ -250,21 +297,22 @@ class MemberMails:
             "SLURM_JOB_MAIL_TYPE": event.value,
             "SLURM_JOB_CPUS_PER_NODE": str(member.spec.plan.cpus),
             "SLURM_JOB_RESTART_COUNT": str(max(0, record.starts - 1)),
-            "SLURM_COLLOC_MEMBER": f"{self._allocation.shown_job_id}/{member.number}",
-            "SLURM_COLLOC_NAME": f"{self._allocation.shown_job_id}_{member.number}",
+            "SLURM_COLLOC_MEMBER": str(name),
+            "SLURM_COLLOC_NAME": f"{name.job}_{name.number}",
         }
+        environment |= build_parameter_variables(member.spec.job.parameters)
         if member.spec.job.array_task is not None:
-            environment["SLURM_ARRAY_JOB_ID"] = self._allocation.shown_job_id
-            environment["SLURM_ARRAY_TASK_ID"] = str(member.number)
+            environment["SLURM_ARRAY_JOB_ID"] = name.job
+            environment["SLURM_ARRAY_TASK_ID"] = str(name.number)
         kind, _, value = time_text.rpartition(" ")
         if value:
-            name = "QUEUED" if kind.startswith("Queued") else "RUN"
-            environment[f"SLURM_JOB_{name}_TIME"] = value
+            which = "QUEUED" if kind.startswith("Queued") else "RUN"
+            environment[f"SLURM_JOB_{which}_TIME"] = value
         # From 24.11 on, in seconds since 1970.
         moments = (("START", record.started_at), ("END", record.ended_at))
         environment |= {
-            f"SLURM_JOB_{name}_TIME": str(int(moment))
-            for name, moment in moments
+            f"SLURM_JOB_{which}_TIME": str(int(moment))
+            for which, moment in moments
             if moment is not None
         }
         if record.state in FINAL_STATES and record.exit_code is not None:
@@ -276,10 +324,3 @@ class MemberMails:
 
 
 _WELL = frozenset({MemberState.COMPLETED, MemberState.CANCELLED})
-
-
-def _describe_run_time(record: StateRecord) -> str:
-    if record.started_at is None:
-        return ""
-    ended = record.ended_at if record.state in FINAL_STATES else None
-    return f"Run time {format_mail_time((ended or time.time()) - record.started_at)}"

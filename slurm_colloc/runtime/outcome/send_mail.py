@@ -33,13 +33,15 @@ class Mail:
 
     Attributes:
         user: Whom it is for.
-        subject: Its subject; it has no body.
+        subject: Its subject.
         environment: The variables that slurmctld would set.
+        body: Its text, given to MailProg on standard input; slurmctld gives none.
     """
 
     user: str
     subject: str
     environment: Mapping[str, str]
+    body: str = ""
 
 
 class Outbox:
@@ -97,7 +99,10 @@ class Outbox:
             return
         try:
             process = start_process(
-                [self._program, "-s", mail.subject, mail.user], mail.environment, os.devnull
+                [self._program, "-s", mail.subject, mail.user],
+                mail.environment,
+                os.devnull,
+                stdin=mail.body.encode("utf-8", "replace"),
             )
         except OSError as error:
             self._give_up(mail, f"{self._program}: {os.strerror(error.errno or 0)}")

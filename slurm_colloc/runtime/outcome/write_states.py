@@ -16,7 +16,13 @@ from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import StateRecord, remove_environment, write_state
+from slurm_colloc.store.pack.member_states import (
+    DONE_WITH,
+    StateRecord,
+    put_environment_aside,
+    remove_environment,
+    write_state,
+)
 
 LAST_WRITE_S = 60.0
 """How long the end of a pack waits for room on a full disk."""
@@ -45,6 +51,7 @@ class StateWriter:
         self._attempt = attempt
         self._unwritten: dict[int, StateRecord] = {}
         self._secrets: set[int] = set()
+        self._done: set[int] = set()
         self._problem: StateError | None = None
         self.worst = ExitCode()
         self._listener = listener
@@ -91,6 +98,8 @@ class StateWriter:
         """
         moment = time.time() if ended_at is None else ended_at
         self._secrets.add(member.number)
+        if state in DONE_WITH:
+            self._done.add(member.number)
         self.write(member, state, ended_at=moment, exit_code=code, reason=reason, **changes)
         self.note_end(code, state)
 
@@ -136,10 +145,12 @@ class StateWriter:
                 self._steps.note("writing states", problem)
             else:
                 del self._unwritten[number]
-        # A member's environment goes away once its end is known to all.
+        # A member's environment goes away once its end is known to all; where it may be tried
+        # again, it is kept for that alone.
         for number in sorted(self._secrets - self._unwritten.keys()):
             try:
-                remove_environment(self._pack, number)
+                put_away = remove_environment if number in self._done else put_environment_aside
+                put_away(self._pack, number)
             except StateError as problem:
                 self._problem = problem
                 self._steps.note("writing states", problem)

@@ -64,10 +64,17 @@ class LastWork:
         """
         since = time.monotonic()
         if summarizes:
-            self._steps.run("the summary", self._monitor.begin_summary)
+            wants_mail = self._mails.waits_for_summary
+            self._steps.run(
+                "the summary", lambda: self._monitor.begin_summary(wants_mail=wants_mail)
+            )
         self._steps.run("dependents", lambda: self._dependents.look(at_once=True))
         self._steps.run("the mails", self._mails.work)
         while self._list_left(since):
+            # The mail about a whole array has its table from the summary.
+            is_made = not self._monitor.is_summarizing
+            if is_made or time.monotonic() >= since + LAST_WORK_S:
+                self._steps.run("the mails", self._mails.release)
             wait()
             self._steps.run("the mails", self._mails.work)
         left = self._monitor.has_summary_left, self._dependents.is_busy

@@ -31,6 +31,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_home import find_guest
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_slurm_job_id
 from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent, list_dependents
@@ -205,35 +206,38 @@ def _judge_elsewhere(
     state: State, slurm: SlurmAccess | None, condition: Condition
 ) -> ConditionOutlook:
     member = MemberId.parse(condition.target)
-    path = find_member_pack(state, member)
+    path, number = find_member_place(state, member)
     attempt = read_attempt(path)
-    record = read_state(path, member.number, attempt)
+    record = read_state(path, number, attempt)
     recorded = record.state if record else MemberState.PENDING
-    cancelled = (path / "members" / format_number(member.number) / "cancelled").exists()
+    cancelled = (path / "members" / format_number(number) / "cancelled").exists()
     slurm_state = read_ended(path)
     if slurm_state is None and slurm is not None:
         fields = slurm.read_job(read_slurm_job_id(path) or member.job)
         slurm_state = SlurmJobState.parse(fields.get("JobState", "") if fields else "")
-    seen = effective_state(
-        recorded, slurm_state, cancelled=cancelled, held=is_held(path, member.number)
-    )
+    seen = effective_state(recorded, slurm_state, cancelled=cancelled, held=is_held(path, number))
     return judge_member(condition.kind, seen, has_started=bool(record and record.starts))
 
 
-def find_member_pack(state: State, member: MemberId) -> Path:
-    """The pack where a member is now: it may have been submitted again in another one.
+def find_member_place(state: State, member: MemberId) -> tuple[Path, int]:
+    """The pack where a member is now, and its number there.
+
+    It may have been taken over by another one, or submitted again in one.
 
     Raises:
         NotFound: There is no such member.
     """
+    takers = state.list_takers(member.job)
     for pack_id in state.find_packs(member.job):
         path = state.pack_path(pack_id)
-        if (path / "members" / format_number(member.number)).is_dir():
-            moved = read_moved(path, member.number)
+        number = find_guest(path, member) if pack_id in takers else member.number
+        if number is not None and (path / "members" / format_number(number)).is_dir():
+            moved = read_moved(path, number)
             while moved is not None:
-                path = state.pack_path(moved)
-                moved = read_moved(path, member.number)
-            return path
+                # With the number that its submission gave it.
+                path, number = state.pack_path(moved), member.number
+                moved = read_moved(path, number)
+            return path, number
     raise NotFound(f"job {member.job} has no member {member.number}")
 
 

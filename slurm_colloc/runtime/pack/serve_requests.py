@@ -38,7 +38,7 @@ class RequestHandler:
         intake: Takes in those that are new.
         steps: Keeps one request apart from the others.
         journal: The pack's log.
-        list_sisters: The packs of the submission.
+        find_elsewhere: Where a member is that has left this pack, and its number there.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RequestHandler:
         intake: MemberIntake,
         steps: GuardedSteps,
         journal: Journal,
-        list_sisters: Callable[[], Sequence[Path]],
+        find_elsewhere: Callable[[int], tuple[Path, int] | None],
     ) -> None:
         self._pack = pack
-        self._list_sisters = list_sisters
+        self._find_elsewhere = find_elsewhere
         self._members = members
         self._control = control
         self._intake = intake
@@ -132,11 +132,10 @@ class RequestHandler:
             return True
         if is_there(self._pack / "members" / format_number(number)):
             return False
-        for other in self._list_sisters():
-            if other != self._pack and is_there(other / "members" / format_number(number)):
-                hand_on_requests(self._pack, other, number)
-                return True
-        return False
+        elsewhere = self._find_elsewhere(number)
+        if elsewhere is not None:
+            hand_on_requests(self._pack, number, *elsewhere)
+        return elsewhere is not None
 
 
 def _cancels(request: Request, number: int) -> bool:

@@ -34,8 +34,8 @@ class OwnMember:
 
     @property
     def number(self) -> int:
-        """Its number in the pack."""
-        return int(self.name.rpartition("/")[2])
+        """Its number in the pack, which is that of its directory."""
+        return int(self.folder.rpartition("/")[2])
 
     @property
     def ids(self) -> frozenset[str]:

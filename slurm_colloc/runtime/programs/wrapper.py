@@ -35,6 +35,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFTOVER_GRACE_S = 2.0
 _PATIENCE_S = 60.0
+_TOGETHER_S = 120.0
 
 
 def main(argv: list[str]) -> int:
@@ -134,6 +135,8 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
             os.chdir("/tmp")
         note += make_tmpdir(environment)
         redirect(launch)
+        if launch["together"] > 1:
+            note += wait_for_others(launch["prefix"], launch["together"])
         if note:
             os.write(2, note.encode("utf-8", "surrogateescape"))
         environment[b"SLURM_TASK_PID"] = str(os.getpid()).encode()
@@ -156,6 +159,31 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
             with contextlib.suppress(OSError):
                 os.write(descriptor, message)
         os._exit(127 if getattr(error, "errno", 0) == errno.ENOENT else 126)
+
+
+def wait_for_others(prefix: str, count: int) -> str:
+    """Wait until so many members of the pack are about to start; what went wrong, or ''.
+
+    Each leaves a file for the pack's attempt, so one that starts again later waits for none.
+    """
+    member, _, run = prefix.rpartition("/")
+    members, _, number = member.rpartition("/")
+    folder = f"{os.path.dirname(members)}/together.{run.split('.')[1]}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        os.close(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT, 0o600))
+        deadline = time.monotonic() + _TOGETHER_S
+        while (there := len(os.listdir(folder))) < count:
+            if time.monotonic() >= deadline:
+                return (
+                    f"csub: started after {_TOGETHER_S:.0f} s with {there} of {count} members that "
+                    "were to start together\n"
+                )
+            time.sleep(0.02)
+    except OSError as error:
+        return f"csub: it does not start together with others: {error.strerror}\n"
+    return ""
 
 
 def make_tmpdir(environment: dict[bytes, bytes]) -> str:

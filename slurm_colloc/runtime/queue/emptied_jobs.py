@@ -26,6 +26,7 @@ _HELD_BACK = ("JobHeld", "Dependency", "BeginTime", "JobHoldMaxRequeue", "DeadLi
 """Beginnings of Slurm's reasons of jobs that must not start, and whose members must not either."""
 
 _NEEDS_ITS_END = re.compile(r"(?:afterok|aftercorr|afternotok):([^?,]+)")
+_WAITS = re.compile(r"[a-z]+:([^?,]+)")
 
 
 class EmptiedJobs:
@@ -41,6 +42,8 @@ class EmptiedJobs:
         self._journal = journal
         self._thread: threading.Thread | None = None
         self._jobs: Mapping[str, SlurmJob] = {}
+        self._dependencies: list[str] | None = None
+        self._asks_dependencies = self._has_asked_dependencies = False
         self._asked_at = float("-inf")
         self._to_cancel: dict[str, float] = {}
 
@@ -56,22 +59,39 @@ class EmptiedJobs:
         if due and self._slurm is not None:
             self._start(lambda: self._cancel(due))
 
-    def may_take_from(self, sister: SisterPack) -> bool:
-        """Whether a pack that has not begun waits for nothing but its turn.
+    def knows(self, sister: SisterPack) -> bool:
+        """Whether it is known if members may leave a pack; otherwise Slurm is asked."""
+        is_plain = bool(sister.attempt) and not sister.guests_of
+        if self._slurm is None or sister.job_id is None or is_plain:
+            return True
+        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
+        is_known = self._has_asked_dependencies or not sister.guests_of
+        if is_known and time.monotonic() - self._asked_at <= FRESH_S:
+            return True
+        self._start(self._ask)
+        return False
 
-        False also where that is not known yet: Slurm is asked, and the next look knows.
+    def may_take_from(self, sister: SisterPack) -> bool:
+        """Whether members may leave a pack of which that is known.
+
+        It waits for nothing but its turn, or it runs. From one of another submission none may where
+        a job waits for its Slurm job, which would end without them.
         """
         if self._slurm is None or sister.job_id is None:
             return False
-        if time.monotonic() - self._asked_at > FRESH_S:
-            self._start(self._ask)
+        if sister.attempt and not sister.guests_of:
+            return True
+        if sister.guests_of and (
+            self._dependencies is None
+            or any(waits_for(text, sister.job_id) for text in self._dependencies)
+        ):
             return False
         job = find_job_of(self._jobs, sister.job_id, sister.record.submission)
-        return (
-            job is not None
-            and job.state is SlurmJobState.PENDING
-            and not job.reason.startswith(_HELD_BACK)
-        )
+        if job is None:
+            return False
+        if sister.attempt:
+            return job.state is SlurmJobState.RUNNING
+        return job.state is SlurmJobState.PENDING and not job.reason.startswith(_HELD_BACK)
 
     def cancel(self, sister: SisterPack) -> None:
         """Have the job of a pack cancelled that has nothing left to run."""
@@ -88,10 +108,13 @@ class EmptiedJobs:
         assert self._slurm is not None
         asked_at = time.monotonic()
         try:
+            if self._asks_dependencies:
+                self._has_asked_dependencies = True
+                self._dependencies = self._slurm.list_dependencies()
             self._jobs = self._slurm.list_jobs()
         except SlurmError as error:
             self._journal.write("not_asked", reason=str(error))
-            self._jobs = {}
+            self._jobs, self._dependencies = {}, None
         self._asked_at = asked_at
 
     def _cancel(self, due: list[str]) -> None:
@@ -116,8 +139,17 @@ def needs_its_end(dependency: str, job_id: str) -> bool:
 
     `afterok:4711_*(unfulfilled)` means every element of the array, `afterok:4711_3` one.
     """
+    return _names(_NEEDS_ITS_END, dependency, job_id)
+
+
+def waits_for(dependency: str, job_id: str) -> bool:
+    """Whether a dependency, as squeue shows it, names a job in any way."""
+    return _names(_WAITS, dependency, job_id)
+
+
+def _names(pattern: re.Pattern[str], dependency: str, job_id: str) -> bool:
     base = job_id.partition("_")[0]
-    for targets in _NEEDS_ITS_END.findall(dependency):
+    for targets in pattern.findall(dependency):
         for target in targets.split(":"):
             name = target.partition("(")[0].partition("+")[0]
             if name in (job_id, base, f"{base}_*"):

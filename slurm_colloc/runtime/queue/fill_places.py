@@ -12,7 +12,7 @@ from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.gpu_share import GpuShare
+from slurm_colloc.runtime.gpu.gpu_share import BELOW_NORMAL, NORMAL, GpuShare
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, is_passing
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.start_member import MemberStarter
@@ -26,6 +26,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_home import read_home
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill
@@ -167,7 +168,15 @@ class PlaceFiller:
         if likely == 1 and len(self._members.places) > 1:
             # None runs, and it is not known what they take: it is to show that without limits.
             member.is_wide = True
-        return GpuShare(likely, self._memory.choose_limit_mb(member))
+        return GpuShare(
+            likely, self._memory.choose_limit_mb(member), self._choose_client_priority(member)
+        )
+
+    def _choose_client_priority(self, member: Member) -> int | None:
+        if member.spec.job.stays_fast:
+            return NORMAL
+        members = self._members.list_members()
+        return BELOW_NORMAL if any(m.spec.job.stays_fast for m in members) else None
 
     def _refuse_all(self) -> None:
         """None may start here: the GPU cannot be shared in the only way that was allowed."""
@@ -290,6 +299,7 @@ class MemberIntake:
         try:
             spec = read_spec(self._pack, number)
             record = read_state(self._pack, number, self._attempt - 1)
+            home = read_home(self._pack, number)
         except Exception as error:
             if is_passing(error):
                 raise
@@ -297,7 +307,7 @@ class MemberIntake:
             return
         if record is None:
             record = StateRecord(MemberState.PENDING, self._attempt)
-        member = Member(number, spec, record)
+        member = Member(number, spec, record, home=home)
         self._members.by_number[number] = member
         self._late.discard(number)
         if member.is_final:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from slurm_colloc.model.degree.degree_reasons import MEMORY_FIRST, NO_MEMORY
-from slurm_colloc.model.member import MemberId
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
@@ -74,7 +73,7 @@ class GpuMemoryRoom:
                 limit_mb = None if other.gpu is None else other.gpu.gpu_memory_limit_mb
                 need_mb = limit_mb or usable_mb // max(1, len(self._members.places))
             if need_mb is None:
-                name = MemberId(self._shown_id, other.number)
+                name = other.name(self._shown_id)
                 return f"{MEMORY_FIRST}what {name} takes is being measured"
             taken_mb += need_mb
         need_mb = self.find_need_mb(member)

@@ -24,6 +24,7 @@ from slurm_colloc.model.degree.measuring_reason import (
     find_measuring_reason,
     may_cost,
 )
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
@@ -258,8 +259,8 @@ class MeasuredDegree:
         )
         if reason:
             return reason
-        drifting = self._drift.find([m for m in running if m.paused_at is None])
-        return "" if drifting is None else f"the rate of member {drifting.number} has changed"
+        one = self._drift.find([m for m in running if m.paused_at is None])
+        return "" if one is None else f"the rate of member {tell_number(one.number)} has changed"
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         obstacles = self._pauser.find_obstacles(running)

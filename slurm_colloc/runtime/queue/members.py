@@ -7,11 +7,12 @@ from collections import deque
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import TRANSITIONS, MemberState
+from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState
 from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
+from slurm_colloc.store.pack.member_home import HomeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
 from slurm_colloc.store.pack.pack_directory import list_members, read_spec
 from slurm_colloc.store.pack.pack_records import MemberSpec
@@ -43,7 +44,7 @@ class Member:
     """One member, as its runner keeps it.
 
     Attributes:
-        number: Its number.
+        number: Its number in the pack.
         spec: What it runs.
         record: Its state as last written.
         process: The srun or wrapper that runs it, None while it does not run.
@@ -64,6 +65,7 @@ class Member:
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
         paused_s: Seconds that its processes were stopped since its present start.
         is_parked: It is paused until a place is free for it.
+        home: Where it was submitted; None for one of the pack's own submission.
     """
 
     number: int
@@ -87,6 +89,17 @@ class Member:
     paused_at: float | None = None
     paused_s: float = 0.0
     is_parked: bool = False
+    home: HomeRecord | None = None
+
+    def name(self, shown_id: str) -> MemberId:
+        """The name by which its user knows it.
+
+        Args:
+            shown_id: The id that the pack's own members are named after.
+        """
+        if self.home is None:
+            return MemberId(shown_id, self.number)
+        return MemberId(self.home.job, self.home.number)
 
     @property
     def is_final(self) -> bool:

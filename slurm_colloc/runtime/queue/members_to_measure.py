@@ -143,7 +143,7 @@ class MembersToMeasure:
         )
 
     def order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
-        """Those that go on first: who may not be paused, who may not be parked, the first.
+        """Those that go on first: who may not be paused or is to stay fast, who may not be parked.
 
         Args:
             running: Members.
@@ -151,6 +151,8 @@ class MembersToMeasure:
         """
 
         def rank(member: Member) -> tuple[int, int]:
+            if member.spec.job.stays_fast:
+                return 0, 0
             if member.number in fixed:
                 return 0, member.number
             may_park = not self.describe_parking_obstacle(member)

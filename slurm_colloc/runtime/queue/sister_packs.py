@@ -1,4 +1,4 @@
-"""What a runner reads of the other packs of its submission, to see who waits in them."""
+"""What a runner reads of other packs of its user, to see who waits in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.measured_curve import DegreeState
-from slurm_colloc.model.plan import Goal, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
+from slurm_colloc.planning.join.same_kind import (
+    Asked,
+    compare_policies,
+    compute_reason_to_stay,
+    find_difference,
+)
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack import inbox
@@ -20,7 +26,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 
 @dataclasses.dataclass(frozen=True)
 class SisterPack:
-    """Another pack of the submission that asked Slurm for the same.
+    """Another pack that asked Slurm for the same.
 
     Attributes:
         path: Its directory.
@@ -29,6 +35,7 @@ class SisterPack:
         job_id: What Slurm calls it; None while that is not known.
         may_have_room: It has begun, and is being measured or has measured room for more.
         gives: It runs as many as is best by what was measured, and has no free place.
+        guests_of: The id of its submission where that is another one; empty for a sister.
     """
 
     path: Path
@@ -37,6 +44,7 @@ class SisterPack:
     job_id: str | None
     may_have_room: bool = False
     gives: bool = False
+    guests_of: str = ""
 
     @property
     def name(self) -> str:
@@ -73,16 +81,49 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
     )
 
 
-def read_sister(state: State, path: Path, own: PackRecord) -> SisterPack | None:
-    """Read another pack; None where nothing can come from it, or it cannot be read."""
+def explain_difference(own: PackRecord, other: PackRecord) -> str:
+    """Say why members of one submission and those of another do not move; empty where they may.
+
+    That both run the same script is for the caller to see.
+    """
+    if other.request is None or other.carried or other.local:
+        return "it runs alone"
+    if SharingMode.MIG in (own.mode, other.mode):
+        return "MIG instances are made for the members of one submission"
+    if own.cluster != other.cluster:
+        return f"its cluster is {other.cluster}, not {own.cluster}"
+    return (
+        compute_reason_to_stay(other.policy, other.group)
+        or find_difference(Asked(own.group, own.gpu_type), Asked(other.group, other.gpu_type))
+        or ("" if own.share == other.share else f"its --share is {other.share}, not {own.share}")
+        or _compare_policies(own.policy, other.policy)
+    )
+
+
+def _compare_policies(own: Policy | None, other: Policy | None) -> str:
+    return "" if own is None or other is None else compare_policies(own, other)
+
+
+def read_sister(
+    state: State, path: Path, own: PackRecord, guests_of: str = ""
+) -> SisterPack | None:
+    """Read another pack; None where nothing can come from it, or it cannot be read.
+
+    Args:
+        state: The state directory.
+        path: The pack.
+        own: The pack that asks.
+        guests_of: The id of its submission where that is another one, and was found to be of the
+            same kind; empty for a sister.
+    """
     try:
         if not is_there(state.open / path.name) or read_ended(path) is not None:
             return None
         record = state.read_pack(path.name)
-        if record is None or not are_alike(own, record):
+        if record is None or not (guests_of or are_alike(own, record)):
             return None
         attempt = read_attempt(path)
-        sister = SisterPack(path, record, attempt, read_slurm_job_id(path))
+        sister = SisterPack(path, record, attempt, read_slurm_job_id(path), guests_of=guests_of)
         if not attempt:
             return sister
         degree = read_degree(path, attempt)

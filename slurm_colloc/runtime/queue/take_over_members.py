@@ -1,8 +1,9 @@
-"""Filling free places with members that wait in other packs of the same submission.
+"""Filling free places with members that wait in other packs: sisters first, then packs of its kind.
 
 How many fit is measured; by default that is none. A member comes from a pack that has not begun,
 which packs that have room share, or from one that runs and has found out that it cannot run more.
-See store.pack.take_over for how it moves.
+One of another submission runs the same script, and both submissions have allowed it
+(planning.join.same_kind). See store.pack.take_over for how it moves.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.queue.alike_packs import AlikePacks
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
+from slurm_colloc.runtime.queue.fitting_members import FittingMembers
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
@@ -24,21 +27,27 @@ from slurm_colloc.runtime.queue.sister_packs import (
     may_take_over,
     read_sister,
 )
-from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.emptied_pack import empty_pack, is_being_cancelled, read_emptied
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_spec
+from slurm_colloc.store.pack.member_home import (
+    HomeRecord,
+    choose_guest_number,
+    find_guest,
+    read_home,
+    write_home,
+)
+from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.store.pack.pack_directory import (
+    read_ended,
+)
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import (
     hand_on_requests,
-    is_cancel_asked,
-    list_dependents,
 )
 
 LOOK_EVERY_S = 1.0
@@ -49,10 +58,11 @@ turn comes."""
 
 
 class MemberTakeOver:
-    """Takes waiting members over from other packs of the submission.
+    """Takes waiting members over from other packs of the user.
 
     Args:
         pack: The pack's directory.
+        shown_id: The id that its own members are named after.
         record: Its pack.json.
         attempt: The attempt's number.
         state: The state directory.
@@ -71,6 +81,7 @@ class MemberTakeOver:
         self,
         *,
         pack: Path,
+        shown_id: str,
         record: PackRecord,
         attempt: int,
         state: State,
@@ -85,11 +96,13 @@ class MemberTakeOver:
         find_room: Callable[[], int] = lambda: 0,
     ) -> None:
         self._pack = pack
+        self._shown_id = shown_id
         self._record = record
         self._attempt = attempt
         self._state = state
         self._members = members
-        self._time_left = time_left
+        self._fitting = FittingMembers(record, members, time_left)
+        self._alike = AlikePacks(pack, record, state, journal)
         self._waiting = waiting
         self._is_refused = is_refused
         self._intake = intake
@@ -97,8 +110,9 @@ class MemberTakeOver:
         self._journal = journal
         self._check_fence = check_fence
         self._find_room = find_room
-        self._decided: dict[int, Path] = {}
+        self._decided: dict[tuple[Path, int], int] = {}
         self._taken: dict[str, int] = {}
+        self._guests = 0
         self._has_looked_back = False
         self._look_at = 0.0
 
@@ -107,11 +121,31 @@ class MemberTakeOver:
         """Members are on their way here, or Slurm is asked whether some may come."""
         return bool(self._decided) or self._jobs.is_asking
 
-    def list_sisters(self) -> list[Path]:
+    def find_elsewhere(self, number: int) -> tuple[Path, int] | None:
+        """Where a member is that has left this pack: in which other one, and its number there."""
+        if is_guest(number):
+            # One that has come moves no more.
+            return None
+        for path in self._list_sisters():
+            if is_there(path / "members" / inbox.format_number(number)):
+                return path, number
+        for name in self._state.list_takers(self._shown_id):
+            path = self._state.pack_path(name)
+            there = find_guest(path, MemberId(self._shown_id, number))
+            if there is not None:
+                return path, there
+        return None
+
+    def _list_sisters(self) -> list[Path]:
         """The other packs of the submission that are there."""
         ids = self._state.list_sisters(self._record)
         paths = (self._state.pack_path(each) for each in ids if each != self._record.pack_id)
         return [path for path in paths if path.is_dir()]
+
+    def _list_sources(self) -> list[Path]:
+        """The packs that members may be on their way from to this one."""
+        ids = self._state.list_sources(self._record.pack_id)
+        return [*self._list_sisters(), *map(self._state.pack_path, ids)]
 
     def work(self, *, at_once: bool = False) -> None:
         """Fetch what was decided, and take over what fits.
@@ -144,35 +178,39 @@ class MemberTakeOver:
         """Once: what an earlier attempt has decided, wherever it was interrupted."""
         if self._has_looked_back:
             return
-        for source in self.list_sisters():
-            for number, taker in take_over.list_leaving(str(source)).items():
-                if taker == self._pack.name:
-                    self._decided[number] = source
-        for number in take_over.list_arrived(str(self._pack)):
-            self._decided[number] = self._find_home(number)
+        for source in self._list_sources():
+            for number, taking in take_over.list_leaving(str(source)).items():
+                if taking.taker == self._pack.name:
+                    self._decided[source, number] = taking.number
+        for there in take_over.list_arrived(str(self._pack)):
+            self._decided[self._find_home(there)] = there
         self._intake.adopt_taken()
         self._has_looked_back = True
 
-    def _find_home(self, number: int) -> Path:
-        for source in self.list_sisters():
+    def _find_home(self, there: int) -> tuple[Path, int]:
+        """The pack that a member here was planned for, and its number there."""
+        home = read_home(self._pack, there)
+        if home is not None:
+            return self._state.pack_path(home.pack_id), home.number
+        for source in self._list_sisters():
             record = self._state.read_pack(source.name)
-            if record is not None and number in record.members:
-                return source
-        return self._pack
+            if record is not None and there in record.members:
+                return source, there
+        return self._pack, there
 
     def _fetch(self) -> None:
-        for number, source in list(self._decided.items()):
-            if not take_over.move(str(source), str(self._pack), number):
+        for (source, number), there in list(self._decided.items()):
+            if not take_over.move(str(source), str(self._pack), number, there):
                 # It was cancelled, or given back.
                 if not is_there(source / "members" / inbox.format_number(number)):
-                    del self._decided[number]
+                    del self._decided[source, number]
                 continue
             if source != self._pack and source.is_dir():
-                hand_on_requests(source, self._pack, number)
-            if take_over.accept(str(self._pack), number):
-                self._intake.adopt(number)
-                self._journal.write("took_over", member=number, source=source.name)
-            del self._decided[number]
+                hand_on_requests(source, number, self._pack, there)
+            if take_over.accept(str(self._pack), there):
+                self._intake.adopt(there)
+                self._journal.write("took_over", member=there, source=source.name)
+            del self._decided[source, number]
 
     def _forget_gone(self) -> None:
         """Forget members of this pack that wait in another one by now."""
@@ -194,12 +232,14 @@ class MemberTakeOver:
         return 0 if self._waiting.list_next() else min(free, self._find_room())
 
     def _take(self, room: int) -> None:
-        sisters = [
-            sister
-            for path in self.list_sisters()
-            if (sister := read_sister(self._state, path, self._record)) is not None
+        found = [read_sister(self._state, path, self._record) for path in self._list_sisters()]
+        found += [
+            read_sister(self._state, path, self._record, job_id)
+            for path, job_id in self._alike.find()
         ]
+        sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
+        is_asking = False
         for sister in sisters:
             if room <= 0:
                 return
@@ -211,9 +251,15 @@ class MemberTakeOver:
                 taken = self._taken.get(sister.name, 0)
                 share = math.ceil((len(waiting) + taken) / takers) - taken
                 most = min(room, share)
-                if waiting and not self._jobs.may_take_from(sister):
-                    continue
             elif not sister.gives:
+                continue
+            if sister.guests_of and is_asking:
+                # Those of its own submission go first.
+                return
+            if waiting and not self._jobs.knows(sister):
+                is_asking = True
+                continue
+            if waiting and not self._jobs.may_take_from(sister):
                 continue
             room -= self._take_from(sister, waiting, most)
 
@@ -223,13 +269,16 @@ class MemberTakeOver:
         with self._both_open(sister) as may:
             if not may:
                 return 0
-            fits = self._choose(sister, waiting)
+            fits = self._fitting.choose(sister, waiting)
             for number in fits:
                 if count >= most:
                     break
                 self._check_fence()
-                if take_over.decide(str(sister.path), str(self._pack), number):
-                    self._decided[number] = sister.path
+                there = self._number_here(sister, number)
+                if there is None:
+                    break
+                if take_over.decide(str(sister.path), str(self._pack), number, there):
+                    self._decided[sister.path, number] = there
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._fetch()
@@ -237,6 +286,26 @@ class MemberTakeOver:
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
         return count
+
+    def _number_here(self, sister: SisterPack, number: int) -> int | None:
+        """The number that a member will have here; None where there is none left."""
+        if not sister.guests_of:
+            return number
+        there = choose_guest_number(self._attempt, self._guests)
+        if there is not None:
+            self._guests += 1
+            # Before it goes: whoever looks for it is to find it, wherever it is.
+            self._state.note_taker(sister.name, sister.guests_of, self._pack.name)
+            home = HomeRecord(
+                job=sister.guests_of,
+                number=number,
+                pack_id=sister.name,
+                created_at=sister.record.created_at,
+                submit_directory=sister.record.submit_directory,
+                submit_host=sister.record.submit_host,
+            )
+            write_home(sister.path, number, home)
+        return there
 
     def _may_be_empty(self, sister: SisterPack) -> bool:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
@@ -260,50 +329,3 @@ class MemberTakeOver:
                 and not is_being_cancelled(sister.path)
                 and not is_being_cancelled(self._pack)
             )
-
-    def _choose(self, sister: SisterPack, waiting: list[int]) -> Iterator[int]:
-        """Those of them that could start here now, each counted into what is left."""
-        free = sorted(place.wanted for place in self._members.places if place.occupant is None)
-        left_mb = self._find_host_memory_left_mb()
-        asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
-        for number in waiting:
-            if number in asked_for or number in self._members.by_number:
-                continue
-            try:
-                spec = read_spec(sister.path, number)
-                record = read_state(sister.path, number, sister.attempt)
-                is_kept = is_held(sister.path, number) or bool(read_moved(sister.path, number))
-            except StateError:
-                # It is told of where it is taken in.
-                continue
-            needed_mb = spec.plan.host_memory_mb
-            place = next((wanted for wanted in free if wanted >= spec.plan.cpus), None)
-            if (
-                place is None
-                or is_kept
-                or spec.job.depends
-                or (record is not None and (record.starts or record.is_final))
-                or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
-                or not self._has_time(spec.job.time_limit_s)
-                or is_cancel_asked([sister.path], number)
-            ):
-                continue
-            free.remove(place)
-            if left_mb is not None and needed_mb is not None:
-                left_mb -= needed_mb
-            yield number
-
-    def _has_time(self, wanted_s: int | None) -> bool:
-        left_s = self._time_left.left_s
-        if left_s is None:
-            return True
-        return wanted_s is not None and wanted_s + END_MARGIN_S <= left_s
-
-    def _find_host_memory_left_mb(self) -> int | None:
-        """What members that have not ended leave; None where the pack asked for no amount."""
-        assert self._record.request is not None
-        total_mb = self._record.request.host_memory_mb
-        if total_mb is None:
-            return None
-        members = self._members.by_number.values()
-        return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)

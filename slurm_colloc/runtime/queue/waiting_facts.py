@@ -6,7 +6,6 @@ import dataclasses
 import time
 from pathlib import Path
 
-from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.why_not_now import (
     RunningMember,
     StartFacts,
@@ -39,7 +38,7 @@ class WaitingFacts:
 
     def name(self, member: Member) -> str:
         """`4711/3`."""
-        return str(MemberId(self._shown_id, member.number))
+        return str(member.name(self._shown_id))
 
     def gather_pack(self) -> StartFacts:
         """What holds for each of them."""

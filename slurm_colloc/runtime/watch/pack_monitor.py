@@ -26,6 +26,7 @@ from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
+from slurm_colloc.store.pack.tracker_runs import keep_tracker_runs
 
 START_AFTER_S = 3.0
 """After the first member; what is over before has nothing to show but its accounting."""
@@ -248,15 +249,24 @@ class PackMonitor:
             process.kill()
             self._journal.write("monitor_killed")
         if self._root:
+            with contextlib.suppress(OSError, StateError):
+                keep_tracker_runs(self._root, self._pack)
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = ""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def begin_summary(self) -> None:
-        """Have the summary of a pack made that was watched."""
+    def begin_summary(self, *, wants_mail: bool = False) -> None:
+        """Have the summary of a pack made that was watched.
+
+        Args:
+            wants_mail: A mail waits for a table of members, also where nothing was watched.
+        """
         if self._starts == 0:
+            if wants_mail:
+                words = ("report", "--write-mail", str(self._pack))
+                self._summary = self._start("summary.log", "slurm_colloc", *words)
             return
         with contextlib.suppress(StateError):
             # First: who sees that all members have ended waits for it.

@@ -66,6 +66,7 @@ class Retries:
         apart: It does not run under MPS any more: there, a fault would hit its neighbours.
         places: How many places it takes, so that it has more of the GPU's memory.
         suspected: A fault has hit it that may have been its own.
+        failures: How often it was restarted because it failed by itself (`--retries`).
     """
 
     faults: int = 0
@@ -73,6 +74,7 @@ class Retries:
     apart: bool = False
     places: int = 1
     suspected: bool = False
+    failures: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +174,24 @@ def read_state(
         if (record := read_record(path, StateRecord)) is not None:
             return record
     return None
+
+
+PUT_ASIDE = "env.again"
+"""The environment of a member that may be tried again (`csub retry`)."""
+
+DONE_WITH = frozenset({MemberState.COMPLETED, MemberState.CANCELLED})
+"""The ends after which a member is not tried again as it was."""
+
+
+def put_environment_aside(pack: Path | str, number: int) -> None:
+    """Keep a member's captured environment for another try; nothing reads it but that.
+
+    Raises:
+        StateError: It cannot be moved.
+    """
+    path = f"{pack}/members/{format_number(number)}/env"
+    with explain_os_errors("rename", path), contextlib.suppress(FileNotFoundError):
+        os.rename(path, f"{path.removesuffix('env')}{PUT_ASIDE}")
 
 
 def remove_environment(pack: Path | str, number: int) -> None:

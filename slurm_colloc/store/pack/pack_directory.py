@@ -99,6 +99,15 @@ def read_spec(pack: Path, number: int) -> MemberSpec:
     return spec
 
 
+def read_common_script(pack: Path, record: PackRecord) -> bytes | None:
+    """The script that all members of a pack run; None where they run several, or none is there."""
+    for number in record.members if record.one_script else ():
+        # The first ones may run in another pack by now.
+        with contextlib.suppress(OSError):
+            return (pack / "members" / format_number(number) / "script").read_bytes()
+    return None
+
+
 def read_slurm_job_id(pack: Path) -> str | None:
     """The Slurm job id of a pack, `4711` or `4711_2`; None while it is not known."""
     try:
@@ -234,16 +243,22 @@ def read_moved(pack: Path, number: int) -> str | None:
     return moved.pack_id
 
 
-def write_pack(path: Path, pack: NewPack) -> None:
+def write_pack(path: Path, pack: NewPack, *, outlives_crash: bool = True) -> None:
     """Write a pack's directory with its first members already waiting in the inbox.
 
     Members' files are not waited for one by one until they are on the disk: an array has thousands
     of them. A network file system has them when they are closed; elsewhere a crash of this machine
     within seconds after the submission may cost them.
+
+    Args:
+        path: The directory.
+        pack: The pack.
+        outlives_crash: Its pack.json is waited for.
     """
     for name in ("", "inbox", "members", "control"):
         os.mkdir(path / name if name else path, 0o700)
-    write_json(path / "pack.json", build_pack_mapping(pack.record))
+    record = build_pack_mapping(pack.record)
+    write_json(path / "pack.json", record, outlives_crash=outlives_crash)
     # Slurm would make it with the user's umask.
     os.close(os.open(path / "pack.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     # Tasks of an array share script and environment: written once, linked into each member.

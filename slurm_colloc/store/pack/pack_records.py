@@ -106,18 +106,33 @@ class MemberSpec:
     joined_at: float = 0.0
 
 
+_PLAIN = (str, bool, int, float, tuple)
+
+
 def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
     """The JSON form of pack.json."""
-    return dataclasses.asdict(record)
+    # asdict would copy each of the numbers in it, and a thousand packs have a thousand of them.
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {
+        name: value if isinstance(value, _PLAIN) or value is None else dataclasses.asdict(value)
+        for name, value in values.items()
+    }
+
+
+_USUAL = {
+    "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
+    "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
+    "needs_wall": False,
+    "stays_fast": False,
+}  # fmt: skip
+"""What fields that came later have for most jobs."""
 
 
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
     value = dataclasses.asdict(spec)
-    usual = {"pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None}
-    usual["needs_wall"] = False
-    for name, item in usual.items():
-        if value["job"][name] is item:
+    for name, item in _USUAL.items():
+        if value["job"][name] == item:
             del value["job"][name]
     for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
         if value["plan"][name] is None:

@@ -102,26 +102,30 @@ def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) 
     return requests
 
 
-def is_cancel_asked(packs: Iterable[Path | str], number: int) -> bool:
-    """Whether a runner of one of these packs was asked to cancel a member, and has not done it.
+def is_cancel_asked(places: Iterable[tuple[Path | str, int]]) -> bool:
+    """Whether a runner was asked to cancel a member, and has not done it.
+
+    Args:
+        places: The packs in which the member was or is, with its number in each.
 
     Raises:
         OSError: The requests cannot be listed.
     """
     return any(
         request.action is Action.CANCEL and request.number == number
-        for pack in packs
+        for pack, number in places
         for request in list_requests(pack)
     )
 
 
-def hand_on_requests(source: Path | str, taker: Path | str, number: int) -> None:
+def hand_on_requests(source: Path | str, number: int, taker: Path | str, there: int) -> None:
     """Let what was asked of one pack's runner for a member be asked of another's.
 
     Args:
         source: The pack where the member was.
+        number: The member's number there.
         taker: The pack where it is now.
-        number: The member's number.
+        there: Its number there.
 
     Raises:
         OSError: The requests cannot be listed.
@@ -129,7 +133,7 @@ def hand_on_requests(source: Path | str, taker: Path | str, number: int) -> None
     """
     for request in list_requests(source):
         if request.number == number:
-            write_request(taker, request)
+            write_request(taker, dataclasses.replace(request, number=there))
             forget_request(request.path)
 
 

@@ -32,6 +32,7 @@ from slurm_colloc.submission.jobs.job_options import (
     compute_group,
     compute_shape,
     parse_option,
+    parse_retries,
     read_count,
     read_cpus,
     read_gpus,
@@ -41,6 +42,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_open_mode,
     read_option,
     read_slowdown,
+    stays_fast,
 )
 from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.output_files import refuse_directories
@@ -111,7 +113,7 @@ def collect_call(
         scripts = read_pack_words(line.words, directory)
     else:
         scripts = [read_call_script(line.words, early.text("wrap"), directory)]
-    merged = [_merge(script, line, environ, site) for script in scripts]
+    merged = [merge_for_script(script, line, environ, site) for script in scripts]
     array = None
     if pack:
         for script, options in zip(scripts, merged, strict=True):
@@ -121,17 +123,30 @@ def collect_call(
                     hint=f"csub {script.shown} packs the tasks of the array",
                 )
         candidates = [
-            _build_candidate(script, options, environ, directory, number, pack=True)
+            build_candidate(script, options, environ, directory, number, pack=True)
             for number, (script, options) in enumerate(zip(scripts, merged, strict=True), start=1)
         ]
     else:
         script, options = scripts[0], merged[0]
         text = options.text("array")
         if text is None:
-            candidates = [_build_candidate(script, options, environ, directory, 1, pack=False)]
+            candidates = [build_candidate(script, options, environ, directory, 1, pack=False)]
         else:
             array = parse_option(options, "array", text, parse_array)
             candidates = _build_tasks(script, options, environ, directory, array)
+    return build_call(candidates, *merged, array=array)
+
+
+def build_call(
+    candidates: Sequence[Candidate], *merged: Options, array: ArraySpec | None = None
+) -> Call:
+    """The call of these jobs.
+
+    Args:
+        candidates: The jobs, in the user's order.
+        merged: The options of each job, or of each kind of them; those of the first come first.
+        array: `--array`.
+    """
     return Call(
         candidates=tuple(candidates),
         options=merged[0],
@@ -154,9 +169,14 @@ def list_values(merged: Sequence[Options], name: str) -> tuple[tuple[str, str], 
     return tuple(found.items())
 
 
-def _merge(
+def merge_for_script(
     script: Script, line: ParsedLine, environ: Mapping[str, str], site: SiteOptions
 ) -> Options:
+    """The options that hold for a script: its directives, the environment, the command line.
+
+    Raises:
+        UsageProblem: One is malformed, or csub cannot do it.
+    """
     directives: Sequence[Given] = ()
     if not script.is_wrapped:
         directives = site.parse(
@@ -188,7 +208,7 @@ def _build_tasks(
     array: ArraySpec,
 ) -> list[Candidate]:
     ids = array.task_ids
-    first = _build_candidate(
+    first = build_candidate(
         script,
         options,
         environ,
@@ -211,7 +231,7 @@ def _build_tasks(
     ]
 
 
-def _build_candidate(
+def build_candidate(
     script: Script,
     options: Options,
     environ: Mapping[str, str],
@@ -221,6 +241,20 @@ def _build_candidate(
     pack: bool,
     array_task: ArrayTask | None = None,
 ) -> Candidate:
+    """A job of a script and the options that hold for it.
+
+    Args:
+        script: The script.
+        options: The options.
+        environ: csub's environment.
+        directory: The current directory.
+        number: The job's number within the call.
+        pack: It came with others that may share its GPU.
+        array_task: Its place in `--array`.
+
+    Raises:
+        UsageProblem: An option has a wrong value; the message says where it stands.
+    """
     gpus = read_gpus(options)
     cpus = read_cpus(options, gpus.count)
     gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
@@ -262,6 +296,9 @@ def _build_candidate(
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         profile_like=options.text("profile-like"),
         max_slowdown=read_slowdown(options),
+        stays_fast=stays_fast(options),
+        retries=read_option(options, "retries", parse_retries) or 0,
+        start_together=read_count(options, "start-together") or 0,
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, _capture_environment(options, environ))

@@ -120,7 +120,7 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
     pairs = [
         (given.option.name, given.value or "")
         for given in options.select(Concern.GROUP)
-        if not given.option.own
+        if not given.option.own and not (given.option.name == "priority" and stays_fast(options))
     ]
     pairs += [
         (name, options.text(name) or "") for name in _PASSED_FOR_THE_PACK if options.flag(name)
@@ -131,6 +131,15 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
     if names_singleton(options.text("dependency") or ""):
         pairs.append(("job-name", name))
     return tuple(sorted(pairs))
+
+
+FAST = "fast"
+"""The value of `--priority` that is csub's; sbatch takes a number or TOP."""
+
+
+def stays_fast(options: Options) -> bool:
+    """`--priority=fast`: the job's neighbours on the GPU stand back for it."""
+    return options.text("priority") == FAST
 
 
 def compute_shape(options: Options) -> tuple[tuple[str, str], ...]:
@@ -184,6 +193,20 @@ def parse_count(text: str) -> int:
         raise ValueError("a number of at least 1 is needed")
     if len(text) > _DIGITS_MOST:
         raise ValueError(f"a number of at most {_DIGITS_MOST} digits is needed")
+    return int(text)
+
+
+RETRIES_MOST = 100
+
+
+def parse_retries(text: str) -> int:
+    """How often a job is started again.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or int(text) > RETRIES_MOST:
+        raise ValueError(f"a number from 0 to {RETRIES_MOST} is needed")
     return int(text)
 
 

@@ -16,7 +16,8 @@ SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
 
 COMMANDS = (
-    "submit", "pack", "probe", "check", "queue", "show", "logs", "cancel", "wait", "sandbox",
+    "submit", "pack", "sweep", "batch", "retry", "probe", "check", "queue", "show", "logs",
+    "cancel", "wait", "sandbox", "notebook", "tutorial",
 )  # fmt: skip
 """csub's own words; everything else that comes first is a script or an option."""
 
@@ -61,7 +62,27 @@ def read_call_script(words: Sequence[str], wrap: str | None, directory: str) -> 
             raise UsageProblem("no script was given", hint="csub [options] SCRIPT, see csub --help")
         content = sys.stdin.buffer.read(SCRIPT_LIMIT_BYTES + 1)
         return _checked(Script("standard input", "sbatch", content, ()))
+    _refuse_other_names(words[0], directory)
     return read_script(words[0], tuple(words[1:]), directory)
+
+
+_OTHER_NAMES = {
+    "status": "csub queue", "ls": "csub queue", "jobs": "csub queue", "squeue": "csub queue",
+    "ps": "csub queue", "list": "csub queue", "kill": "csub cancel", "scancel": "csub cancel",
+    "rm": "csub cancel", "delete": "csub cancel", "seff": "csub report", "sstat": "csub top",
+    "sacct": "csub history", "log": "csub logs", "tail": "csub logs --tail 20",
+    "rerun": "csub retry", "resubmit": "csub retry", "info": "csub show",
+    "help": "csub --help",
+}  # fmt: skip
+"""What others call a command of csub's; some are programs in PATH, which no one means to submit."""
+
+
+def _refuse_other_names(shown: str, directory: str) -> None:
+    meant = _OTHER_NAMES.get(shown)
+    if meant is not None and not os.path.exists(os.path.join(directory, shown)):
+        raise UsageProblem(
+            f"csub has no command {shown}", hint=f"{meant} does that; ./{shown} submits a file"
+        )
 
 
 def read_script(shown: str, arguments: tuple[str, ...], directory: str) -> Script:
@@ -111,6 +132,12 @@ def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:
             raise UsageProblem("csub pack: an empty word is no script")
         scripts.append(read_script(parts[0], tuple(parts[1:]), directory))
     return scripts
+
+
+COMMAND_SCRIPT = Script(
+    "--wrap", "wrap", b'#!/bin/sh\n# This script was created by csub.\n\neval "$1"\n', (), True
+)
+"""Runs the command that is its argument. So jobs that differ in the command alone are one kind."""
 
 
 def find_script(shown: str, directory: str) -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.planning.join.same_kind import Asked, find_difference
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.pack_directory import read_common_script
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
@@ -35,6 +35,7 @@ def list_candidates(
         measured: What the job takes of a GPU is known, so that it may share with other scripts.
     """
     waiting: list[tuple[str, SlurmJob]] = []
+    wanted = Asked(candidate.job.group, candidate.job.gpu_type)
     # Their ids tell seconds only.
     for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
         record = pack.record
@@ -43,7 +44,7 @@ def list_candidates(
         job = find_job(record, pack.job_id, jobs)
         if job is None:
             continue
-        if record.group != candidate.job.group or record.gpu_type != candidate.job.gpu_type:
+        if find_difference(wanted, Asked(record.group, record.gpu_type)):
             continue
         path = state.pack_path(pack.pack_id)
         may_share = measured or bool(candidate.job.gpu_memory_mb)
@@ -58,9 +59,4 @@ def list_candidates(
 
 def is_own_kind(path: Path, record: PackRecord, candidate: Candidate) -> bool:
     """Its members run the same script, whatever their arguments."""
-    if not record.one_script:
-        return False
-    script = path / "members" / inbox.format_number(record.members[0]) / "script"
-    with contextlib.suppress(OSError):
-        return script.read_bytes() == candidate.script
-    return False
+    return read_common_script(path, record) == candidate.script

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import Interrupted, SlurmError, StateError
 from slurm_colloc.model.member import MemberId
-from slurm_colloc.model.plan import MemberPlan, PackPlan, Policy
+from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -26,6 +26,7 @@ from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.file_locks import Lock, hold_lock
 from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_home import find_next_number, name_member
 from slurm_colloc.store.pack.member_states import read_attempt, remove_environment
 from slurm_colloc.store.pack.pack_directory import (
     NewMember,
@@ -159,7 +160,7 @@ class _Join:
             return str(problem)
         if isinstance(chosen, str):
             return chosen
-        number = max(list_claimed(self._path), default=0) + 1
+        number = find_next_number([*list_claimed(self._path), *chosen.record.members])
         return self._describe(chosen, chosen.record, number)
 
     def run(self, held: HeldInterrupts, lock: Lock) -> Joined | str:
@@ -171,7 +172,7 @@ class _Join:
         if held.came():
             raise Interrupted("interrupted; nothing was submitted")
         # What a full disk can prevent comes before Slurm is asked.
-        number = self._write_joiner(chosen.own_plan)
+        number = self._write_joiner(chosen)
         entered = None
         try:
             entered = self._enter(chosen, number, lock)
@@ -199,7 +200,7 @@ class _Join:
         return Joined(
             member=MemberId(base, number),
             record=record,
-            partners=tuple(MemberId(base, member.number) for member in chosen.present),
+            partners=tuple(name_member(self._path, base, p.number) for p in chosen.present),
             is_running=self._prospect.is_running,
             places=chosen.places,
             reason=chosen.reason,
@@ -222,16 +223,17 @@ class _Join:
         write_record(self._path, record)
         return record
 
-    def _write_joiner(self, plan: MemberPlan) -> int:
+    def _write_joiner(self, chosen: Chosen) -> int:
         """Claim a number and write the job's files, ready to enter; the number."""
-        number = max(list_claimed(self._path), default=0) + 1
+        # One whose member another pack has taken over is not given again.
+        number = find_next_number([*list_claimed(self._path), *chosen.record.members])
         while not inbox.claim_number(str(self._path), number):
             number += 1
         umask = os.umask(0o077)
         os.umask(umask)
         spec = MemberSpec(
             job=dataclasses.replace(self._candidate.job, number=number),
-            plan=plan,
+            plan=chosen.own_plan,
             umask=umask,
             joined=make_submission_id(),
             joined_at=time.time(),

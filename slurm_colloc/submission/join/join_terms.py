@@ -12,22 +12,19 @@ from slurm_colloc.model.degree.degree_reasons import say_no_more
 from slurm_colloc.model.degree.describe_curve import describe_measured
 from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import (
-    compute_contradiction,
-    merge_policies,
-    plan_pending_join,
-    settle_bound,
-)
+from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
+from slurm_colloc.planning.join.same_kind import compute_contradiction
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_home import find_next_number, name_member
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.pack_directory import list_claimed, list_members, read_ended, read_spec
@@ -141,9 +138,9 @@ class Prospect:
         present: Sequence[Present],
         gpu: PackGpu,
     ) -> PackPlan | MemberPlan | str:
-        other = self._find_shared_file(present)
+        other = self._find_shared_file(record, present)
         if other is not None:
-            return f"its output would be that of {self._job.job_id}/{other}"
+            return f"its output would be that of {other}"
         if self.is_running:
             return self._plan_running(record, policy, present, gpu)
         if self._job.reason.startswith("JobHeld"):
@@ -194,19 +191,20 @@ class Prospect:
         """Why a running pack, by what was measured of it, has no room; empty where it has."""
         return explain_no_room(read_degree(self._path, read_attempt(self._path)), present)
 
-    def _find_shared_file(self, present: Sequence[Present]) -> int | None:
+    def _find_shared_file(self, record: PackRecord, present: Sequence[Present]) -> MemberId | None:
         """The member in whose file the job would write, by whatever patterns they were given."""
         if self._candidate.job.output is None and self._candidate.job.error is None:
             return None
-        number = max(list_claimed(self._path), default=0) + 1
+        number = find_next_number([*list_claimed(self._path), *record.members])
         job = dataclasses.replace(self._candidate.job, number=number)
         files = list_output_files(job, alone=False, job_id=self._job.job_id)
         for member in present:
+            name = name_member(self._path, self._job.job_id, member.number)
             theirs = list_output_files(
-                member.spec.job, alone=member.spec.names_alone, job_id=self._job.job_id
+                member.spec.job, alone=member.spec.names_alone, job_id=name.job
             )
             if files & theirs:
-                return member.number
+                return name
         return None
 
     def _compute_reason(self, record: PackRecord, present: Sequence[Present], gpu: PackGpu) -> str:

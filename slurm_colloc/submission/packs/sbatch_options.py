@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job
@@ -22,19 +20,6 @@ GROWABLE = frozenset(
 )  # fmt: skip
 """Options of a lone job that `scontrol update` can overrule, or that its runner can do itself,
 once another job has joined it."""
-
-
-_WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
-
-
-def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
-    """Why options that look the same mean something else to another call; empty where none does."""
-    for name, value in group:
-        if name in ("begin", "deadline") and not _WITH_A_DATE.fullmatch(value):
-            return f"its --{name}={value} means another moment for another job"
-        if name == "dependency" and "singleton" in value:
-            return "it came with --dependency=singleton"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.end_causes import RESUBMISSIONS
-from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.member import MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
@@ -21,8 +21,10 @@ from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import take_over
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import cancel_left, is_held
+from slurm_colloc.store.pack.member_home import group_by_home, name_member, read_home
 from slurm_colloc.store.pack.member_states import (
     begin_attempt,
+    put_environment_aside,
     read_attempt,
     read_state,
     remove_environment,
@@ -99,33 +101,41 @@ class Ending:
             is_moving = self._is_moving()
             is_leaving = not self._finish_take_overs()
             never = [] if self._record.carried else list_never_started(self._path)
-            held = [] if self._last is SlurmJobState.CANCELLED else list_held(self._path)
+            held = list_held(self._path)
             never = [number for number in never if number not in held]
+            if self._last is SlurmJobState.CANCELLED:
+                held = []
             never = self._cancel_asked(never)
-            notes, is_done = self._submit_again(never) if never else ([], True)
+            notes: list[str] = []
+            is_done = True
+            for job_id, numbers in group_by_home(self._path, never):
+                said, is_settled = self._submit_again(numbers, job_id or self._own_id)
+                notes += said
+                is_done = is_done and is_settled
             # Who is held outlives the pack, with what is needed to submit it once released.
             if is_done and not held and not is_moving and not is_leaving:
                 close_books(self._state, self._record, self._last)
             return notes
 
     def _finish_take_overs(self) -> bool:
-        """Move on what packs of this submission have taken over from each other, up to this one.
+        """Move on what packs have taken over from each other, up to this one.
 
         Returns:
             Whether no member of this pack is on its way to another one any more.
         """
         own, path = self._record.pack_id, str(self._path)
-        for other in self._list_others():
+        sources = self._state.list_sources(own)
+        for other in (*self._list_sisters(), *map(self._state.pack_path, sources)):
             with contextlib.suppress(OSError):
-                for number, taker in take_over.list_leaving(str(other)).items():
-                    if taker == own:
-                        take_over.move(str(other), path, number)
-        for number, taker in take_over.list_leaving(path).items():
+                for number, taking in take_over.list_leaving(str(other)).items():
+                    if taking.taker == own:
+                        take_over.move(str(other), path, number, taking.number)
+        for number, (taker, there) in take_over.list_leaving(path).items():
             target = self._state.pack_path(taker)
             if take_over.give_back(path, number, str(target)):
                 continue
             with hold_lock(target / "lock", 0) as locked:
-                if locked and take_over.move(path, str(target), number):
+                if locked and take_over.move(path, str(target), number, there):
                     # Its books may be closed; the next look sees what has come.
                     write_atomic(self._state.open / taker, b"")
         return not take_over.list_leaving(path)
@@ -133,15 +143,22 @@ class Ending:
     def _cancel_asked(self, never: Sequence[int]) -> list[int]:
         """Those that nobody wanted cancelled; for the others no runner came to do it."""
         found = []
-        packs = (self._path, *self._list_others())
         for number in never:
-            if is_cancel_asked([path for path in packs if path.is_dir()], number):
+            places = [(self._path, number), *self._list_earlier_places(number)]
+            if is_cancel_asked((path, each) for path, each in places if path.is_dir()):
                 cancel_left(self._path, number)
             else:
                 found.append(number)
         return found
 
-    def _list_others(self) -> list[Path]:
+    def _list_earlier_places(self, number: int) -> list[tuple[Path, int]]:
+        """The packs in which a member of this one may have been before, with its number there."""
+        home = read_home(self._path, number)
+        if home is not None:
+            return [(self._state.pack_path(home.pack_id), home.number)]
+        return [(path, number) for path in self._list_sisters()]
+
+    def _list_sisters(self) -> list[Path]:
         """The other packs of the submission."""
         ids = self._state.list_sisters(self._record)
         return [self._state.pack_path(each) for each in ids if each != self._record.pack_id]
@@ -166,10 +183,19 @@ class Ending:
             for pack_id in moved
         )
 
-    def _submit_again(self, never: Sequence[int]) -> tuple[list[str], bool]:
-        """What to tell, and whether it is settled; what Slurm did not answer is tried again."""
-        base = self._job_id.partition("_")[0]
-        names = f"{base}/{format_task_ids(tuple(never))}"
+    @property
+    def _own_id(self) -> str:
+        return self._job_id.partition("_")[0]
+
+    def _submit_again(self, never: Sequence[int], base: str) -> tuple[list[str], bool]:
+        """What to tell, and whether it is settled; what Slurm did not answer is tried again.
+
+        Args:
+            never: Members of one submission that never started.
+            base: Its id.
+        """
+        known = [name_member(self._path, base, number).number for number in never]
+        names = f"{base}/{format_task_ids(tuple(sorted(known)))}"
         ended = (
             f"{format_members(len(never))} never started ({names}; the pack: {self._last.value})"
         )
@@ -194,7 +220,8 @@ class Ending:
     def _find_obstacle(self, never: Sequence[int]) -> str | None:
         """Why they are not submitted again; '' if they are, None if that is not expected."""
         if self._last is SlurmJobState.CANCELLED:
-            return None
+            # Who cancelled this Slurm job did not mean members of another submission.
+            return self._find_reason_in_options(never) if all(map(is_guest, never)) else None
         if self._last is SlurmJobState.COMPLETED:
             # What came by itself after its runner had ended was never refused.
             if all(take_over.find_taker(str(self._path), number) for number in never):
@@ -269,5 +296,8 @@ def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:
     if last in OVER:
         # Its runner may have had no time for it.
         for number in list_members(path):
-            remove_environment(path, number)
+            is_cancelled = os.path.lexists(path / "members" / format_number(number) / "cancelled")
+            is_unwanted = is_cancelled or last is SlurmJobState.CANCELLED
+            put_away = remove_environment if is_unwanted else put_environment_aside
+            put_away(path, number)
     state.forget_open(record.pack_id)

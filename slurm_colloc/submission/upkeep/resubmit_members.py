@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from slurm_colloc.errors import NotFound
 from slurm_colloc.model.plan import PackPlan, name_seat
@@ -18,17 +17,14 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.atomic_files import explain_os_errors
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.pack_directory import parse_environment_block, read_spec, write_moved
+from slurm_colloc.store.pack.member_home import read_home
+from slurm_colloc.store.pack.pack_directory import read_spec, write_moved
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack_reading import build_pack_id
-from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.jobs.stored_jobs import SERVED, read_stored_job
 from slurm_colloc.submission.packs.call_batches import group_into_batches
 from slurm_colloc.submission.packs.submit_batch import submit_batch
 from slurm_colloc.submission.plan.planned_pack import add_candidates
-
-_SERVED = frozenset({"begin", "dependency", "hold"})
 
 
 def resubmit(
@@ -42,14 +38,15 @@ def resubmit(
 ) -> str:
     """Submit never started members of an ended pack again, as one new pack; its Slurm job id.
 
-    They keep their numbers: 4711/3 becomes 4720/3. The caller holds the pack's lock.
+    They keep the numbers that their submission gave them: 4711/3 becomes 4720/3. So they are of
+    one submission. The caller holds the pack's lock.
 
     Args:
         state: The state directory.
         slurm: Slurm.
         settings: The settings.
         pack_id: The pack that is over.
-        numbers: Which of its members, at least one.
+        numbers: Which of its members, at least one, by their numbers in it.
         counts: Count it against the number of times that the sweep may do it by itself.
 
     Raises:
@@ -61,7 +58,10 @@ def resubmit(
         raise NotFound(f"there is no pack {pack_id} in {state.root}")
     path = state.pack_path(pack_id)
     specs = [read_spec(path, number) for number in numbers]
-    candidates = [_read_candidate(path, spec) for spec in specs]
+    candidates = [
+        read_stored_job(path, number, spec) for number, spec in zip(numbers, specs, strict=True)
+    ]
+    submitted_in = read_home(path, numbers[0]) or record
     packs = add_candidates([_plan_again(record, specs)], candidates)
     # A task alone has an index that Slurm took before.
     (batch,) = group_into_batches(packs, None, LARGEST_TASK_ID + 1)
@@ -78,24 +78,12 @@ def resubmit(
             settings=settings,
             state=state,
             slurm=slurm,
-            directory=record.submit_directory,
+            directory=submitted_in.submit_directory,
             held=HeldInterrupts(),
             policy=record.policy,
             resubmissions=record.resubmissions + (1 if counts else 0),
         )
     return submitted.job_id
-
-
-def _read_candidate(path: Path, spec: MemberSpec) -> Candidate:
-    folder = path / "members" / format_number(spec.job.number)
-    with explain_os_errors("read", folder):
-        block = parse_environment_block((folder / "env").read_bytes())
-        script = (folder / "script").read_bytes()
-    environment = {
-        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-        for name, value in block.items()
-    }
-    return Candidate(spec.job, script, environment)
 
 
 def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
@@ -108,7 +96,7 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         mode=record.mode,
         request=record.request,
         # It had its release and its turn: what it waited for then is no more to wait for.
-        group=tuple(pair for pair in record.group if pair[0] not in _SERVED),
+        group=tuple(pair for pair in record.group if pair[0] not in SERVED),
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
         layout=tuple(name_seat(word, number) for number, word in enumerate(record.layout)),

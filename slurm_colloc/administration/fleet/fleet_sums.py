@@ -1,0 +1,154 @@
+"""Sums of the site's packs by day, account and partition, and GPUs that are slower; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm_colloc.administration.fleet.fleet_days import FleetPack
+
+
+@dataclass
+class FleetRow:
+    """Sums of packs; what is not known of a pack is left out of that sum.
+
+    Attributes:
+        day: On which they ended; empty for all days.
+        account: Their account.
+        partition: Their partition.
+        packs: How many.
+        members: Members that ran.
+        failed: Members that failed.
+        gpu_s: GPU time.
+        saved_s: GPU time that sharing saved.
+        wasted_s: GPU time of members that failed.
+        energy_j: Of their GPUs.
+        saved_kwh: Energy that sharing saved.
+        slowdowns: Slowdowns, each times its members.
+        slowdowns_of: Members of packs of which it is known.
+        busy_s: GPU time times the activity of SMs.
+        busy_of_s: GPU time of which that is known.
+    """
+
+    day: str
+    account: str
+    partition: str
+    packs: int = 0
+    members: int = 0
+    failed: int = 0
+    gpu_s: float = 0.0
+    saved_s: float = 0.0
+    wasted_s: float = 0.0
+    energy_j: float = 0.0
+    saved_kwh: float = 0.0
+    slowdowns: float = 0.0
+    slowdowns_of: int = 0
+    busy_s: float = 0.0
+    busy_of_s: float = 0.0
+
+    def add(self, pack: FleetPack) -> None:
+        """Add a pack."""
+        record = pack.record
+        self.packs += 1
+        self.members += record.members
+        self.failed += record.failed
+        self.gpu_s += record.gpu_s
+        self.wasted_s += record.gpu_s * record.wasted_share
+        self.saved_s += record.saved_s or 0.0
+        self.energy_j += record.energy_j or 0.0
+        self.saved_kwh += record.saved_kwh or 0.0
+        if record.slowdown is not None:
+            self.slowdowns += record.slowdown * record.members
+            self.slowdowns_of += record.members
+        if record.sm_active is not None:
+            self.busy_s += record.gpu_s * record.sm_active
+            self.busy_of_s += record.gpu_s
+
+    @property
+    def slowdown(self) -> float | None:
+        """Mean over members of packs of which it is known."""
+        return self.slowdowns / self.slowdowns_of if self.slowdowns_of else None
+
+    @property
+    def sm_active(self) -> float | None:
+        """Mean over the GPU time of which it is known."""
+        return self.busy_s / self.busy_of_s if self.busy_of_s > 0 else None
+
+
+def sum_fleet(packs: Iterable[FleetPack], *, by_day: bool = True) -> list[FleetRow]:
+    """A row for each day, account and partition; or, without days, for account and partition."""
+    rows: dict[tuple[str, str, str], FleetRow] = {}
+    for pack in packs:
+        key = (pack.day if by_day else "", pack.account, pack.partition)
+        rows.setdefault(key, FleetRow(*key)).add(pack)
+    return [rows[key] for key in sorted(rows)]
+
+
+SLOW = 0.9
+"""A GPU below it is slow: such of one model differ by some percent."""
+JOBS_LEAST = 3
+USERS_LEAST = 2
+
+
+@dataclass(frozen=True)
+class GpuPace:
+    """How fast a GPU is against others of its model, by jobs that ran alone on several.
+
+    Attributes:
+        uuid: The GPU.
+        node: Where it was seen last.
+        model: Its model.
+        rate: Median over jobs of its rate over the median of that job on all GPUs of the model.
+        jobs: How many jobs tell.
+        users: Of how many users.
+    """
+
+    uuid: str
+    node: str
+    model: str
+    rate: float
+    jobs: int
+    users: int
+
+    @property
+    def is_slow(self) -> bool:
+        """It is slow, and neither one job nor one user alone says so."""
+        return self.rate < SLOW and self.jobs >= JOBS_LEAST and self.users >= USERS_LEAST
+
+
+def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
+    """GPUs by their pace, the slowest first.
+
+    A job counts where it was measured alone on at least two GPUs of one model. No user can make a
+    GPU look slow alone: see `GpuPace.is_slow`.
+    """
+    rates: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    owners: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    nodes: dict[str, tuple[float, str]] = {}
+    for pack in packs:
+        record = pack.record
+        if record.gpu_uuid is None or record.gpu_model is None:
+            continue
+        seen = (record.ended_at, record.node)
+        nodes[record.gpu_uuid] = max(nodes.get(record.gpu_uuid, seen), seen)
+        for signature, rate in record.rates:
+            rates[record.gpu_model, signature][record.gpu_uuid].append(rate)
+            owners[record.gpu_model, signature, record.gpu_uuid].add(pack.user)
+    paces: dict[tuple[str, str], list[float]] = defaultdict(list)
+    users: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (model, signature), by_gpu in rates.items():
+        if len(by_gpu) < 2:
+            continue
+        medians = {uuid: statistics.median(found) for uuid, found in by_gpu.items()}
+        usual = statistics.median(medians.values())
+        for uuid, own in medians.items():
+            paces[model, uuid].append(own / usual)
+            users[model, uuid] |= owners[model, signature, uuid]
+    found = [
+        GpuPace(uuid, nodes[uuid][1], model, statistics.median(values), len(values),
+                len(users[model, uuid]))
+        for (model, uuid), values in paces.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda pace: (pace.rate, pace.uuid))

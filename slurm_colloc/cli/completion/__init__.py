@@ -1,0 +1,1 @@
+"""Shell completion: what may follow, and the scripts for bash, zsh and fish that ask for it."""

@@ -1,0 +1,183 @@
+"""`csub logs`: what members have written, one after the other or as it comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_colloc.cli.selection import Choice
+from slurm_colloc.cli.session import Session, freeze, note, say
+from slurm_colloc.errors import NotFound
+from slurm_colloc.model.parameters import format_parameters
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.report.show_view import find_log_paths, read_from
+
+POLL_S = 0.3
+STATE_POLL_S = 2.0
+_BLOCK_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """How output is to be printed.
+
+    Attributes:
+        follow: Go on until the members have ended.
+        error: The file of --error instead.
+        tail: The last lines alone; None for all.
+        prefix: Each line behind its member's name.
+    """
+
+    follow: bool = False
+    error: bool = False
+    tail: int | None = None
+    prefix: bool = False
+
+
+def print_logs(session: Session, choice: Choice, request: LogRequest) -> int:
+    """Print the output of members, one after the other; with `follow` until they have ended.
+
+    A member that is submitted again in another pack is followed there.
+
+    Raises:
+        NotFound: There is no such member, or a single one has no output yet.
+    """
+    found = session.survey(choice)
+    chosen = [(view, member) for view, members in found for member in members]
+    printer = LogPrinter(request, is_one=len(chosen) < 2)
+    asked_at = time.monotonic()
+    while True:
+        for view, member in chosen:
+            printer.print_new(view, member)
+        sys.stdout.flush()
+        if not request.follow:
+            printer.end_lines()
+            _tell_missing(chosen, printer.offsets, error=request.error)
+            return 0
+        if all(member.is_final for _, member in chosen):
+            printer.end_lines()
+            return 0
+        time.sleep(POLL_S)
+        if time.monotonic() - asked_at >= STATE_POLL_S:
+            asked_at = time.monotonic()
+            found = session.survey(freeze(found))
+            chosen = [(view, member) for view, members in found for member in members]
+
+
+class LogPrinter:
+    """Prints what is new in members' files.
+
+    Args:
+        request: How.
+        is_one: There is one member, whose name goes without saying.
+
+    Attributes:
+        offsets: How far each member's file was printed, by its name.
+    """
+
+    def __init__(self, request: LogRequest, *, is_one: bool) -> None:
+        self._request = request
+        self._is_one = is_one
+        self._shown = ""
+        self._begun: dict[str, bytes] = {}
+        self.offsets: dict[str, int] = {}
+
+    def print_new(self, view: PackView, member: MemberView) -> None:
+        """Print what a member has written since the last look."""
+        name = str(member.member)
+        path = find_path(view, member, error=self._request.error)
+        if name not in self.offsets:
+            self.offsets[name] = find_tail(path, self._request.tail)
+        for chunk in read_from(path, self.offsets[name]):
+            if self._request.prefix:
+                self._print_lines(name, chunk)
+            else:
+                self._print_head(member, path)
+                sys.stdout.buffer.write(chunk)
+            self.offsets[name] += len(chunk)
+
+    def _print_head(self, member: MemberView, path: str) -> None:
+        name = str(member.member)
+        if self._is_one or self._shown == name:
+            return
+        gap = chr(10) if self._shown else ""
+        told = " ".join(filter(None, (name, format_parameters(member.parameters), path)))
+        say(f"{gap}==> {escape_controls(told)} <==")
+        sys.stdout.flush()
+        self._shown = name
+
+    def _print_lines(self, name: str, chunk: bytes) -> None:
+        lines = (self._begun.pop(name, b"") + chunk).split(b"\n")
+        # The last one has no end yet.
+        if lines[-1]:
+            self._begun[name] = lines[-1]
+        sys.stdout.flush()
+        for line in lines[:-1]:
+            sys.stdout.buffer.write(f"{name} | ".encode() + line + b"\n")
+
+    def end_lines(self) -> None:
+        """Print lines that will not go on."""
+        for name, line in self._begun.items():
+            sys.stdout.buffer.write(f"{name} | ".encode() + line + b"\n")
+        self._begun.clear()
+        sys.stdout.flush()
+
+
+def find_tail(path: str, lines: int | None) -> int:
+    """Where the last lines of a file begin; 0 for all of it, and where it cannot be read."""
+    if lines is None:
+        return 0
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return 0
+    try:
+        position = size = os.fstat(descriptor).st_size
+        # The line feed at the very end ends the last line, and begins none.
+        wanted, end = lines, size - 1
+        while position > 0:
+            start = max(0, position - _BLOCK_BYTES)
+            block = os.pread(descriptor, position - start, start)
+            at = len(block)
+            while (at := block.rfind(b"\n", 0, at)) >= 0:
+                if start + at == end:
+                    continue
+                wanted -= 1
+                if wanted == 0:
+                    return start + at + 1
+            position = start
+        return size if lines == 0 else 0
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+
+
+def find_path(view: PackView, member: MemberView, *, error: bool) -> str:
+    """The file that a member writes."""
+    out, err = find_log_paths(view, member)
+    return err if error and err is not None else out
+
+
+def _tell_missing(
+    chosen: Sequence[tuple[PackView, MemberView]], offsets: dict[str, int], *, error: bool
+) -> None:
+    for view, member in chosen:
+        has_run = member.record is not None and member.record.started_at is not None
+        path = find_path(view, member, error=error)
+        if offsets[str(member.member)] or (has_run and Path(path).exists()):
+            continue
+        text = f"{member.member} is {member.state.value}: no output in {path}"
+        if member.is_final:
+            why = f" ({member.reason})" if member.reason else ""
+            text, hint = f"{text}{why}", f"csub why {member.member} says more"
+        else:
+            text, hint = f"{text} yet", "csub logs -f waits for it"
+        if len(chosen) == 1:
+            raise NotFound(text, hint=hint)
+        note(text)

@@ -1,0 +1,163 @@
+"""Where a call goes: into a pack that has room, or to Slurm as a submission of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurm_colloc.cli.session import Session, note
+from slurm_colloc.cli.submit.join_first import choose_other_packs, find_room
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.learned.due_summaries import FOLDER
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.submit import submit_call
+
+if TYPE_CHECKING:
+    from slurm_colloc.submission.join.join_pack import Joined
+    from slurm_colloc.submission.plan.plan_call import CallPlan
+
+    Tell = Callable[[CallPlan, Sequence[Submitted], Sequence[str]], None]
+
+JOIN_WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class PlacedCall:
+    """What became of a call.
+
+    Attributes:
+        submitted: Its Slurm jobs; none where its only job has joined a pack.
+        joined: The pack that it has joined, or None.
+    """
+
+    submitted: Sequence[Submitted] = ()
+    joined: Joined | None = None
+
+
+def prepare_call(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> tuple[Call, Policy]:
+    """A call with members that it waits for found, and jobs that harmed others set apart.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer.
+
+    Returns:
+        The call, and its policy, which holds for all that becomes of it.
+    """
+    if any(dict(c.job.group).get("dependency") for c in call.candidates):
+        from slurm_colloc.cli.submit.depend_on_members import resolve_members
+
+        call = resolve_members(session, call, local=local)
+    # What packs that have ended show of these jobs counts in the plan.
+    if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
+        from slurm_colloc.cli.await_summaries import prepare_summaries
+
+        prepare_summaries(session.state, session.settings)
+    join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
+    policy = dataclasses.replace(choose_policy(call, session.settings), join=join)
+    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
+    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
+        from slurm_colloc.submission.plan.known_jobs import bar_culprits
+
+        if policy.mode is SharingMode.MPS:
+            call, barred = bar_culprits(call, session.state.root)
+            # Where they may have walls the plan says what becomes of them.
+            for text in () if policy.may_cut else barred:
+                note(text)
+    return call, policy
+
+
+def place_call(
+    call: Call, policy: Policy, session: Session, directory: str, *, joins: str, tell: Tell
+) -> PlacedCall:
+    """Join a pack that has room, or submit the call.
+
+    Args:
+        call: The call, prepared.
+        policy: How far sharing may go.
+        session: The session.
+        directory: The submission directory.
+        joins: Which packs it may join, see `choose_packs_to_join`.
+        tell: Is told what was submitted, and why it did not join the packs that were there. An
+            interrupt waits for that.
+
+    Raises:
+        CollocError: Nothing was submitted, or what was is named in the message.
+    """
+    if call.options.flag("snapshot"):
+        call = _move_into_snapshot(call, session, directory)
+    if joins != "never":
+        return _join_or_submit(call, policy, session, directory, running=joins == "auto", tell=tell)
+    state = session.own_state
+    if state.list_open():
+        session.refresh()
+    if not call.options.flag("local"):
+        return _submit(call, policy, session, directory, tell=tell)
+    from slurm_colloc.submission.local_packs import submit_local
+
+    made, submitted = submit_local(
+        call, policy, session.settings, state, environ=os.environ, directory=directory
+    )
+    tell(made, submitted, ())
+    return PlacedCall(submitted)
+
+
+def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
+    from slurm_colloc.submission.jobs.project_snapshot import move_into_snapshot
+
+    state = session.own_state
+    if not session.settings.state_shared:
+        raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
+    state.prepare()
+    return move_into_snapshot(call, state.root, directory)
+
+
+def _join_or_submit(
+    call: Call, policy: Policy, session: Session, directory: str, *, running: bool, tell: Tell
+) -> PlacedCall:
+    """One csub of a user at a time.
+
+    So scripts that are typed or started at once do not each open a pack of their own.
+    """
+    from slurm_colloc.store.file_locks import hold_lock
+
+    state = session.own_state
+    state.prepare()
+    with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
+        joined, refusals = find_room(call, policy, session, running=running)
+        if joined is None:
+            return _submit(call, policy, session, directory, tell=tell, refusals=refusals)
+    return PlacedCall(joined=joined)
+
+
+def _submit(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    tell: Tell,
+    refusals: tuple[str, ...] = (),
+) -> PlacedCall:
+    submitted = submit_call(
+        call,
+        policy,
+        session.settings,
+        session.own_state,
+        session.slurm,
+        directory=directory,
+        answer=lambda made, submitted: tell(made, submitted, refusals),
+        refusals=refusals,
+    )
+    return PlacedCall(submitted)

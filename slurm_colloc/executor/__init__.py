@@ -1,0 +1,1 @@
+"""Functions and scripts submitted from Python, and the program that runs a call in its member."""

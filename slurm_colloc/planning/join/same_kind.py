@@ -1,0 +1,104 @@
+"""What two submissions must have in common whose jobs may run in one pack; pure.
+
+A job that joins a pack as it is submitted and a waiting member that another pack takes over are
+asked the same here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slurm_colloc.model.plan import Policy
+
+_WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What jobs asked Slurm for that an allocation gives to all in it.
+
+    Attributes:
+        group: The options that all of them have, with their values.
+        gpu_type: The GPU type; None for any.
+    """
+
+    group: tuple[tuple[str, str], ...]
+    gpu_type: str | None
+
+
+def find_difference(own: Asked, other: Asked) -> str:
+    """Say what another submission asked Slurm for that this one did not; empty where they agree."""
+    ours, theirs = dict(own.group), dict(other.group)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            return _tell_option(name, ours.get(name), theirs.get(name))
+    if own.group != other.group:
+        return "its options for Slurm are others"
+    if own.gpu_type != other.gpu_type:
+        return f"its GPU type is {other.gpu_type or 'any'}, not {own.gpu_type or 'any'}"
+    return ""
+
+
+def _tell_option(name: str, ours: str | None, theirs: str | None) -> str:
+    if theirs is None:
+        return f"it has no --{name}"
+    told = f"it has --{name}={theirs}" if theirs else f"it has --{name}"
+    return told if ours is None else f"{told}, not {ours}"
+
+
+def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
+    """Why options that look the same mean something else to another call; empty where none does."""
+    for name, value in group:
+        if name in ("begin", "deadline") and not _WITH_A_DATE.fullmatch(value):
+            return f"its --{name}={value} means another moment for another job"
+        if name == "dependency" and "singleton" in value:
+            return "it came with --dependency=singleton"
+    return ""
+
+
+def compute_reason_to_stay(policy: Policy | None, group: Sequence[tuple[str, str]]) -> str:
+    """Why members of a submission and those of another do not move; empty where they may.
+
+    Args:
+        policy: The submission's; None where no job may join its packs.
+        group: The options that all its jobs have.
+    """
+    if policy is None:
+        return "no job may join it"
+    if policy.join != "auto":
+        return f"its --join is {policy.join}"
+    if policy.running_limit is not None:
+        return f"it runs {policy.running_limit} of its jobs at a time (--array=...%)"
+    return compute_own_meaning(group)
+
+
+def compute_contradiction(pack: Policy, call: Policy) -> str:
+    """Say what the users of a pack and of a joiner want differently; empty where they agree."""
+    if pack.share != call.share:
+        return f"its --share is {pack.share}, not {call.share}"
+    if pack.rule is not call.rule:
+        return f"its --policy is {pack.rule}, not {call.rule}"
+    if pack.goal is not call.goal:
+        return f"its --goal is {pack.goal}, not {call.goal}"
+    return ""
+
+
+def compare_policies(own: Policy, other: Policy) -> str:
+    """Say in what the wishes of two submissions differ; empty where they share in the same way."""
+    contradiction = compute_contradiction(other, own)
+    if contradiction:
+        return contradiction
+    if own.slowdown_bound != other.slowdown_bound:
+        return f"its --max-slowdown is {other.slowdown_bound:g}, not {own.slowdown_bound:g}"
+    if (own.degree_is_asked, own.degree) != (other.degree_is_asked, other.degree):
+        return f"its degree is {other.degree}, not {own.degree}"
+    if _leave_out_own(own) != _leave_out_own(other):
+        return "its limits of sharing are others"
+    return ""
+
+
+def _leave_out_own(policy: Policy) -> Policy:
+    """Without what a pack asks for itself: how long it is measured, what watches it, its size."""
+    return replace(policy, measure_s=0, monitor_mb=0, is_small_for_queue=False, degree_max=0)

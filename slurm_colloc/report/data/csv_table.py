@@ -1,0 +1,61 @@
+"""Members as CSV, harmless in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, Kind
+from slurm_colloc.report.data.data_rows import Chosen, build_member_rows
+from slurm_colloc.report.summary.member_identity import format_time
+
+# What a spreadsheet takes for the beginning of a formula; the wide ones in East Asian settings.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def render_csv(found: Chosen) -> str:
+    """Members as CSV with a head; what is unknown is empty, times are ISO 8601 in UTC.
+
+    A text that a spreadsheet would take for a formula gets a `'` before it.
+
+    Args:
+        found: Summaries, and the numbers of the members of each to show; None for all.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    members = [
+        member
+        for summary, chosen in found
+        for member in summary["members"]
+        if chosen is None or member["member"] in chosen
+    ]
+    # Each call has parameters of its own, so they are no columns of the table of all packs.
+    names = list(dict.fromkeys(name for m in members for name in m.get("parameters") or {}))
+    own = [f"param.{escape_controls(name)}" for name in names]
+    writer.writerow([*(column.name for column in MEMBER_COLUMNS), "retry_of", *own])
+    for row, member in zip(build_member_rows(found), members, strict=True):
+        parameters = member.get("parameters") or {}
+        more = [member.get("retry_of"), *(parameters.get(name) for name in names)]
+        cells = [_write(row[column.name], column.kind) for column in MEMBER_COLUMNS]
+        writer.writerow([*cells, *map(write_cell, more)])
+    return file.getvalue()
+
+
+def _write(value: Any, kind: Kind) -> Any:
+    return write_cell(format_time(value) if kind is Kind.TIME else value)
+
+
+def write_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula and no terminal for an order.
+
+    Args:
+        value: Its value; None is empty.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = escape_controls(value)
+        return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+    return value

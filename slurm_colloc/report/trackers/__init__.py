@@ -1,0 +1,1 @@
+"""Figures of members for experiment trackers, MLflow and W&B; loaded only by `csub track`."""

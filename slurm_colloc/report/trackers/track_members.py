@@ -1,0 +1,86 @@
+"""Giving the members of packs to a tracker, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.sample_tables import read_table
+from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
+from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS, list_sample_files
+from slurm_colloc.store.pack.tracker_runs import TrackerRun, read_tracker_runs
+
+Rows = list[dict[str, Any]]
+
+
+class Tracker(Protocol):
+    """Something that takes members."""
+
+    def track(self, values: TrackerValues, own: TrackerRun | None, stamp: str) -> str:
+        """Take one; what was done, for people.
+
+        Raises:
+            CollocError: It could not.
+        """
+
+
+def track_pack(
+    tracker: Tracker, kind: str, pack: Path, summary: Summary, numbers: frozenset[int] | None
+) -> Iterator[tuple[str, str]]:
+    """Give the members of a pack that have started to a tracker.
+
+    Args:
+        tracker: It.
+        kind: `mlflow` or `wandb`: of these, members' own runs are looked for.
+        pack: The pack's directory.
+        summary: Its summary, complete.
+        numbers: The members that are meant; None for all.
+
+    Yields:
+        A member's id, and what was done.
+
+    Raises:
+        CollocError: The tracker could not.
+    """
+    own: dict[int, TrackerRun] = {}
+    for run in read_tracker_runs(pack):
+        # Of several the last: one that was started again has opened another.
+        if run.tracker == kind:
+            own[run.member] = run
+    problems: list[str] = []
+    members = _read(pack, "members", MEMBER_COLUMNS, problems)
+    gpu = [
+        row
+        for row in _read(pack, "gpu", GPU_COLUMNS, problems)
+        if row["uuid"] == summary["gpu"]["uuid"]
+    ]
+    by_number: dict[int, Rows] = {}
+    for row in members:
+        by_number.setdefault(row["member"], []).append(row)
+    stamp = (
+        f"{summary['pack_id']}.{summary['attempt']}.{'final' if summary['final'] else 'running'}"
+    )
+    for member in summary["members"]:
+        if member["started_at"] is None or (
+            numbers is not None and member["member"] not in numbers
+        ):
+            continue
+        values = build_values(summary, member, by_number.get(member["member"], []), gpu)
+        yield values.name, tracker.track(values, own.get(member["member"]), stamp)
+
+
+def _read(
+    pack: Path, table: str, columns: tuple[tuple[str, str], ...], problems: list[str]
+) -> Rows:
+    names = [name for name, _ in columns]
+    rows, _ = read_table(
+        list_sample_files(pack, table),
+        lambda _files: ((lambda batch: batch), names, 0.0),
+        problems,
+    )
+    if rows is None:
+        return []
+    found: Rows = rows.sort_by("at").to_pylist()
+    return found

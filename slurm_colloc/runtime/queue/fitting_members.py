@@ -1,0 +1,78 @@
+"""Which members that wait in another pack could start in this one now, as it has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.sister_packs import SisterPack
+from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.member_states import read_state
+from slurm_colloc.store.pack.pack_directory import read_moved, read_spec
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_requests import is_cancel_asked, list_dependents
+
+
+class FittingMembers:
+    """Chooses among those that wait in other packs.
+
+    Args:
+        record: The pack's pack.json.
+        members: Its members and places.
+        time_left: What is left of its time.
+    """
+
+    def __init__(self, record: PackRecord, members: PackMembers, time_left: TimeLeft) -> None:
+        self._record = record
+        self._members = members
+        self._time_left = time_left
+
+    def choose(self, sister: SisterPack, waiting: list[int]) -> Iterator[int]:
+        """Those of them that could start here now, each counted into what is left."""
+        free = sorted(place.wanted for place in self._members.places if place.occupant is None)
+        left_mb = self._find_host_memory_left_mb()
+        asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
+        for number in waiting:
+            is_known = not sister.guests_of and number in self._members.by_number
+            if number in asked_for or is_known:
+                continue
+            try:
+                spec = read_spec(sister.path, number)
+                record = read_state(sister.path, number, sister.attempt)
+                is_kept = is_held(sister.path, number) or bool(read_moved(sister.path, number))
+            except StateError:
+                # It is told of where it is taken in.
+                continue
+            needed_mb = spec.plan.host_memory_mb
+            place = next((wanted for wanted in free if wanted >= spec.plan.cpus), None)
+            if (
+                place is None
+                or is_kept
+                or spec.job.depends
+                or (record is not None and (record.starts or record.is_final))
+                or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
+                or not self._has_time(spec.job.time_limit_s)
+                or is_cancel_asked([(sister.path, number)])
+            ):
+                continue
+            free.remove(place)
+            if left_mb is not None and needed_mb is not None:
+                left_mb -= needed_mb
+            yield number
+
+    def _has_time(self, wanted_s: int | None) -> bool:
+        left_s = self._time_left.left_s
+        if left_s is None:
+            return True
+        return wanted_s is not None and wanted_s + END_MARGIN_S <= left_s
+
+    def _find_host_memory_left_mb(self) -> int | None:
+        """What members that have not ended leave; None where the pack asked for no amount."""
+        assert self._record.request is not None
+        total_mb = self._record.request.host_memory_mb
+        if total_mb is None:
+            return None
+        members = self._members.by_number.values()
+        return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)

@@ -1,0 +1,121 @@
+"""Jobs as they were stored, to be submitted again, perhaps with other options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.sbatch.quantities import (
+    parse_gpu_memory_mb,
+    parse_host_memory_mb,
+    parse_time_limit_s,
+)
+from slurm_colloc.slurm.options import Concern, Given, Options
+from slurm_colloc.store.atomic_files import explain_os_errors
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_states import PUT_ASIDE
+from slurm_colloc.store.pack.pack_directory import parse_environment_block
+from slurm_colloc.store.pack.pack_records import MemberSpec
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.jobs.job_options import parse_count, parse_option
+
+SERVED = frozenset({"begin", "dependency", "hold"})
+"""Options of the first submission that have had their effect."""
+
+_HOST_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
+_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "time": ("time_limit_s", parse_time_limit_s),
+    "mem": ("host_memory_mb", parse_host_memory_mb),
+    "cpus-per-task": ("cpus", parse_count),
+    "gpu-mem": ("gpu_memory_mb", parse_gpu_memory_mb),
+}
+"""What may be changed of a member, and the field of its job that says it."""
+
+
+def read_stored_environment(pack: Path, number: int) -> dict[str, str] | None:
+    """A member's captured environment; None where it is not kept any more.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    folder = pack / "members" / format_number(number)
+    with explain_os_errors("read", folder):
+        for name in ("env", PUT_ASIDE):
+            try:
+                block = (folder / name).read_bytes()
+            except FileNotFoundError:
+                continue
+            return {
+                key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+                for key, value in parse_environment_block(block).items()
+            }
+    return None
+
+
+def read_stored_script(pack: Path, number: int) -> bytes:
+    """A member's script, as it was at submission.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    path = pack / "members" / format_number(number) / "script"
+    with explain_os_errors("read", path):
+        return path.read_bytes()
+
+
+def read_stored_job(pack: Path, number: int, spec: MemberSpec) -> Candidate:
+    """A member's job with its script and environment.
+
+    Args:
+        pack: The pack's directory.
+        number: The number of the member's directory there.
+        spec: What it runs.
+
+    Raises:
+        StateError: One of them cannot be read.
+    """
+    environment = read_stored_environment(pack, number)
+    if environment is None:
+        path = pack / "members" / format_number(number) / "env"
+        raise StateError(f"cannot read {path}: it is not there any more")
+    return Candidate(spec.job, read_stored_script(pack, number), environment)
+
+
+def change_job(job: Job, given: Sequence[Given]) -> Job:
+    """A job with other options.
+
+    Args:
+        job: The job as it was.
+        given: The options. Of its own its time limit, memory and CPUs can be changed, and all that
+            jobs of a pack have in common for Slurm, such as the partition.
+
+    Raises:
+        UsageProblem: One cannot be changed, or has a wrong value.
+    """
+    shape, group = dict(job.shape), dict(job.group)
+    changes: dict[str, Any] = {}
+    options = Options(tuple(given))
+    for item in given:
+        name = item.option.canonical_name
+        if name in _FIELDS:
+            field, parse = _FIELDS[name]
+            changes[field] = parse_option(options, name, item.value or "", parse)
+            if name == "mem":
+                shape = {key: value for key, value in shape.items() if key not in _HOST_MEMORY}
+            if not item.option.own:
+                shape[name] = item.value or ""
+        elif item.option.concern is Concern.GROUP and not item.option.own:
+            group[name] = item.value or ""
+        elif item.option.concern is not Concern.CALL:
+            raise UsageProblem(
+                f"{item.origin}: --{name} cannot be changed for another try",
+                hint=f"--{', --'.join(_FIELDS)} can, and what a whole pack asks Slurm for, such as "
+                "--partition; everything else takes a new submission",
+            )
+    return dataclasses.replace(
+        job, shape=tuple(shape.items()), group=tuple(sorted(group.items())), **changes
+    )

@@ -1,0 +1,49 @@
+"""A sweep on a real Slurm, whose failed members are tried again, and a table that is resumed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from .conftest import CsubUser
+
+pytestmark = pytest.mark.slurm
+
+SHARE = ("--gres=gpu:1", "--time=5", "--share=timeslice", "--mem=100M", "-c1")
+
+
+@pytest.mark.smoke
+def test_what_failed_of_a_sweep_runs_again_and_all_is_in_one_table(user: CsubUser) -> None:
+    user.script("train.sh", '[ -e fixed ] || exit "$SLURM_COLLOC_PARAM_CODE"; echo $1')
+    job_id = user.csub(
+        "sweep", "--parsable", *SHARE, "train.sh", "{code}", "code=0,0,3", "seed=1,2"
+    ).stdout.strip()
+    user.finish(job_id)
+    (user.home / "fixed").touch()
+    tried = user.csub("retry", job_id, "--time=3", "--wait")
+    assert tried.returncode == 0, tried
+    printed = user.csub("report", job_id, "--csv", "--where", "code=3").stdout
+    rows = list(csv.DictReader(io.StringIO(printed)))
+    assert [(row["member"], row["state"], row["retry_of"]) for row in rows] == [
+        (f"{job_id}/5", "FAILED", ""), (f"{job_id}/6", "FAILED", ""),
+        (f"{job_id}/7", "COMPLETED", f"{job_id}/5"), (f"{job_id}/8", "COMPLETED", f"{job_id}/6"),
+    ]  # fmt: skip
+    assert user.csub("logs", f"{job_id}/8").stdout == "3\n"
+
+
+def test_runs_of_a_workload_start_at_the_same_moment(user: CsubUser) -> None:
+    (user.home / "train.py").write_text("import time; print(time.time())\n")
+    (user.home / "radt.csv").write_text(
+        "Experiment,Workload,Name,Status,Run,Devices,Collocation,File,Listeners,Params\n"
+        "0,1,a,,,0,-,train.py,smi,\n0,1,b,,,0,-,train.py,smi,\n"
+    )
+    user.csub("batch", "--time=5", "--mem=100M", "-c1", "--wait", "radt.csv")
+    rows = json.loads(user.csub("queue", "--all", "--json").stdout)
+    moments = [float(user.csub("logs", row["member"]).stdout) for row in rows]
+    # The first has waited for the second.
+    starts = [row["started_at"] for row in rows]
+    assert min(moments) >= max(starts) - 0.1
+    assert "0,1,b,COMPLETED" in (user.home / "radt.status.csv").read_text()
