@@ -88,5 +88,14 @@ umask 077
     --run-directory "$run" --policy "$policy"
 
 # A status of 1 would also be that of a broken installation, which must not drain the node.
-[ $? -ne 10 ] || exit 1
+ended=$?
+[ $ended -ne 10 ] || exit 1
+# One that was killed while it divided a GPU: no job starts on a part of one.
+if [ $ended -gt 128 ] && [ -r "$run/jobs/$job.json" ]; then
+    IFS= read -r state <"$run/jobs/$job.json"
+    case $state in
+        *'"phase": "ready"'*) ;;
+        *'"mig": [{'*) exit 1 ;;
+    esac
+fi
 exit 0

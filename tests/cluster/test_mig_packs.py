@@ -103,7 +103,8 @@ def test_a_pack_runs_from_csub_to_the_report_each_member_on_its_own_instance(
         wait_until(lambda: user.csub("report", "--json", job_id, check=False).stdout, "the report")
         report = user.csub("report", job_id).stdout
         assert "3g.40gb" in report
-        assert "nothing tells that of a MIG instance" in " ".join(report.split())
+        detail = user.csub("report", "--detail", job_id).stdout
+        assert "nothing tells that of a MIG instance" in " ".join(detail.split())
         (summary,) = json.loads(user.csub("report", "--json", job_id).stdout)
         for member in summary["members"]:
             assert member["mig"]["uuid"] == instances[member["member"]]

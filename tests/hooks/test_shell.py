@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -223,6 +224,28 @@ def test_a_broken_installation_drains_no_node_before_a_job(
     (installed.root / "opt/bin/python").write_text(f"#!/bin/sh\nexit {status}\n")
     environment = {b"SLURM_JOB_ID": b"8", b"SLURM_JOB_COMMENT": b"[csub/1 mps]"}
     assert installed.run("prolog", environment).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "mig", "is_unfit"),
+    [
+        (137, "preparing", [{"gpu": "GPU-0"}], True),
+        (143, "undoing", [{"gpu": "GPU-0"}], True),
+        (1, "preparing", [{"gpu": "GPU-0"}], False),
+        (137, "ready", [{"gpu": "GPU-0"}], False),
+        (137, "preparing", [], False),
+    ],
+)
+def test_a_program_killed_over_a_gpu_that_it_divides_lets_no_job_start(
+    installed: Installed, status: int, phase: str, mig: list[object], is_unfit: bool
+) -> None:
+    (installed.root / "opt/bin/python").write_text(f"#!/bin/sh\nexit {status}\n")
+    value = {"schema": 1, "job_id": "8", "phase": phase, "mig": mig, "sluid": ""}
+    (installed.jobs / "8.json").write_text(json.dumps(value))
+    environment = {b"SLURM_JOB_ID": b"8", b"SLURM_JOB_COMMENT": b"[csub/1 mig=3g]"}
+    for shell in list_shells():
+        ended = installed.run("prolog", environment, shell)
+        assert (ended.returncode, ended.stderr) == (int(is_unfit), b""), shell
 
 
 def test_without_the_program_jobs_run_and_what_cannot_be_undone_is_said(

@@ -115,7 +115,8 @@ def test_the_prolog_is_told_of_a_pack_and_the_epilog_of_what_is_there(
         assert int(seen["SLURM_JOB_CPUS_PER_NODE"]) >= 1
         assert set(seen) <= {
             "PATH", "LC_ALL", "PWD", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_GID",
-            "SLURM_JOB_USER", "SLURM_JOB_COMMENT", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT",
+            "SLURM_CONF", "SLURM_JOB_USER", "SLURM_JOB_COMMENT", "SLURM_JOB_PARTITION",
+            "SLURM_JOB_ACCOUNT",
             "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_CLUSTER_NAME",
             "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_SLUID",
             "SHLVL", "_", "OLDPWD",
