@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.plan.plan_call import CallPlan
 
 RESERVED = (
-    "array", "dry-run", "explain", "export-file", "json", "parsable", "quiet", "test-only",
-    "verbose", "wait", "what-if", "wrap",
+    "array", "dry-run", "explain", "export-file", "from", "json", "parsable", "quiet", "resume",
+    "sample", "test-only", "verbose", "wait", "watch", "what-if", "wrap", "zip",
 )  # fmt: skip
 """Options that an Executor gives itself, or that only a command line can answer."""
 

@@ -60,6 +60,7 @@ def run_notebook(argv: Sequence[str]) -> int:
     """
     from slurm_colloc.cli.submit.join_first import choose_packs_to_join
     from slurm_colloc.cli.submit.place_call import place_call, prepare_call
+    from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
     from slurm_colloc.submission.jobs.call_jobs import collect_call
 
     if any(word in ("-h", "--help") for word in argv):
@@ -81,6 +82,7 @@ def run_notebook(argv: Sequence[str]) -> int:
     for name in _NOT_HERE:
         if call.options.flag(name):
             raise UsageProblem(f"--{name} is not for csub notebook", hint="csub notebook --help")
+    refuse_options_of_others(call.options, "notebook")
     session = Session.open()
     local = call.options.flag("local")
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=False)
