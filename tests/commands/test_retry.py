@@ -43,6 +43,8 @@ def test_what_failed_runs_again_as_a_new_member_of_its_submission(user: CsubUser
     assert rows[f"{job_id}/5"]["parameters"] == {"code": "4"}
     assert user.csub("logs", f"{job_id}/5").stdout == f"first {job_id}_3 4 code=4\n"
     # Of each the last try counts.
+    assert user.csub("wait", job_id).returncode == 0
+    assert user.csub("wait", f"{job_id}/2", check=False).returncode == 3
     none = user.csub("retry", job_id, check=False)
     assert (none.returncode, "no member that is to be tried again" in none.stderr) == (2, True)
 
