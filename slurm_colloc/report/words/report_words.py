@@ -67,6 +67,12 @@ WORDS: dict[str, str] = {
     "DEVICE": "The part of its time alone in which it had a kernel running on the GPU.",
     "INTERFERENCE": "How its rate changed as others came or went.",
     # How a GPU is shared.
+    "SWEEP": "One submission of a script with many values: csub sweep train.sh --lr 0.1,0.2.",
+    "PARAMETERS": "What tells a job from the others of its sweep or table, such as lr=0.1; "
+    "--where lr=0.1 chooses members by them.",
+    "RETRY": "Members that failed run again as new members of their submission: csub retry ID. Of "
+    "each the last try counts.",
+    "SNAPSHOT": "A copy of the project as it was at submission; the job runs in it (--snapshot).",
     "PACK": "The jobs that share one GPU inside one Slurm job.",
     "SUBMISSION": "What one call of csub submitted: one id, though it may be several packs.",
     "MPS": "NVIDIA's Multi-Process Service: kernels of several processes run on the GPU at the "
