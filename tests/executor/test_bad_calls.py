@@ -55,6 +55,17 @@ def test_a_wrong_option_is_refused_where_it_is_given(options: Any, sentence: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("what", ["train.sh", 3, None])
+def test_what_cannot_be_called_is_refused(tmp_path: Path, what: Any) -> None:
+    executor = Executor(tmp_path / "calls")
+    with pytest.raises(UsageProblem, match=f"{what!r} is no function"):
+        executor.map_array(what, [1])
+    if what != "train.sh":
+        with pytest.raises(UsageProblem, match="is no function"):
+            executor.submit(what)
+    assert not (tmp_path / "calls").exists()
+
+
 def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
     run_python: Run, user: CsubUser, slurm: FakeSlurm
 ) -> None:
