@@ -274,6 +274,13 @@ def test_a_wrong_cell_is_named_and_nothing_is_submitted(
     assert list_jobs(user) == []
 
 
+def test_rows_that_cannot_share_are_said_so_once(user: CsubUser) -> None:
+    (user.home / "jobs.csv").write_text("command,time\ntrue,3\nfalse,60\n")
+    told = user.csub("batch", *SHARE, "--dry-run", "jobs.csv").stdout
+    assert told.count("groups: jobs share a pack only where") == 1
+    assert "2 groups: " in told
+
+
 def test_rows_are_said_of_one_table(user: CsubUser) -> None:
     assert "no table was given" in user.csub("batch", "-t5", check=False).stderr
     assert "takes one table" in user.csub("batch", "a.csv", "b.csv", check=False).stderr
