@@ -300,7 +300,7 @@ def test_with_open_and_no_screen_it_says_where_the_page_is(home: Path) -> None:
         (("4711", "--html", "a.html", "b.html"), 2, "one page is written, not 2"),
         (("4711", "page.html"), 2, "is the name of a page"),
         (("all", "--html"), 2, "a page is of one submission, and 2 were named"),
-        (("4711", "--html", "--json"), 2, "--html excludes --json and --csv"),
+        (("4711", "--html", "--json"), 2, "--json and --html exclude each other"),
         (("4711", "--html", "--name", "nobody"), 2, "nothing to report"),
     ],
 )

@@ -113,6 +113,7 @@ _member = _is(
         "arguments": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
+        "mig": _maybe(_is({}, {"profile": _maybe(_is_text)})),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
