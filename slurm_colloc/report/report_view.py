@@ -160,8 +160,8 @@ def _build_rows(
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
         (
             Column("INSTANCE", is_number=False),
-            lambda m: (m.get("mig") or {}).get("profile") or "",
-            any(m.get("mig") for m in members),
+            find_instance_word,
+            any(map(find_instance_word, members)),
         ),
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
         (
@@ -202,6 +202,12 @@ def _build_rows(
     kept = [(column, write) for column, write, is_shown in table if is_shown]
     rows = [tuple(write(member) for _, write in kept) for member in members]
     return [column for column, _ in kept], rows
+
+
+def find_instance_word(member: _Member) -> str:
+    """The profile of a member's MIG instance; empty where it had none."""
+    # A summary of an older csub does not know.
+    return (member.get("mig") or {}).get("profile") or ""
 
 
 def _choose_word(members: Sequence[_Member], name: str) -> str:

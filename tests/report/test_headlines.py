@@ -88,8 +88,11 @@ def test_members_are_named_as_csub_takes_them() -> None:
 
 
 def test_each_column_of_the_table_is_explained() -> None:
-    head = render_reports([(make_summary(2, 1.2), None)], 200).splitlines()
+    summary = make_summary(2, 1.2)
+    summary["members"][0]["mig"] = {"profile": "3g.40gb"}
+    head = render_reports([(summary, None)], 200).splitlines()
     (line,) = [text for text in head if text.startswith("MEMBER")]
+    assert "INSTANCE" in line
     for word in line.split():
         if word not in ("DOWN", "WAIT", "GPU"):
             assert find_word(word) is not None, word

@@ -14,7 +14,12 @@ from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.read_series import PackSeries, read_series
-from slurm_colloc.report.report_view import choose_ids, list_details, list_setup
+from slurm_colloc.report.report_view import (
+    choose_ids,
+    find_instance_word,
+    list_details,
+    list_setup,
+)
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -84,6 +89,7 @@ class MemberRow:
     cpus: str
     wait: str
     exit: str
+    instance: str
 
 
 @dataclass(frozen=True)
@@ -229,6 +235,7 @@ def _build_row(member: Member, arguments: str) -> MemberRow:
         cpus=format_figure(member["cpu_cores"], 2),
         wait=format_share(member["stall"]["data"]),
         exit=told,
+        instance=escape_controls(find_instance_word(member)),
     )
 
 
