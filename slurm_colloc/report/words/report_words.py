@@ -75,8 +75,8 @@ WORDS: dict[str, str] = {
     "about a millisecond.",
     "EXCLUSIVE": "One job has the GPU for itself.",
     "MIG": "A GPU that is cut into parts, each with processors and memory of its own.",
-    "INSTANCE": "The part of a GPU cut by MIG on which a member ran, by NVIDIA's name: 3g.40gb has 3 of "
-    "7 slices of the GPU's processors and 40 GB of its memory.",
+    "INSTANCE": "The part of a GPU cut by MIG on which a member ran, by NVIDIA's name: 3g.40gb has "
+    "3 of 7 slices of the GPU's processors and 40 GB of its memory.",
     "FALLBACK": "The GPU could not be shared in the way that was planned, so it was shared in "
     "another way.",
     "USAGE PROFILE": "What a job used and how fast it was while alone, kept for the next plan: "
