@@ -250,8 +250,7 @@ def _tell_bound(members: Sequence[Member]) -> str:
 
 def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
-    count = sum(m["started_at"] is not None for s in summaries for m in s["members"])
-    others = count - len(ran)
+    others = _count_company(summaries, ran)
     beside = f" beside {others} other{'' if others == 1 else 's'}" if others else ""
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
@@ -259,13 +258,32 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
         text = f"{len(ran)} {name_jobs(ran)} {verb}{beside}"
         return f"{text}; {cost}." if cost else f"{text}."
     (member,) = ran
-    text = f"{member['id']} {verb}{beside}"
+    text = f"{member['id']} {verb}{beside or ' alone'}"
     rate = member["rate"]["steps_per_s"]
     if rate is not None:
         text += f" at {format_figure(rate)} steps/s"
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
     return f"{text}."
+
+
+def _count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
+    """How many others of their packs ran while one of them did."""
+    ids = {member["id"] for member in ran}
+    count = 0
+    for summary in summaries:
+        started = [member for member in summary["members"] if member["started_at"] is not None]
+        own = [member for member in started if member["id"] in ids]
+        count += sum(
+            member["id"] not in ids and any(_overlap(member, other) for other in own)
+            for member in started
+        )
+    return count
+
+
+def _overlap(first: Member, second: Member) -> bool:
+    ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
+    return not ends or max(first["started_at"], second["started_at"]) < min(ends)
 
 
 def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:

@@ -56,6 +56,19 @@ def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     assert "one after the other" not in some
 
 
+def test_only_those_who_were_there_are_company() -> None:
+    summary = make_summary(3)
+    first, second, third = summary["members"]
+    second["ended_at"] = third["started_at"] = first["started_at"] + 10
+    first["ended_at"] = first["started_at"] + 5
+    assert tell_headline([summary], {"54/3"}).startswith("54/3 ran alone at 12.1 steps/s")
+    assert "54/1 ran beside 1 other at" in tell_headline([summary], {"54/1"})
+    # One that runs has no end yet.
+    running = {**summary, "final": False}
+    third |= {"started_at": first["started_at"] + 6, "ended_at": None}
+    assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
+
+
 def test_before_anything_has_started_that_is_said() -> None:
     summary = make_summary(2)
     for member in summary["members"]:
