@@ -65,6 +65,7 @@ def tell_headline(
     else:
         first = _tell_several(summaries, ran, final=final)
     parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
+    parts += [_tell_guests(summaries, ran) if chosen is not None else ""]
     parts += [_tell_ends(members), _tell_restarts(ran), _tell_unused(summaries, ran)]
     parts.append(_tell_coverage(summaries))
     return " ".join(part for part in parts if part)
@@ -265,6 +266,28 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
     return f"{text}."
+
+
+def _tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+    """Who was taken over by a pack of another submission, and by which."""
+    ids = {member["id"] for member in ran}
+    hosts: dict[str, list[str]] = {}
+    for summary in summaries:
+        host = summary.get("submission")
+        for member in summary["members"]:
+            is_guest = host and str(member["id"]).partition("/")[0] != host
+            if is_guest and member["started_at"] is not None and member["id"] in ids:
+                hosts.setdefault(host, []).append(member["id"])
+    told = []
+    for host, guests in hosts.items():
+        if len(guests) == len(ran):
+            who = "It" if len(ran) == 1 else f"All {len(ran)}"
+            told.append(f"{who} ran in the pack of {host}.")
+            continue
+        more = ", ..." if len(guests) > _NAMED_MOST else ""
+        named = ", ".join(guests[:_NAMED_MOST])
+        told.append(f"{len(guests)} ran in the pack of {host} ({named}{more}).")
+    return " ".join(told)
 
 
 def _count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.report_view import render_reports
+from slurm_colloc.report.report_view import group_submissions, render_reports
 from slurm_colloc.report.words.report_words import WORDS, find_word
 from slurm_colloc.report.words.state_meanings import explain_word
 
@@ -67,6 +67,22 @@ def test_only_those_who_were_there_are_company() -> None:
     running = {**summary, "final": False}
     third |= {"started_at": first["started_at"] + 6, "ended_at": None}
     assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
+
+
+def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -> None:
+    host, own = make_summary(4), make_summary(2, first=4, job="60")
+    for number, member in enumerate(host["members"][2:], 1):
+        member |= {"member": 10**6 + number, "id": f"60/{number}"}
+    guests = {10**6 + 1, 10**6 + 2}
+    found = [(host, guests), (own, None)]
+    assert group_submissions([*found, (host, {1, 2})]) == [found, [(host, {1, 2})]]
+    some = render_reports(found, 300)
+    assert "4 trainings ran beside 2 others; each ran 1.65 times slower than alone" in some
+    assert "2 ran in the pack of 54 (60/1, 60/2)." in some
+    assert "csub report 60 --detail" in some
+    assert tell_headline([host], {"60/1", "60/2"}).endswith("All 2 ran in the pack of 54.")
+    assert tell_headline([host], {"60/2"}).endswith("It ran in the pack of 54.")
+    assert "the pack of" not in tell_headline([host], {"54/1", "54/2"})
 
 
 def test_before_anything_has_started_that_is_said() -> None:

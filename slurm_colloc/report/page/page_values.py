@@ -19,6 +19,7 @@ from slurm_colloc.report.report_view import (
     find_instance_word,
     list_details,
     list_setup,
+    name_submission,
 )
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -156,7 +157,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         parts.append(part)
         if numbers is not None:
             drawing.append(numbers)
-    job = str(summaries[0].get("submission") or summaries[0]["job"] or summaries[0]["pack_id"])
+    job = name_submission(summaries[0], sources[0].chosen)
     names = list(dict.fromkeys(member["name"] for member in members))
     named = ", ".join(cut(name, _NAME_MOST) for name in names[:3]) + (
         ", ..." if len(names) > 3 else ""
