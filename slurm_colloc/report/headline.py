@@ -65,7 +65,8 @@ def tell_headline(
     else:
         first = _tell_several(summaries, ran, final=final)
     parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
-    parts += [_tell_guests(summaries, ran) if chosen is not None else ""]
+    parts.append(_tell_waiting(members))
+    parts.append(_tell_guests(summaries, ran) if chosen is not None else "")
     parts += [_tell_ends(members), _tell_restarts(ran), _tell_unused(summaries, ran)]
     parts.append(_tell_coverage(summaries))
     return " ".join(part for part in parts if part)
@@ -266,6 +267,15 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
     return f"{text}."
+
+
+def _tell_waiting(members: Sequence[Member]) -> str:
+    waiting = sum(
+        not member["starts"] and member["state"] == MemberState.PENDING.value for member in members
+    )
+    if not waiting:
+        return ""
+    return f"{waiting} {'has' if waiting == 1 else 'have'} not started yet."
 
 
 def _tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:

@@ -69,6 +69,16 @@ def test_only_those_who_were_there_are_company() -> None:
     assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
 
 
+def test_members_that_still_wait_are_told_of() -> None:
+    summary = {**make_summary(4), "final": False}
+    for member in summary["members"][2:]:
+        member |= {"started_at": None, "ended_at": None, "state": "PENDING", "starts": 0}
+    assert "2 have not started yet." in tell_headline([summary])
+    summary["members"][2] |= {"state": "RUNNING", "starts": 1}
+    assert "1 has not started yet." in tell_headline([summary])
+    assert "not started" not in tell_headline([summary], {"54/1", "54/2"})
+
+
 def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -> None:
     host, own = make_summary(4), make_summary(2, first=4, job="60")
     for number, member in enumerate(host["members"][2:], 1):
