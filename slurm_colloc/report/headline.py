@@ -398,13 +398,16 @@ def _tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> 
 
 def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
     """What the figures rest on, where that is less than all."""
-    shares = []
+    shares, lost = [], False
     for summary in summaries:
         if summary["window"] is None:
             continue
         coverage = summary["coverage"]
         if coverage is None or coverage["not_watched"]:
             shares.append(0.0)
+        elif summary["final"] and not _has_figures(summary):
+            shares.append(0.0)
+            lost = True
         elif coverage["share"] is not None:
             shares.append(coverage["share"])
     if not shares:
@@ -413,9 +416,19 @@ def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
     if least >= _COVERAGE_LEAST:
         return ""
     if max(shares) == 0:
-        return "Nothing was measured: the monitor did not run."
+        why = "what the monitor wrote is missing" if lost else "the monitor did not run"
+        return f"Nothing was measured: {why}."
     return (
         f"The monitor missed up to {format_share(1 - least)} of the time."
         if len(shares) > 1
         else f"The monitor missed {format_share(1 - least)} of the time."
+    )
+
+
+def _has_figures(summary: dict[str, Any]) -> bool:
+    """Whether anything of what was watched is known."""
+    read = ("steps", "gpu_memory_mb", "cpu_cores", "host_memory_peak_mb")
+    members = summary["members"]
+    return any(member[name] is not None for member in members for name in read) or any(
+        spread is not None for spread in summary["gpu_use"].values()
     )

@@ -9,10 +9,15 @@ import pytest
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.lines.submission_mail import render_mail
+from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import group_submissions, render_reports
+from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.words.report_words import WORDS, find_word
 from slurm_colloc.report.words.state_meanings import explain_word
 
+from .generated import Truth, make_pack
 from .situations import DOCUMENT, SITUATIONS, build_document, describe, is_there, make_summary
 
 
@@ -69,6 +74,31 @@ def test_only_those_who_were_there_are_company() -> None:
     assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
 
 
+def test_parameters_tell_members_apart_and_arguments_those_that_have_none() -> None:
+    summary = make_summary(2)
+    first, second = summary["members"]
+    first |= {"parameters": {"rate": "0.1"}, "arguments": []}
+    second |= {"parameters": {}, "arguments": ["--own", "2"]}
+    for text in (render_reports([(summary, None)], 200), render_mail([summary], "54")):
+        assert "rate=0.1" in text
+        assert "--own 2" in text
+
+
+def test_figures_that_are_lost_are_not_taken_for_a_monitor_that_did_not_run(
+    tmp_path: Path,
+) -> None:
+    pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)])
+    assert "measured" not in tell_headline([build_summary(pack, tmp_path)])
+    for name in ("members", "gpu"):
+        (pack / "report" / f"{name}.parquet").unlink()
+    summary = build_summary(pack, tmp_path)
+    lost = "Nothing was measured: what the monitor wrote is missing."
+    assert tell_headline([summary]).endswith(lost)
+    assert "measured:" not in tell_headline([{**summary, "final": False}])
+    page = render_page([PageSource(summary, pack)])
+    assert "there are no samples: no curves are drawn" in page
+
+
 def test_members_that_still_wait_are_told_of() -> None:
     summary = {**make_summary(4), "final": False}
     for member in summary["members"][2:]:
@@ -90,6 +120,9 @@ def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -
     assert "4 trainings ran beside 2 others; each ran 1.65 times slower than alone" in some
     assert "2 ran in the pack of 54 (60/1, 60/2)." in some
     assert "csub report 60 --detail" in some
+    mail = render_mail([host, own], "60")
+    assert mail.startswith("4 trainings ran beside 2 others; ")
+    assert "54/1" not in mail
     assert tell_headline([host], {"60/1", "60/2"}).endswith("All 2 ran in the pack of 54.")
     assert tell_headline([host], {"60/2"}).endswith("It ran in the pack of 54.")
     assert "the pack of" not in tell_headline([host], {"54/1", "54/2"})
