@@ -6,37 +6,28 @@ time for which their packs had a GPU (`serial_s` over `shared_s`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.member_remarks import (
+    ENDS,
+    Member,
+    tell_ends,
+    tell_guests,
+    tell_restarts,
+    tell_unused,
+    tell_waiting,
+)
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
-
-Member = dict[str, Any]
-"""A member's part of a summary."""
 
 _EVEN = 1.03
 """A gain or a slowdown of less is none."""
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""
 _COVERAGE_LEAST = 0.9
-_NAMED_MOST = 3
 _SHORT_S = 60.0
 """Where a rate is unknown although steps were counted, a shorter run is why."""
-_GPU_USED_MB = 1.0
-
-_ENDS = {
-    MemberState.FAILED.value: "failed",
-    MemberState.OUT_OF_MEMORY.value: "ran out of host memory",
-    MemberState.TIMEOUT.value: "reached the time limit",
-    MemberState.CANCELLED.value: "cancelled",
-    MemberState.PREEMPTED.value: "preempted",
-    MemberState.NODE_FAIL.value: "lost with its node",
-    MemberState.LOST.value: "lost",
-}
-BAD_STATES = frozenset(_ENDS)
-"""States of members that did not end well."""
 
 
 def tell_headline(
@@ -65,9 +56,9 @@ def tell_headline(
     else:
         first = _tell_several(summaries, ran, final=final)
     parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
-    parts.append(_tell_waiting(members))
-    parts.append(_tell_guests(summaries, ran) if chosen is not None else "")
-    parts += [_tell_ends(members), _tell_restarts(ran), _tell_unused(summaries, ran)]
+    parts.append(tell_waiting(members))
+    parts.append(tell_guests(summaries, ran) if chosen is not None else "")
+    parts += [tell_ends(members), tell_restarts(ran), tell_unused(summaries, ran)]
     parts.append(_tell_coverage(summaries))
     return " ".join(part for part in parts if part)
 
@@ -90,12 +81,6 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     return (None if None in serial else sum(serial)), shared_s
 
 
-def is_never_on_gpu(summary: dict[str, Any], member: Member) -> bool:
-    """Whether a member had a GPU, and was looked at, and never had memory on it."""
-    peak = (member["gpu_memory_mb"] or {}).get("peak")
-    return summary["gpu"]["uuid"] is not None and peak is not None and peak < _GPU_USED_MB
-
-
 def find_over_bound(members: Sequence[Member]) -> list[Member]:
     """Those that were slower than was accepted for them; a summary of an older csub knows none."""
     return [
@@ -109,11 +94,11 @@ def find_over_bound(members: Sequence[Member]) -> list[Member]:
 
 def _tell_not_started(members: Sequence[Member]) -> str:
     count = len(members)
-    ended = [m for m in members if m["state"] in _ENDS]
+    ended = [m for m in members if m["state"] in ENDS]
     if ended and len(ended) == count:
         who = "The job" if count == 1 else f"None of the {count} jobs"
         told = "never started" if count == 1 else "was ever started"
-        return f"{who} {told}. {_tell_ends(members)}"
+        return f"{who} {told}. {tell_ends(members)}"
     started = [m for m in members if m["starts"] or m["state"] == MemberState.RUNNING.value]
     if started:
         verb = "has" if len(started) == 1 else "have"
@@ -269,37 +254,6 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
     return f"{text}."
 
 
-def _tell_waiting(members: Sequence[Member]) -> str:
-    waiting = sum(
-        not member["starts"] and member["state"] == MemberState.PENDING.value for member in members
-    )
-    if not waiting:
-        return ""
-    return f"{waiting} {'has' if waiting == 1 else 'have'} not started yet."
-
-
-def _tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
-    """Who was taken over by a pack of another submission, and by which."""
-    ids = {member["id"] for member in ran}
-    hosts: dict[str, list[str]] = {}
-    for summary in summaries:
-        host = summary.get("submission")
-        for member in summary["members"]:
-            is_guest = host and str(member["id"]).partition("/")[0] != host
-            if is_guest and member["started_at"] is not None and member["id"] in ids:
-                hosts.setdefault(host, []).append(member["id"])
-    told = []
-    for host, guests in hosts.items():
-        if len(guests) == len(ran):
-            who = "It" if len(ran) == 1 else f"All {len(ran)}"
-            told.append(f"{who} ran in the pack of {host}.")
-            continue
-        more = ", ..." if len(guests) > _NAMED_MOST else ""
-        named = ", ".join(guests[:_NAMED_MOST])
-        told.append(f"{len(guests)} ran in the pack of {host} ({named}{more}).")
-    return " ".join(told)
-
-
 def _count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
     """How many others of their packs ran while one of them did."""
     ids = {member["id"] for member in ran}
@@ -331,69 +285,6 @@ def count_room(summaries: Sequence[dict[str, Any]]) -> int:
     """How many more members like these would fit; 0 where none, or where it was not measured."""
     degrees = [summary.get("degree") for summary in summaries]
     return sum((degree or {}).get("room") or 0 for degree in degrees)
-
-
-def _tell_ends(members: Sequence[Member]) -> str:
-    """Who did not end well: a count for each way to end, and the first few by name."""
-    told = []
-    counts = Counter(member["state"] for member in members if member["state"] in _ENDS)
-    for state, word in _ENDS.items():
-        if not counts[state]:
-            continue
-        own = [member for member in members if member["state"] == state]
-        named = ", ".join(_name_end(member) for member in own[:_NAMED_MOST])
-        more = ", ..." if len(own) > _NAMED_MOST else ""
-        verb = "" if word.startswith(("failed", "ran", "reached")) else "was "
-        if len(own) > 1 and verb:
-            verb = "were "
-        who = f"All {len(own)}" if len(own) == len(members) > 1 else str(len(own))
-        if len(members) == 1:
-            told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
-        else:
-            told.append(f"{who} {verb}{word} ({named}{more}).")
-    return " ".join(told)
-
-
-def _name_end(member: Member) -> str:
-    return f"{member['id']}{_tell_code(member, ': ')}"
-
-
-def _tell_code(member: Member, link: str) -> str:
-    if member["state"] != MemberState.FAILED.value:
-        return ""
-    if member.get("exit_signal"):
-        return f"{link}signal {member['exit_signal']}"
-    return f"{link}exit code {member['exit_code']}" if member.get("exit_code") else ""
-
-
-def _tell_restarts(ran: Sequence[Member]) -> str:
-    again = [member for member in ran if member["starts"] > 1]
-    if not again:
-        return ""
-    if len(ran) == 1:
-        return f"It was interrupted and started again ({again[0]['starts']} starts)."
-    verb = "was" if len(again) == 1 else "were"
-    who = f"All {len(again)}" if len(again) == len(ran) else str(len(again))
-    return f"{who} {verb} interrupted and started again."
-
-
-def _tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
-    """Who never used the GPU that was held for it."""
-    ids = {member["id"] for member in ran}
-    own = [
-        member["id"]
-        for summary in summaries
-        for member in summary["members"]
-        if member["id"] in ids and is_never_on_gpu(summary, member)
-    ]
-    if not own:
-        return ""
-    if len(ran) == 1:
-        return "It never used the GPU."
-    if len(own) == len(ran):
-        return "None of them ever used the GPU."
-    more = ", ..." if len(own) > _NAMED_MOST else ""
-    return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
 
 
 def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
