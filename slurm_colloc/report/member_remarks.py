@@ -48,7 +48,8 @@ def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
     ids = {member["id"] for member in ran}
     hosts: dict[str, list[str]] = {}
     for summary in summaries:
-        host = summary.get("submission")
+        # A summary of an older csub has none.
+        host = str(summary.get("submission") or "")
         for member in summary["members"]:
             is_guest = host and str(member["id"]).partition("/")[0] != host
             if is_guest and member["started_at"] is not None and member["id"] in ids:
