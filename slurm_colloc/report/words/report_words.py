@@ -81,12 +81,15 @@ WORDS: dict[str, str] = {
     "about a millisecond.",
     "EXCLUSIVE": "One job has the GPU for itself.",
     "MIG": "A GPU that is cut into parts, each with processors and memory of its own.",
+    "INSTANCE": "The part of a GPU cut by MIG on which a member ran, by NVIDIA's name: 3g.40gb has "
+    "3 of 7 slices of the GPU's processors and 40 GB of its memory.",
     "FALLBACK": "The GPU could not be shared in the way that was planned, so it was shared in "
     "another way.",
     "USAGE PROFILE": "What a job used and how fast it was while alone, kept for the next plan: "
     "csub profile list.",
-    "TAKING OVER": "A member that waits in one pack moves to another of its submission, where "
-    "there is measured room for it.",
+    "TAKING OVER": "A member that waits in one pack moves to another, where there is measured "
+    "room for it: one of its submission, or with --join on both of another that runs the same "
+    "script.",
 }  # fmt: skip
 
 _ALIASES = {
@@ -95,6 +98,7 @@ _ALIASES = {
     "PROFILE": "USAGE PROFILE", "TAKEN OVER": "TAKING OVER", "SAVED": "GAIN", "GPU-SM": "GPU SM",
     "GPU_SM": "GPU SM", "SLOW-DOWN": "SLOWDOWN", "PRE-DICTED": "PREDICTED", "STEP/S": "STEPS/S",
     "ACCEPTED SLOWDOWN": "ACCEPTED", "ARGS": "ARGUMENTS", "NOT_SPLIT": "NOT SPLIT",
+    "MIG INSTANCE": "INSTANCE",
 }  # fmt: skip
 
 
