@@ -30,6 +30,8 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     assert "has not started" not in told
     assert "no member has started" not in told
     assert not any(word in told for word in TOTALS)
+    detail = user.csub("report", "--detail", joiner).stdout
+    assert "no member has started" not in detail
     (value,) = json.loads(user.csub("report", "--json", joiner).stdout)
     assert [member["id"] for member in value["members"]] == [joiner]
     assert value["members"][0]["starts"] == 1
