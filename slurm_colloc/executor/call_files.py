@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import MemberFailed, NotFound, StateError, UsageProblem
+from slurm_colloc.model.printable import cut
 from slurm_colloc.store.atomic_files import write_atomic
 
 SCHEMA = 1
@@ -37,11 +38,22 @@ _SCRIPT = """\
 
 @dataclass(frozen=True)
 class PythonCall:
-    """One call of a function."""
+    """One call of a function.
+
+    Raises:
+        UsageProblem: It is no function.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise UsageProblem(
+                f"{cut(repr(self.function))} is no function",
+                hint="submit takes a script, too, and map a function alone",
+            )
 
 
 class RemoteTraceback(Exception):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.plan.plan_call import CallPlan
 
 RESERVED = (
-    "array", "dry-run", "explain", "export-file", "json", "parsable", "quiet", "test-only",
-    "verbose", "wait", "what-if", "wrap",
+    "array", "dry-run", "explain", "export-file", "from", "json", "parsable", "quiet", "resume",
+    "sample", "test-only", "verbose", "wait", "watch", "what-if", "wrap", "zip",
 )  # fmt: skip
 """Options that an Executor gives itself, or that only a command line can answer."""
 
@@ -94,7 +94,9 @@ def check_options(options: Mapping[str, object]) -> None:
                 f"--{name} is not for jobs from Python",
                 hint="map and map_array submit an array"
                 if name == "array"
-                else f"csub --{name} is for the command line",
+                else "map and map_array give each call its values"
+                if name in ("from", "sample", "zip")
+                else "it is for the command line",
             )
     if line.words:
         raise UsageProblem(f"{line.words[0]!r} is no option")

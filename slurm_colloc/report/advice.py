@@ -18,8 +18,8 @@ from slurm_colloc.report.headline import (
     compute_gain,
     count_room,
     find_over_bound,
-    is_never_on_gpu,
 )
+from slurm_colloc.report.member_remarks import is_never_on_gpu
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
 
 Member = dict[str, Any]

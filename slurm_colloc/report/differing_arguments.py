@@ -37,11 +37,17 @@ def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
         members: Their parts of the summary.
 
     Returns:
-        A text for each: its parameters, where one of them has any, else its arguments.
+        A text for each: its parameters, or its arguments where it has none.
     """
-    if any(member.get("parameters") for member in members):
-        return [format_parameters(tuple((m.get("parameters") or {}).items())) for m in members]
-    return show_arguments([member.get("arguments") or () for member in members])
+    if not any(member.get("parameters") for member in members):
+        return show_arguments([member.get("arguments") or () for member in members])
+    # One that joined a sweep, or was taken over, may have arguments alone.
+    return [
+        format_parameters(tuple(m["parameters"].items()))
+        if m.get("parameters")
+        else shlex.join(m.get("arguments") or ())
+        for m in members
+    ]
 
 
 def _count_common(calls: Sequence[Sequence[str]]) -> int:

@@ -6,37 +6,28 @@ time for which their packs had a GPU (`serial_s` over `shared_s`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.member_remarks import (
+    ENDS,
+    Member,
+    tell_ends,
+    tell_guests,
+    tell_restarts,
+    tell_unused,
+    tell_waiting,
+)
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
-
-Member = dict[str, Any]
-"""A member's part of a summary."""
 
 _EVEN = 1.03
 """A gain or a slowdown of less is none."""
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""
 _COVERAGE_LEAST = 0.9
-_NAMED_MOST = 3
 _SHORT_S = 60.0
 """Where a rate is unknown although steps were counted, a shorter run is why."""
-_GPU_USED_MB = 1.0
-
-_ENDS = {
-    MemberState.FAILED.value: "failed",
-    MemberState.OUT_OF_MEMORY.value: "ran out of host memory",
-    MemberState.TIMEOUT.value: "reached the time limit",
-    MemberState.CANCELLED.value: "cancelled",
-    MemberState.PREEMPTED.value: "preempted",
-    MemberState.NODE_FAIL.value: "lost with its node",
-    MemberState.LOST.value: "lost",
-}
-BAD_STATES = frozenset(_ENDS)
-"""States of members that did not end well."""
 
 
 def tell_headline(
@@ -65,7 +56,9 @@ def tell_headline(
     else:
         first = _tell_several(summaries, ran, final=final)
     parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
-    parts += [_tell_ends(members), _tell_restarts(ran), _tell_unused(summaries, ran)]
+    parts.append(tell_waiting(members))
+    parts.append(tell_guests(summaries, ran) if chosen is not None else "")
+    parts += [tell_ends(members), tell_restarts(ran), tell_unused(summaries, ran)]
     parts.append(_tell_coverage(summaries))
     return " ".join(part for part in parts if part)
 
@@ -88,12 +81,6 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     return (None if None in serial else sum(serial)), shared_s
 
 
-def is_never_on_gpu(summary: dict[str, Any], member: Member) -> bool:
-    """Whether a member had a GPU, and was looked at, and never had memory on it."""
-    peak = (member["gpu_memory_mb"] or {}).get("peak")
-    return summary["gpu"]["uuid"] is not None and peak is not None and peak < _GPU_USED_MB
-
-
 def find_over_bound(members: Sequence[Member]) -> list[Member]:
     """Those that were slower than was accepted for them; a summary of an older csub knows none."""
     return [
@@ -107,11 +94,11 @@ def find_over_bound(members: Sequence[Member]) -> list[Member]:
 
 def _tell_not_started(members: Sequence[Member]) -> str:
     count = len(members)
-    ended = [m for m in members if m["state"] in _ENDS]
+    ended = [m for m in members if m["state"] in ENDS]
     if ended and len(ended) == count:
         who = "The job" if count == 1 else f"None of the {count} jobs"
         told = "never started" if count == 1 else "was ever started"
-        return f"{who} {told}. {_tell_ends(members)}"
+        return f"{who} {told}. {tell_ends(members)}"
     started = [m for m in members if m["starts"] or m["state"] == MemberState.RUNNING.value]
     if started:
         verb = "has" if len(started) == 1 else "have"
@@ -250,8 +237,7 @@ def _tell_bound(members: Sequence[Member]) -> str:
 
 def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
-    count = sum(m["started_at"] is not None for s in summaries for m in s["members"])
-    others = count - len(ran)
+    others = _count_company(summaries, ran)
     beside = f" beside {others} other{'' if others == 1 else 's'}" if others else ""
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
@@ -259,13 +245,32 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
         text = f"{len(ran)} {name_jobs(ran)} {verb}{beside}"
         return f"{text}; {cost}." if cost else f"{text}."
     (member,) = ran
-    text = f"{member['id']} {verb}{beside}"
+    text = f"{member['id']} {verb}{beside or ' alone'}"
     rate = member["rate"]["steps_per_s"]
     if rate is not None:
         text += f" at {format_figure(rate)} steps/s"
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
     return f"{text}."
+
+
+def _count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
+    """How many others of their packs ran while one of them did."""
+    ids = {member["id"] for member in ran}
+    count = 0
+    for summary in summaries:
+        started = [member for member in summary["members"] if member["started_at"] is not None]
+        own = [member for member in started if member["id"] in ids]
+        count += sum(
+            member["id"] not in ids and any(_overlap(member, other) for other in own)
+            for member in started
+        )
+    return count
+
+
+def _overlap(first: Member, second: Member) -> bool:
+    ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
+    return not ends or max(first["started_at"], second["started_at"]) < min(ends)
 
 
 def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:
@@ -282,78 +287,18 @@ def count_room(summaries: Sequence[dict[str, Any]]) -> int:
     return sum((degree or {}).get("room") or 0 for degree in degrees)
 
 
-def _tell_ends(members: Sequence[Member]) -> str:
-    """Who did not end well: a count for each way to end, and the first few by name."""
-    told = []
-    counts = Counter(member["state"] for member in members if member["state"] in _ENDS)
-    for state, word in _ENDS.items():
-        if not counts[state]:
-            continue
-        own = [member for member in members if member["state"] == state]
-        named = ", ".join(_name_end(member) for member in own[:_NAMED_MOST])
-        more = ", ..." if len(own) > _NAMED_MOST else ""
-        verb = "" if word.startswith(("failed", "ran", "reached")) else "was "
-        if len(own) > 1 and verb:
-            verb = "were "
-        who = f"All {len(own)}" if len(own) == len(members) > 1 else str(len(own))
-        if len(members) == 1:
-            told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
-        else:
-            told.append(f"{who} {verb}{word} ({named}{more}).")
-    return " ".join(told)
-
-
-def _name_end(member: Member) -> str:
-    return f"{member['id']}{_tell_code(member, ': ')}"
-
-
-def _tell_code(member: Member, link: str) -> str:
-    if member["state"] != MemberState.FAILED.value:
-        return ""
-    if member.get("exit_signal"):
-        return f"{link}signal {member['exit_signal']}"
-    return f"{link}exit code {member['exit_code']}" if member.get("exit_code") else ""
-
-
-def _tell_restarts(ran: Sequence[Member]) -> str:
-    again = [member for member in ran if member["starts"] > 1]
-    if not again:
-        return ""
-    if len(ran) == 1:
-        return f"It was interrupted and started again ({again[0]['starts']} starts)."
-    verb = "was" if len(again) == 1 else "were"
-    who = f"All {len(again)}" if len(again) == len(ran) else str(len(again))
-    return f"{who} {verb} interrupted and started again."
-
-
-def _tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
-    """Who never used the GPU that was held for it."""
-    ids = {member["id"] for member in ran}
-    own = [
-        member["id"]
-        for summary in summaries
-        for member in summary["members"]
-        if member["id"] in ids and is_never_on_gpu(summary, member)
-    ]
-    if not own:
-        return ""
-    if len(ran) == 1:
-        return "It never used the GPU."
-    if len(own) == len(ran):
-        return "None of them ever used the GPU."
-    more = ", ..." if len(own) > _NAMED_MOST else ""
-    return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
-
-
 def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
     """What the figures rest on, where that is less than all."""
-    shares = []
+    shares, lost = [], False
     for summary in summaries:
         if summary["window"] is None:
             continue
         coverage = summary["coverage"]
         if coverage is None or coverage["not_watched"]:
             shares.append(0.0)
+        elif summary["final"] and not _has_figures(summary):
+            shares.append(0.0)
+            lost = True
         elif coverage["share"] is not None:
             shares.append(coverage["share"])
     if not shares:
@@ -362,9 +307,19 @@ def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
     if least >= _COVERAGE_LEAST:
         return ""
     if max(shares) == 0:
-        return "Nothing was measured: the monitor did not run."
+        why = "what the monitor wrote is missing" if lost else "the monitor did not run"
+        return f"Nothing was measured: {why}."
     return (
         f"The monitor missed up to {format_share(1 - least)} of the time."
         if len(shares) > 1
         else f"The monitor missed {format_share(1 - least)} of the time."
+    )
+
+
+def _has_figures(summary: dict[str, Any]) -> bool:
+    """Whether anything of what was watched is known."""
+    read = ("steps", "gpu_memory_mb", "cpu_cores", "host_memory_peak_mb")
+    members = summary["members"]
+    return any(member[name] is not None for member in members for name in read) or any(
+        spread is not None for spread in summary["gpu_use"].values()
     )

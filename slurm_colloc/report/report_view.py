@@ -60,10 +60,17 @@ def group_submissions(found: Sequence[Found]) -> list[list[Found]]:
     """The packs of each submission together, in the order in which they came."""
     groups: dict[str, list[Found]] = {}
     for summary, numbers in found:
-        # A summary of an older csub has none.
-        job = summary.get("submission") or str(summary["job"] or summary["pack_id"])
-        groups.setdefault(job, []).append((summary, numbers))
+        groups.setdefault(name_submission(summary, numbers), []).append((summary, numbers))
     return list(groups.values())
+
+
+def name_submission(summary: Summary, numbers: Collection[int] | None) -> str:
+    """The id of the submission that is told of: some members may have run in another's pack."""
+    jobs = {str(member["id"]).partition("/")[0] for member in _choose(summary, numbers)}
+    if len(jobs) == 1:
+        return jobs.pop()
+    # A summary of an older csub has none.
+    return summary.get("submission") or str(summary["job"] or summary["pack_id"])
 
 
 def choose_ids(found: Sequence[Found]) -> list[str] | None:
@@ -86,7 +93,7 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
         for summary, numbers in found:
             parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
         return render(parts, width, styled=styled)
-    job = str(members[0]["id"]).partition("/")[0] if members else summaries[0]["job"]
+    job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
     parts.append(build_lines([*notes, ("More", hint)]))
     return render(parts, width, styled=styled)
@@ -160,8 +167,8 @@ def _build_rows(
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
         (
             Column("INSTANCE", is_number=False),
-            lambda m: (m.get("mig") or {}).get("profile") or "",
-            any(m.get("mig") for m in members),
+            find_instance_word,
+            any(map(find_instance_word, members)),
         ),
         (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
         (
@@ -202,6 +209,12 @@ def _build_rows(
     kept = [(column, write) for column, write, is_shown in table if is_shown]
     rows = [tuple(write(member) for _, write in kept) for member in members]
     return [column for column, _ in kept], rows
+
+
+def find_instance_word(member: _Member) -> str:
+    """The profile of a member's MIG instance; empty where it had none."""
+    # A summary of an older csub does not know.
+    return (member.get("mig") or {}).get("profile") or ""
 
 
 def _choose_word(members: Sequence[_Member], name: str) -> str:

@@ -103,7 +103,8 @@ def write_record(path: Path, record: SandboxRecord) -> None:
         "wanted": record.wanted,
         "tried": record.tried,
     }
-    write_file(path, json.dumps(content, indent=2) + "\n", mode=0o600)
+    # Another user's `csub sandbox env --dir` reads it.
+    write_file(path, json.dumps(content, indent=2) + "\n", mode=0o644)
 
 
 def write_file(path: Path, content: str | bytes, *, mode: int) -> None:

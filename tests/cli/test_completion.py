@@ -53,6 +53,8 @@ def test_the_options_that_are_completed_are_those_of_the_commands() -> None:
 def test_commands_options_ids_names_and_states_are_completed(root: Path) -> None:
     assert list_candidates(["re"], root) == ["release", "report", "requeue", "retry"]
     assert "--gres" in list_candidates(["submit", "--g"], root)
+    assert {"--port", "--priority"} <= set(list_candidates(["notebook", "--p"], root))
+    assert list_candidates(["notebook", "--idle"], root) == ["--idle"]
     assert "--share" in list_candidates(["--sh"], root)
     assert list_candidates(["queue", "--wh"], root) == ["--where"]
     assert list_candidates(["logs", "47"], root) == ["4711"]

@@ -67,6 +67,7 @@ def test_without_jupyter_it_says_so(user: CsubUser) -> None:
         (["--idle=soon"], "--idle=soon: --idle= takes a whole number up to 100000"),
         (["--port"], "--port: --port= takes a whole number up to 65000"),
         (["train.sh"], "csub notebook takes no script: train.sh"),
+        (["--gres=gpu:1", "-t", "5", "train.sh"], "csub notebook takes no script: train.sh"),
         (["--array=0-3"], "csub notebook starts one server"),
         (["--dry-run"], "--dry-run is not for csub notebook"),
     ],

@@ -47,3 +47,38 @@ def test_runs_of_a_workload_start_at_the_same_moment(user: CsubUser) -> None:
     starts = [row["started_at"] for row in rows]
     assert min(moments) >= max(starts) - 0.1
     assert "0,1,b,COMPLETED" in (user.home / "radt.status.csv").read_text()
+
+
+@pytest.mark.root
+def test_two_users_neither_see_nor_retry_what_is_the_others(
+    user: CsubUser, other_user: CsubUser
+) -> None:
+    users, body = (user, other_user), '[ -e fixed ] || exit "$SLURM_COLLOC_PARAM_CODE"; id -un'
+    ids = {}
+    for one in users:
+        # Not their homes are to keep them apart, but what csub itself has made.
+        one.home.chmod(0o755)
+        one.script("train.sh", body)
+        ids[one.name] = one.csub(
+            "sweep", "--parsable", *SHARE, "train.sh", "code=0,3"
+        ).stdout.strip()
+    for one in users:
+        one.finish(ids[one.name])
+    for one, other in (users, users[::-1]):
+        own, others = ids[one.name], ids[other.name]
+        for words in (("queue", "--all"), ("history",), ("history", "--where", "code=3")):
+            rows = json.loads(one.csub(*words, "--json").stdout)
+            assert {row["member"].partition("/")[0] for row in rows} == {own}, words
+        for words in (("retry", others), ("logs", others), ("report", others)):
+            refused = one.csub(*words, check=False)
+            assert (refused.returncode, f"csub has no job {others}" in refused.stderr) == (7, True)
+        # By way of the other's state they come no further.
+        for words in (("queue", "--all"), ("retry", others), ("retry", "last"), ("batch", "-")):
+            there = {"XDG_STATE_HOME": str(other.home / "state")}
+            refused = one.run(["csub", *words], environment=there, check=False, stdin="true\n")
+            assert (refused.returncode, refused.stderr.count("\n")) == (6, 1), refused
+            assert refused.stdout == ""
+    (user.home / "fixed").touch()
+    user.csub("retry", "all", "--wait")
+    assert user.csub("logs", f"{ids[user.name]}/3").stdout == f"{user.name}\n"
+    assert list(other_user.members(ids[other_user.name])) == [1, 2]

@@ -256,6 +256,9 @@ def test_radts_column_of_collocation_is_checked_and_overruled(user: CsubUser) ->
         ("script,array\ntrain.sh,1-3\n", "--array is said of a whole call, and not of a row"),
         ("script\nno.sh\n", "jobs.csv:2, column script: cannot read the script no.sh"),
         ("script,arguments\ntrain.sh,'a\n", 'jobs.csv:2, column arguments: "\'a": No closing'),
+        ("script,gpu-mem,gpu_mem\ntrain.sh,1G,2G\n", "columns gpu-mem and gpu_mem mean the same"),
+        ("script,name,job-name\ntrain.sh,a,b\n", "jobs.csv:2: the columns name and job-name mean"),
+        ("script,args,arguments\ntrain.sh,a,b\n", "the columns args and arguments mean the same"),
         ("script,uid\ntrain.sh,5\n", "column uid: csub cannot do --uid"),
     ],
 )
@@ -269,6 +272,13 @@ def test_a_wrong_cell_is_named_and_nothing_is_submitted(
     assert sentence in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert list_jobs(user) == []
+
+
+def test_rows_that_cannot_share_are_said_so_once(user: CsubUser) -> None:
+    (user.home / "jobs.csv").write_text("command,time\ntrue,3\nfalse,60\n")
+    told = user.csub("batch", *SHARE, "--dry-run", "jobs.csv").stdout
+    assert told.count("groups: jobs share a pack only where") == 1
+    assert "2 groups: " in told
 
 
 def test_rows_are_said_of_one_table(user: CsubUser) -> None:

@@ -43,6 +43,8 @@ def test_what_failed_runs_again_as_a_new_member_of_its_submission(user: CsubUser
     assert rows[f"{job_id}/5"]["parameters"] == {"code": "4"}
     assert user.csub("logs", f"{job_id}/5").stdout == f"first {job_id}_3 4 code=4\n"
     # Of each the last try counts.
+    assert user.csub("wait", job_id).returncode == 0
+    assert user.csub("wait", f"{job_id}/2", check=False).returncode == 3
     none = user.csub("retry", job_id, check=False)
     assert (none.returncode, "no member that is to be tried again" in none.stderr) == (2, True)
 
@@ -124,3 +126,22 @@ def test_a_job_alone_is_started_again_in_its_allocation(user: CsubUser) -> None:
     (row,) = user.finish(job_id).values()
     assert (row["state"], row["starts"]) == ("COMPLETED", 2)
     assert user.csub("logs", job_id).stdout.splitlines()[-1] in ("", "1")
+
+
+def test_all_passes_over_what_cannot_run_again_and_a_name_submits_nothing_by_half(
+    user: CsubUser, slurm: FakeSlurm
+) -> None:
+    user.script("train.sh", FAILS)
+    job_id = sweep(user, "train.sh", "code=3,4")
+    local = user.submit("pack", "--local", *SHARE, "train.sh 3", "train.sh 4")
+    user.finish(local)
+    before = len(slurm.look())
+    check_refused(
+        user, ("retry", job_id, local), 2,
+        f"{local} cannot be tried again: it ran without Slurm: submit the script again",
+    )  # fmt: skip
+    assert len(slurm.look()) == before
+    told = user.csub("retry", "all", "--wait", check=False)
+    assert f"csub: {local} cannot be tried again: it ran without Slurm\n" in told.stderr
+    assert f"{job_id}/3 tries {job_id}/1 again" in told.stderr
+    assert len(list_all(user, job_id)) == 4

@@ -98,6 +98,10 @@ def test_tasks_that_wait_for_tasks_still_share(user: CsubUser, slurm: FakeSlurm)
 def test_a_priority_of_csubs_own_is_no_option_of_slurms(user: CsubUser, slurm: FakeSlurm) -> None:
     user.script("fast.sh", "exit 0", directives="#SBATCH --priority=fast")
     user.script("other.sh", "exit 0")
+    refused = user.csub("--priority=fsat", "--time=5", "other.sh", check=False)
+    assert refused.stderr == (
+        "csub: error: the command line: --priority=fsat is neither a number, nor TOP, nor fast\n"
+    )
     slurm.pause()
     packed = json.loads(user.csub("pack", "--json", *SHARE, "fast.sh", "other.sh").stdout)
     # Its neighbour has no priority, and shares all the same.

@@ -136,7 +136,8 @@ def test_zip_goes_along_and_sample_draws_the_same_each_time(user: CsubUser) -> N
         (("train.sh", "--lr", "1,,2"), "--lr: '1,,2' has an empty value among its commas"),
         (("train.sh", "--lr", "5:5"), "--lr: '5:5' is a range without numbers"),
         (("train.sh", "--lr", "[1,2"), "has a bracket or a quote without its other half"),
-        (("train.sh", "--lr", "1,2", "--lr=3,4"), "the parameter lr is given twice"),
+        (("train.sh", "--lr", "1,2", "--lr=3,4"),
+         "the parameter lr is given twice: the command line: leave one of them out"),
         (("train.sh", "--a.b", "1,2", "--a_b", "1,2"), "would be one variable in the environment"),
         (("--zip", "train.sh", "--a", "1,2", "--b", "1,2,3"), "a has 2 values, b has 3"),
         (("--sample=0", "train.sh", "--a", "1,2"), "a number of at least 1 is needed"),
@@ -152,6 +153,7 @@ def test_zip_goes_along_and_sample_draws_the_same_each_time(user: CsubUser) -> N
         (("--from=twice.yaml", "train.sh"), "twice.yaml:2: lr stands there twice"),
         (("--from=deep.yaml", "train.sh"), "deep.yaml, lr: a value is a text or a number"),
         (("--from=null.json", "train.sh"), "a value is a text or a number, not null"),
+        (("--from=null.yaml", "train.sh"), "null.yaml, lr: a value is a text or a number, not"),
         (("--from=bad.toml", "train.sh"), "bad.toml is no TOML"),
         (("--from=empty.csv", "train.sh"), "empty.csv has no rows"),
         (("--from=table.txt", "train.sh"), "table.txt: its name tells no format"),
@@ -170,6 +172,7 @@ def test_a_wrong_sweep_is_one_sentence_and_nothing_is_submitted(
         "latin.csv": b"lr\ncaf\xe9\n", "binary.csv": b"lr\n\0\n",
         "utf16.csv": "lr\n1\n".encode("utf-16"), "twice.yaml": b"lr: [1]\nlr: [2]\n",
         "deep.yaml": b"lr: [[1, 2], [3]]\n", "null.json": b'[{"lr": null}]',
+        "null.yaml": b"lr: [1, ~]\n",
         "bad.toml": b"lr = [1,", "empty.csv": b"lr,bs\n", "table.txt": b"lr\n1\n",
         "good.csv": b"lr,bs\n1,2\n", "many.csv": b"lr\n" + b"1\n" * 100_000,
     }  # fmt: skip
@@ -190,6 +193,11 @@ def test_plain_csub_refuses_the_options_of_a_sweep(user: CsubUser) -> None:
         user, ("--zip", "train.sh"), 2,
         "the command line: --zip is an option of csub sweep alone: csub sweep --help",
     )  # fmt: skip
+    for command in ("plan", "probe", "notebook"):
+        told = user.csub(command, "--sample=3", *SHARE, *("train.sh",) * (command != "notebook"),
+                         check=False)  # fmt: skip
+        assert "--sample is an option of csub sweep alone" in told.stderr, command
+    assert list_jobs(user) == []
 
 
 def test_forty_configurations_become_a_csv_and_what_failed_is_tried_again(user: CsubUser) -> None:

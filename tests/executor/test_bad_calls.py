@@ -38,6 +38,11 @@ Run = Callable[..., Any]
         ({"gres": {"gpu": 1}}, "gres={'gpu': 1}: an option is a text, a number, True"),
         ({"array": "0-3"}, "--array is not for jobs from Python: map and map_array submit"),
         ({"wait": True}, "--wait is not for jobs from Python"),
+        ({"zip": True}, "--zip is not for jobs from Python"),
+        ({"sample": 3}, "--sample is not for jobs from Python"),
+        ({"from": "params.csv"}, "--from is not for jobs from Python"),
+        ({"resume": True}, "--resume is not for jobs from Python"),
+        ({"watch": True}, "--watch is not for jobs from Python"),
         ({"job_name": "a\0b"}, "no option may hold a NUL"),
         ({"setup": "module load x"}, "setup='module load x': it is a list of lines"),
         ({"array_parallelism": "2"}, "array_parallelism='2': it is a number of calls"),
@@ -48,6 +53,17 @@ def test_a_wrong_option_is_refused_where_it_is_given(options: Any, sentence: str
         Executor("calls", **options)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["train.sh", 3, None])
+def test_what_cannot_be_called_is_refused(tmp_path: Path, what: Any) -> None:
+    executor = Executor(tmp_path / "calls")
+    with pytest.raises(UsageProblem, match=f"{what!r} is no function"):
+        executor.map_array(what, [1])
+    if what != "train.sh":
+        with pytest.raises(UsageProblem, match="is no function"):
+            executor.submit(what)
+    assert not (tmp_path / "calls").exists()
 
 
 def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(

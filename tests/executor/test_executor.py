@@ -244,3 +244,23 @@ def test_calls_run_without_slurm_too(run_python: Run, slurm: FakeSlurm) -> None:
     """)
     assert found == [[1, 2], "L1_0"]
     assert list_slurm_jobs(slurm) == []
+
+
+def test_a_call_that_was_tried_again_has_its_result_under_its_first_id(
+    run_python: Run, user: CsubUser
+) -> None:
+    job_id, states = run_python("""
+        def find(number):
+            return number * int(Path("fixed").read_text())
+
+        jobs = Executor("calls", gres="gpu:1", time=5).map_array(find, [1, 2])
+        errors = [type(job.exception(timeout=60)).__name__ for job in jobs]
+        answer([jobs[0].member.job, errors])
+    """)
+    assert states == ["FileNotFoundError", "FileNotFoundError"]
+    (user.home / "fixed").write_text("21")
+    user.csub("retry", job_id, "--wait")
+    found = run_python(f"""
+        answer([Job(f"{job_id}_{{n}}", folder="calls").result(timeout=60) for n in range(2)])
+    """)
+    assert found == [21, 42]

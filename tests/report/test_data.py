@@ -16,7 +16,7 @@ from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import ExitCode
 from slurm_colloc.report import load_packs
-from slurm_colloc.report.data.csv_table import render_csv
+from slurm_colloc.report.data.csv_table import render_csv, write_cell
 from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, PACK_COLUMNS
 from slurm_colloc.report.data.data_rows import build_member_rows
 from slurm_colloc.report.data.parquet_file import write_parquet
@@ -106,6 +106,13 @@ def test_a_formula_in_a_name_or_an_argument_is_none_in_a_spreadsheet(tmp_path: P
             assert not value.lstrip().startswith(("=", "@", "\uff1d")), value
             assert "\x1b" not in value
             assert "\n" not in value
+
+
+def test_a_number_stays_one_in_a_spreadsheet() -> None:
+    for text in ("-1", "+0.5", "-1e-3", "-.5", "3"):
+        assert write_cell(text) == text
+    for text in ("-1+1", "-A1", "+1-cmd|x", "-", "-1e", "-1\n", "-\uff11"):
+        assert write_cell(text).startswith("'"), text
 
 
 def test_parquet_has_moments_and_nulls(tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def test_every_reason_is_a_clause(name: str) -> None:
     assert explain_word(name).splitlines()[0] == name
 
 
+def test_a_word_that_is_a_reason_too_is_the_word_in_small_letters() -> None:
+    assert "How many members run on the GPU at the same time." in explain_word("degree")
+    assert "as its degree allows" in explain_word("Degree")
+
+
 # squeue(1), JOB REASON CODES, and src/common/job_state_reason.c.
 @pytest.mark.parametrize(
     ("text", "words"),

@@ -9,10 +9,15 @@ import pytest
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.report_view import render_reports
+from slurm_colloc.report.lines.submission_mail import render_mail
+from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.render_page import render_page
+from slurm_colloc.report.report_view import group_submissions, render_reports
+from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.words.report_words import WORDS, find_word
 from slurm_colloc.report.words.state_meanings import explain_word
 
+from .generated import Truth, make_pack
 from .situations import DOCUMENT, SITUATIONS, build_document, describe, is_there, make_summary
 
 
@@ -56,6 +61,73 @@ def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     assert "one after the other" not in some
 
 
+def test_only_those_who_were_there_are_company() -> None:
+    summary = make_summary(3)
+    first, second, third = summary["members"]
+    second["ended_at"] = third["started_at"] = first["started_at"] + 10
+    first["ended_at"] = first["started_at"] + 5
+    assert tell_headline([summary], {"54/3"}).startswith("54/3 ran alone at 12.1 steps/s")
+    assert "54/1 ran beside 1 other at" in tell_headline([summary], {"54/1"})
+    # One that runs has no end yet.
+    running = {**summary, "final": False}
+    third |= {"started_at": first["started_at"] + 6, "ended_at": None}
+    assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
+
+
+def test_parameters_tell_members_apart_and_arguments_those_that_have_none() -> None:
+    summary = make_summary(2)
+    first, second = summary["members"]
+    first |= {"parameters": {"rate": "0.1"}, "arguments": []}
+    second |= {"parameters": {}, "arguments": ["--own", "2"]}
+    for text in (render_reports([(summary, None)], 200), render_mail([summary], "54")):
+        assert "rate=0.1" in text
+        assert "--own 2" in text
+
+
+def test_figures_that_are_lost_are_not_taken_for_a_monitor_that_did_not_run(
+    tmp_path: Path,
+) -> None:
+    pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)])
+    assert "measured" not in tell_headline([build_summary(pack, tmp_path)])
+    for name in ("members", "gpu"):
+        (pack / "report" / f"{name}.parquet").unlink()
+    summary = build_summary(pack, tmp_path)
+    lost = "Nothing was measured: what the monitor wrote is missing."
+    assert tell_headline([summary]).endswith(lost)
+    assert "measured:" not in tell_headline([{**summary, "final": False}])
+    page = render_page([PageSource(summary, pack)])
+    assert "there are no samples: no curves are drawn" in page
+
+
+def test_members_that_still_wait_are_told_of() -> None:
+    summary = {**make_summary(4), "final": False}
+    for member in summary["members"][2:]:
+        member |= {"started_at": None, "ended_at": None, "state": "PENDING", "starts": 0}
+    assert "2 have not started yet." in tell_headline([summary])
+    summary["members"][2] |= {"state": "RUNNING", "starts": 1}
+    assert "1 has not started yet." in tell_headline([summary])
+    assert "not started" not in tell_headline([summary], {"54/1", "54/2"})
+
+
+def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -> None:
+    host, own = make_summary(4), make_summary(2, first=4, job="60")
+    for number, member in enumerate(host["members"][2:], 1):
+        member |= {"member": 10**6 + number, "id": f"60/{number}"}
+    guests = {10**6 + 1, 10**6 + 2}
+    found = [(host, guests), (own, None)]
+    assert group_submissions([*found, (host, {1, 2})]) == [found, [(host, {1, 2})]]
+    some = render_reports(found, 300)
+    assert "4 trainings ran beside 2 others; each ran 1.65 times slower than alone" in some
+    assert "2 ran in the pack of 54 (60/1, 60/2)." in some
+    assert "csub report 60 --detail" in some
+    mail = render_mail([host, own], "60")
+    assert mail.startswith("4 trainings ran beside 2 others; ")
+    assert "54/1" not in mail
+    assert tell_headline([host], {"60/1", "60/2"}).endswith("All 2 ran in the pack of 54.")
+    assert tell_headline([host], {"60/2"}).endswith("It ran in the pack of 54.")
+    assert "the pack of" not in tell_headline([host], {"54/1", "54/2"})
+
+
 def test_before_anything_has_started_that_is_said() -> None:
     summary = make_summary(2)
     for member in summary["members"]:
@@ -88,8 +160,11 @@ def test_members_are_named_as_csub_takes_them() -> None:
 
 
 def test_each_column_of_the_table_is_explained() -> None:
-    head = render_reports([(make_summary(2, 1.2), None)], 200).splitlines()
+    summary = make_summary(2, 1.2)
+    summary["members"][0]["mig"] = {"profile": "3g.40gb"}
+    head = render_reports([(summary, None)], 200).splitlines()
     (line,) = [text for text in head if text.startswith("MEMBER")]
+    assert "INSTANCE" in line
     for word in line.split():
         if word not in ("DOWN", "WAIT", "GPU"):
             assert find_word(word) is not None, word

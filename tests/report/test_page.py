@@ -124,6 +124,17 @@ def test_hostile_words_are_words_and_no_more(tmp_path: Path) -> None:
     assert "</script>" in drawn["label"], "as it was written, in a string"
 
 
+def test_the_page_names_the_instance_of_each_member_where_one_had_any(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)])
+    summary = build_summary(pack, tmp_path)
+    heads = [re.findall(r"<th scope=\"col\".*?</th>", render_page([PageSource(summary, pack)]))]
+    summary["members"][0]["mig"] = {"profile": "3g.40gb", "uuid": "MIG-1"}
+    text = render_page([PageSource(summary, pack)])
+    heads.append(re.findall(r"<th scope=\"col\".*?</th>", text))
+    assert [any("Instance" in head for head in own) for own in heads] == [False, True]
+    assert "<td>3g.40gb</td>" in text
+
+
 def test_a_page_of_very_many_members_stays_small_and_says_what_it_leaves_out(
     tmp_path: Path,
 ) -> None:
@@ -300,7 +311,7 @@ def test_with_open_and_no_screen_it_says_where_the_page_is(home: Path) -> None:
         (("4711", "--html", "a.html", "b.html"), 2, "one page is written, not 2"),
         (("4711", "page.html"), 2, "is the name of a page"),
         (("all", "--html"), 2, "a page is of one submission, and 2 were named"),
-        (("4711", "--html", "--json"), 2, "--html excludes --json and --csv"),
+        (("4711", "--html", "--json"), 2, "--json and --html exclude each other"),
         (("4711", "--html", "--name", "nobody"), 2, "nothing to report"),
     ],
 )

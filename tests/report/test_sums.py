@@ -127,6 +127,19 @@ def test_a_pack_that_ended_again_has_its_last_entry_and_one_that_is_gone_none(we
     assert week.sums()["all"]["packs"] == 2
 
 
+def test_a_pack_that_never_began_is_no_pack_without_a_summary(week: Week) -> None:
+    for place, begun in enumerate((True, False)):
+        pack = make_pack(week.state, [Truth(1, 0, 30, lambda _: 9)], job_id=f"481{place}",
+                         submission=f"20260103-000000-{place}")  # fmt: skip
+        if not begun:
+            # Another pack took over all that it had, or it was cancelled in the queue.
+            (pack / "attempt").unlink()
+    for _ in range(2):
+        assert week.sums()["notes"] == [
+            "1 pack has ended without a summary, as where nothing was watched: not in the sums"
+        ]
+
+
 def test_packs_that_run_are_told(week: Week) -> None:
     make_pack(week.state, [Truth(1, 0, 30, lambda _: 9)], submission="20260102-000000-d",
               job_id="L9", running=True)  # fmt: skip

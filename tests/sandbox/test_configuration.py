@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.sandbox.cgroups import CgroupSupport
 from slurm_colloc.sandbox.installation import parse_version
+from slurm_colloc.sandbox.sandbox_record import SandboxRecord, write_record
 from slurm_colloc.sandbox.sandbox_spec import (
     Layout,
     SandboxSpec,
@@ -284,3 +285,12 @@ def test_nodes_are_read_from_sinfo() -> None:
 )
 def test_gpus_are_counted_in_a_gres_text(gres: str, count: int) -> None:
     assert count_gpus(gres) == count
+
+
+def test_other_users_can_read_how_to_reach_roots_sandbox(tmp_path: Path) -> None:
+    # Its hooks prepare GPUs for ordinary users alone.
+    spec = SandboxSpec(tmp_path, hooks=True)
+    cgroups = CgroupSupport(0, False, "none")
+    layout = Layout(tmp_path)
+    write_record(layout.record, SandboxRecord(spec, ("n1",), 1, (2,), cgroups, "", "", True, False))
+    assert layout.record.stat().st_mode & 0o777 == 0o644

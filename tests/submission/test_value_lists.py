@@ -36,7 +36,10 @@ from slurm_colloc.submission.jobs.value_lists import (
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 # Cells are stripped, and an empty one says nothing.
 TEXTS = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp", "Cs"]), min_size=1
+    st.characters(
+        codec="utf-8", exclude_categories=["Cc", "Zl", "Zp", "Cs"], include_characters="\n"
+    ),
+    min_size=1,
 ).filter(lambda text: text == text.strip() and "\ufeff" not in text)
 TABLES = st.lists(NAMES, min_size=1, max_size=4, unique=True).flatmap(
     lambda names: st.lists(

@@ -42,7 +42,7 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
     while True:
         found = session.survey(wanted)
         wanted = freeze(found)
-        members = [member for _, selected in found for member in selected]
+        members = list_last_tries([member for _, selected in found for member in selected])
         line.show(describe_progress(members))
         if all(member.is_final for member in members):
             line.clear()
@@ -83,6 +83,14 @@ class LiveLine:
         if self._shown:
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()
+
+
+def list_last_tries(members: Sequence[MemberView]) -> list[MemberView]:
+    """Of members and their tries the last ones: they say what has become of each."""
+    last: dict[str, MemberView] = {}
+    for member in sorted(members, key=lambda m: m.member):
+        last[member.retry_of or str(member.member)] = member
+    return list(last.values())
 
 
 _CLEAR = "\r\x1b[K"

@@ -37,8 +37,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The options of commands that take ids of members, or little else."""
 
+_OF_NOTEBOOKS = ("--idle", "--port")
 _TAKES_IDS = frozenset(OPTIONS) - {"config", "clean"} | {"shell"}
-_SUBMITS = frozenset({"submit", "pack", "sweep", "batch", "probe", "plan", "check"})
+_SUBMITS = frozenset({"submit", "pack", "sweep", "batch", "probe", "plan", "check", "notebook"})
 _IDS_MOST = 30
 _SHARES = ("auto", "mps", "mig", "timeslice", "exclusive")
 
@@ -74,7 +75,7 @@ def _list_all(
         if typed.startswith("-"):
             yield from _list_submit_options()
     elif typed.startswith("-"):
-        yield from OPTIONS.get(command, ())
+        yield from OPTIONS.get(command, _OF_NOTEBOOKS if command == "notebook" else ())
         if command in _SUBMITS or command not in {name for _, group in GROUPS for name in group}:
             yield from _list_submit_options()
         yield "--help"

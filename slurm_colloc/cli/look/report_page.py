@@ -10,7 +10,7 @@ from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.report_view import choose_ids, group_submissions
+from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
 from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.store.atomic_files import write_atomic
 
@@ -45,7 +45,7 @@ def write_page(sources: Sequence[Source], file: str | None, *, opens: bool) -> N
 
     summaries = [summary for summary, _ in group]
     text = render_page([PageSource(summary, path, numbers) for path, summary, numbers in sources])
-    job = str(summaries[0].get("submission") or summaries[0]["job"] or summaries[0]["pack_id"])
+    job = name_submission(*group[0])
     path = Path(file or f"csub-report-{job.replace('/', '_')}.html").absolute()
     # Like any new file of the user's, it can be read by those whom their umask allows.
     write_atomic(path, text.encode(errors="backslashreplace"), 0o666, outlives_crash=False)

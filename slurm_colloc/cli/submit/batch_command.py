@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.rows_under_way import RowState, find_rows
-from slurm_colloc.cli.submit.submit_command import refuse_options_of_others, run_call
+from slurm_colloc.cli.submit.submit_command import run_call
 from slurm_colloc.cli.submit.sweep_command import render_jobs
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.settings import read_given_environment

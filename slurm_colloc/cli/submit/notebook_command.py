@@ -60,12 +60,14 @@ def run_notebook(argv: Sequence[str]) -> int:
     """
     from slurm_colloc.cli.submit.join_first import choose_packs_to_join
     from slurm_colloc.cli.submit.place_call import place_call, prepare_call
+    from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
     from slurm_colloc.submission.jobs.call_jobs import collect_call
 
     if any(word in ("-h", "--help") for word in argv):
         say(HELP)
         return 0
     idle_min, port, words = _read_own(argv)
+    _refuse_script(words)
     # The server's alone: it is in no command line, and no server writes down one that it is given.
     token = secrets.token_hex(24)
     environment = {**read_given_environment(), "JUPYTER_TOKEN": token}
@@ -81,6 +83,7 @@ def run_notebook(argv: Sequence[str]) -> int:
     for name in _NOT_HERE:
         if call.options.flag(name):
             raise UsageProblem(f"--{name} is not for csub notebook", hint="csub notebook --help")
+    refuse_options_of_others(call.options, "notebook")
     session = Session.open()
     local = call.options.flag("local")
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=False)
@@ -111,12 +114,19 @@ def _read_own(argv: Sequence[str]) -> tuple[int, int, list[str]]:
                 raise UsageProblem(f"{word}: --{name}= takes a whole number up to {most}")
             values[name] = int(text)
             words.remove(word)
-    extra = [word for word in words if not word.startswith("-")]
-    if extra and words.index(extra[0]) == 0:
+    return values["idle"], values["port"], words
+
+
+def _refuse_script(words: Sequence[str]) -> None:
+    from slurm_colloc.slurm.options import parse_command_line
+    from slurm_colloc.submission.jobs.learn_options import SiteOptions
+
+    site = SiteOptions(read_given_environment())
+    extra = site.parse(lambda o: parse_command_line(words, site_options=o)).words
+    if extra:
         raise UsageProblem(
             f"csub notebook takes no script: {extra[0]}", hint="csub notebook --help"
         )
-    return values["idle"], values["port"], words
 
 
 def _await_address(member: str) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import describe_open_room
 from slurm_colloc.cli.submit.place_call import prepare_call
+from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import ask_slurm
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
@@ -61,6 +62,7 @@ def run_plan(argv: Sequence[str]) -> int:
     argv, pack = split_pack(argv)
     directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
+    refuse_options_of_others(call.options, "plan")
     what_if = call.options.text("what-if")
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()

@@ -17,7 +17,7 @@ from slurm_colloc.cli.submit.submission_answer import build_answer_json, tell_id
 from slurm_colloc.cli.submit.sweep_command import render_jobs
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import MemberState, Selection
+from slurm_colloc.model.member import ALL, MemberState, Selection
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.settings import read_given_environment
@@ -148,15 +148,29 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
     for _, members in found:
         for member in members:
             wanted.setdefault(member.member.job, set()).add(member.member.number)
+    is_all = any(selection.job == ALL for selection in request.choice.selections)
+    ready = []
+    # Before the first is submitted.
     for job_id, numbers in wanted.items():
         views = [view for view, _ in session.survey([Selection(job_id)], follow_all=False)]
-        _refuse_elsewhere(session, views)
         chosen = _choose(views, job_id, numbers, request)
+        try:
+            _refuse_elsewhere(views)
+        except UsageProblem as problem:
+            if not is_all:
+                raise
+            if chosen:
+                note(problem.message)
+            continue
         if chosen:
-            yield from _retry(session, request, job_id, views, chosen)
+            ready.append((job_id, views, chosen))
+    if session.unreachable is not None:
+        raise session.unreachable
+    for job_id, views, chosen in ready:
+        yield from _retry(session, request, job_id, views, chosen)
 
 
-def _refuse_elsewhere(session: Session, views: Sequence[PackView]) -> None:
+def _refuse_elsewhere(views: Sequence[PackView]) -> None:
     for view in views:
         if view.record.local or view.record.carried or view.is_elsewhere:
             why = (
@@ -167,8 +181,6 @@ def _refuse_elsewhere(session: Session, views: Sequence[PackView]) -> None:
             raise UsageProblem(
                 f"{view.shown_id} cannot be tried again: {why}", hint="submit the script again"
             )
-    if session.unreachable is not None:
-        raise session.unreachable
 
 
 def _choose(

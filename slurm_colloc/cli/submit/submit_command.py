@@ -13,6 +13,7 @@ from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
 from slurm_colloc.cli.submit.place_call import place_call, prepare_call
+from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
@@ -20,11 +21,9 @@ from slurm_colloc.cli.submit.submission_notes import (
     list_missing_directories,
 )
 from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
-from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.options import Options
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
@@ -51,35 +50,6 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
     refuse_options_of_others(call.options, "submit")
     return run_call(call, directory, probe=probe)
-
-
-_OF_ONE_COMMAND = {
-    "zip": "sweep", "sample": "sweep", "from": "sweep",
-    "resume": "batch", "watch": "batch",
-}  # fmt: skip
-
-
-def refuse_options_of_others(options: Options, command: str) -> None:
-    """Refuse options that mean something to another of csub's commands alone.
-
-    Args:
-        options: The options of the call.
-        command: The command.
-
-    Raises:
-        UsageProblem: One was given.
-    """
-    if options.flag("what-if"):
-        raise UsageProblem(
-            f"{options.origin('what-if')}: --what-if submits nothing",
-            hint="csub plan --what-if=... shows it",
-        )
-    for name, its_command in _OF_ONE_COMMAND.items():
-        if its_command != command and options.flag(name):
-            raise UsageProblem(
-                f"{options.origin(name)}: --{name} is an option of csub {its_command} alone",
-                hint=f"csub {its_command} --help",
-            )
 
 
 def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = True) -> int:

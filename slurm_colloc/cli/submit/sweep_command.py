@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from slurm_colloc.cli.session import say
-from slurm_colloc.cli.submit.submit_command import refuse_options_of_others, run_call
+from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
+from slurm_colloc.cli.submit.submit_command import run_call
 from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.settings import read_given_environment

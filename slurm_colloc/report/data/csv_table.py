@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 from slurm_colloc.model.printable import escape_controls
@@ -13,6 +14,7 @@ from slurm_colloc.report.summary.member_identity import format_time
 
 # What a spreadsheet takes for the beginning of a formula; the wide ones in East Asian settings.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
 def render_csv(found: Chosen) -> str:
@@ -57,5 +59,7 @@ def write_cell(value: Any) -> Any:
         return ""
     if isinstance(value, str):
         text = escape_controls(value)
+        if _NUMBER.fullmatch(text):
+            return text
         return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
     return value

@@ -10,7 +10,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.mail_types import MailEvent
 from slurm_colloc.model.sbatch.quantities import format_elapsed
-from slurm_colloc.report.differing_arguments import show_arguments
+from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.lines.member_groups import count_states, render_lines
 from slurm_colloc.report.member_survey import survey_packs
@@ -79,7 +79,9 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         if str(member["id"]).partition("/")[0] == shown_id
     ]
     members.sort(key=lambda member: member["member"])
-    words = show_arguments([member.get("arguments") or () for member in members])
+    is_mixed = len(members) < sum(len(summary["members"]) for summary in summaries)
+    chosen = [str(member["id"]) for member in members] if is_mixed else None
+    words = tell_members_apart(members)
     rows = [
         (
             str(member["id"]),
@@ -95,7 +97,7 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
     total = count_states([MemberState(m["state"]) for m in members if m["state"] in _STATES])
     table = render_lines(HEADER, rows[:ROWS_MOST], total)
     more = f"and {len(rows) - ROWS_MOST} more\n" if len(rows) > ROWS_MOST else ""
-    headline = escape_controls(tell_headline(summaries))
+    headline = escape_controls(tell_headline(summaries, chosen))
     return f"{headline}\n\n{table}{more}\nMore: csub report {shown_id}\n"
 
 

@@ -14,7 +14,13 @@ from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.read_series import PackSeries, read_series
-from slurm_colloc.report.report_view import choose_ids, list_details, list_setup
+from slurm_colloc.report.report_view import (
+    choose_ids,
+    find_instance_word,
+    list_details,
+    list_setup,
+    name_submission,
+)
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -84,6 +90,7 @@ class MemberRow:
     cpus: str
     wait: str
     exit: str
+    instance: str
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         parts.append(part)
         if numbers is not None:
             drawing.append(numbers)
-    job = str(summaries[0].get("submission") or summaries[0]["job"] or summaries[0]["pack_id"])
+    job = name_submission(summaries[0], sources[0].chosen)
     names = list(dict.fromkeys(member["name"] for member in members))
     named = ", ".join(cut(name, _NAME_MOST) for name in names[:3]) + (
         ", ..." if len(names) > 3 else ""
@@ -229,6 +236,7 @@ def _build_row(member: Member, arguments: str) -> MemberRow:
         cpus=format_figure(member["cpu_cores"], 2),
         wait=format_share(member["stall"]["data"]),
         exit=told,
+        instance=escape_controls(find_instance_word(member)),
     )
 
 

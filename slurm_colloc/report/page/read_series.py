@@ -76,6 +76,8 @@ def read_series(
     problems: list[str] = []
     members = _read(pack, "members", _MEMBER_COLUMNS, problems)
     gpus = _read(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
+    if members is None and gpus is None and not problems:
+        problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
     gpu = {} if gpus is None or gpu_uuid is None else _thin_gpu(gpus, gpu_uuid, found)
     rates, stays = ({}, {}) if members is None else _thin_members(members, pauses, found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
-from slurm_colloc.report.headline import BAD_STATES
+from slurm_colloc.report.member_remarks import BAD_STATES
 from slurm_colloc.report.page.page_values import PageSource, build_page
 from slurm_colloc.report.words.report_words import WORDS
 

@@ -109,10 +109,13 @@ _member = _is(
     {
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
         **_all(_is_number, "exit_code exit_signal"),
-        "script": _is_text,
-        "arguments": _each(_is_text),
+        # They are unknown where what was kept of the job is damaged.
+        **_all(_maybe(_is_text), "script directory node mode"),
+        "arguments": _maybe(_each(_is_text)),
+        "gpu_uuids": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
+        "mig": _maybe(_is({}, {"profile": _maybe(_is_text)})),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}

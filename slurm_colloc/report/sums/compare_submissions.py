@@ -67,7 +67,7 @@ class Side:
     @property
     def modes(self) -> tuple[str, ...]:
         """How its members shared the GPU."""
-        return tuple(sorted({str(member["mode"]) for member in self.members if member["mode"]}))
+        return tuple(sorted({str(member["mode"]) for member in self.members if member.get("mode")}))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -6,13 +6,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.errors import CollocError
+from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.member_identity import complete_summary
 from slurm_colloc.report.summary.pack_summary import read_summary
 from slurm_colloc.report.sums.pack_entry import PackEntry, build_entry, read_entry
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.due_summaries import list_due
+from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.store.summary_index import append_entries, keep_entries, read_index
 
@@ -24,7 +25,7 @@ class FoundEntries:
     Attributes:
         entries: The packs that have ended within the time.
         running: Packs that are not over.
-        without: Packs that have ended within the time and have no summary.
+        without: Packs that began, have ended within the time and have no summary.
     """
 
     entries: list[PackEntry]
@@ -64,8 +65,7 @@ def find_entries(state: StateReader, since: float) -> FoundEntries:
             found[pack_id] = read_entry(entry)
             fresh.append(entry)
             continue
-        # The last thing that happens to a pack changes its directory.
-        end = _read_change(state, pack_id)
+        end = _read_end(state, pack_id)
         without.append(end)
         if pack_id not in due:
             # It never gets one: it is looked at once.
@@ -82,10 +82,13 @@ def find_entries(state: StateReader, since: float) -> FoundEntries:
     )
 
 
-def _read_change(state: StateReader, pack_id: str) -> float:
+def _read_end(state: StateReader, pack_id: str) -> float:
+    """When a pack ended; 0 where it never began, as one that was cancelled or emptied first."""
+    path = state.pack_path(pack_id)
     try:
-        return state.pack_path(pack_id).stat().st_mtime
-    except OSError:
+        # The last thing that happens to a pack changes its directory.
+        return path.stat().st_mtime if read_attempt(path) else 0.0
+    except (OSError, StateError):
         return 0.0
 
 

@@ -67,6 +67,12 @@ WORDS: dict[str, str] = {
     "DEVICE": "The part of its time alone in which it had a kernel running on the GPU.",
     "INTERFERENCE": "How its rate changed as others came or went.",
     # How a GPU is shared.
+    "SWEEP": "One submission of a script with many values: csub sweep train.sh --lr 0.1,0.2.",
+    "PARAMETERS": "What tells a job from the others of its sweep or table, such as lr=0.1; "
+    "--where lr=0.1 chooses members by them.",
+    "RETRY": "Members that failed run again as new members of their submission: csub retry ID. Of "
+    "each the last try counts.",
+    "SNAPSHOT": "A copy of the project as it was at submission; the job runs in it (--snapshot).",
     "PACK": "The jobs that share one GPU inside one Slurm job.",
     "SUBMISSION": "What one call of csub submitted: one id, though it may be several packs.",
     "MPS": "NVIDIA's Multi-Process Service: kernels of several processes run on the GPU at the "
@@ -75,12 +81,15 @@ WORDS: dict[str, str] = {
     "about a millisecond.",
     "EXCLUSIVE": "One job has the GPU for itself.",
     "MIG": "A GPU that is cut into parts, each with processors and memory of its own.",
+    "INSTANCE": "The part of a GPU cut by MIG on which a member ran, by NVIDIA's name: 3g.40gb has "
+    "3 of 7 slices of the GPU's processors and 40 GB of its memory.",
     "FALLBACK": "The GPU could not be shared in the way that was planned, so it was shared in "
     "another way.",
     "USAGE PROFILE": "What a job used and how fast it was while alone, kept for the next plan: "
     "csub profile list.",
-    "TAKING OVER": "A member that waits in one pack moves to another of its submission, where "
-    "there is measured room for it.",
+    "TAKING OVER": "A member that waits in one pack moves to another, where there is measured "
+    "room for it: one of its submission, or with --join on both of another that runs the same "
+    "script.",
 }  # fmt: skip
 
 _ALIASES = {
@@ -89,6 +98,7 @@ _ALIASES = {
     "PROFILE": "USAGE PROFILE", "TAKEN OVER": "TAKING OVER", "SAVED": "GAIN", "GPU-SM": "GPU SM",
     "GPU_SM": "GPU SM", "SLOW-DOWN": "SLOWDOWN", "PRE-DICTED": "PREDICTED", "STEP/S": "STEPS/S",
     "ACCEPTED SLOWDOWN": "ACCEPTED", "ARGS": "ARGUMENTS", "NOT_SPLIT": "NOT SPLIT",
+    "MIG INSTANCE": "INSTANCE",
 }  # fmt: skip
 
 

@@ -232,7 +232,8 @@ def explain_word(text: str) -> str:
     names = {name.lower(): name for name in REASONS}
     name = names.get(text.lower(), text)
     reason = find_reason(name)
-    word = find_word(text) if reason is None else None
+    # A word that is a reason, too, is the reason where it is written as Slurm writes that.
+    word = find_word(text) if reason is None or text != name else None
     if word is not None:
         return f"{word[0]}\n  Means:     {word[1]}\n"
     if reason is None:

@@ -135,11 +135,24 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
 
 FAST = "fast"
 """The value of `--priority` that is csub's; sbatch takes a number or TOP."""
+_OF_SLURM = re.compile(r"[+-]?\d+|TOP", re.ASCII | re.IGNORECASE)
 
 
 def stays_fast(options: Options) -> bool:
-    """`--priority=fast`: the job's neighbours on the GPU stand back for it."""
-    return options.text("priority") == FAST
+    """`--priority=fast`: the job's neighbours on the GPU stand back for it.
+
+    Raises:
+        UsageProblem: It is another word, such as a misspelt one.
+    """
+    text = options.text("priority")
+    if text is None or _OF_SLURM.fullmatch(text):
+        return False
+    if text != FAST:
+        raise UsageProblem(
+            f"{options.origin('priority')}: --priority={escape_controls(cut(text))} is neither a "
+            f"number, nor TOP, nor {FAST}"
+        )
+    return True
 
 
 def compute_shape(options: Options) -> tuple[tuple[str, str], ...]:

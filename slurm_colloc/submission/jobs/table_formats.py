@@ -8,6 +8,7 @@ name, as in a sweep on the command line. All values are kept as texts, as they w
 from __future__ import annotations
 
 import csv
+import io
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +52,9 @@ def parse_table(text: str, shown: str) -> list[Axis]:
 def _parse_csv(text: str, shown: str) -> list[Axis]:
     first = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = max(_DELIMITERS, key=first.count)
-    reader = csv.reader(text.split("\n"), delimiter=delimiter, skipinitialspace=True, strict=True)
+    # Lines with their ends: a quoted cell may go on in the next one.
+    lines = io.StringIO(text)
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     header: list[str] = []
     rows = []
     try:
@@ -145,6 +148,8 @@ def _parse_yaml(text: str, shown: str) -> list[Axis]:
 
 
 _DEPTH_MOST = 4
+_YAML_NULLS = frozenset({"null", "Null", "NULL", "~", ""})
+"""What YAML reads as null where it is not quoted."""
 
 
 class _Placed(dict[str, Any]):
@@ -159,7 +164,7 @@ def _read_yaml(yaml: Any, node: Any, shown: str, depth: int) -> Any:
     if depth > _DEPTH_MOST:
         raise UsageProblem(f"{place}: it is nested too deep for a table")
     if isinstance(node, yaml.ScalarNode):
-        return node.value
+        return None if not node.style and node.value in _YAML_NULLS else node.value
     if isinstance(node, yaml.SequenceNode):
         return [_read_yaml(yaml, item, shown, depth + 1) for item in node.value]
     value = _Placed()

@@ -35,7 +35,8 @@ from slurm_colloc.submission.jobs.scripts import COMMAND_SCRIPT, Script, read_sc
 from slurm_colloc.submission.jobs.sweep_jobs import check_settings, fill_candidate
 from slurm_colloc.submission.jobs.value_lists import Setting
 
-_RUNS = ("script", "command", "arguments", "args")
+_RUNS = ("script", "command", "arguments")
+_SHORT = {"args": "arguments"}
 _YES, _NO = frozenset({"true", "yes", "1", "on"}), frozenset({"false", "no", "0", "off"})
 _DIRECTIVE = re.compile(r"#\s*DISBATCH\s+(\w+)\s*(.*)", re.ASCII)
 
@@ -181,11 +182,21 @@ def _sort_cells(setting: Setting) -> _RowPlan:
     """What each cell of a row is: what runs, an option or a parameter."""
     runs: dict[str, str] = {}
     given, parameters = [], []
+    seen: dict[str, str] = {}
     for name, value in setting.values:
         plain = name.strip().lower().replace("_", "-")
-        if plain in _RUNS:
-            runs["arguments" if plain == "args" else plain] = value
-        elif plain in _OPTIONS:
+        option = _OPTIONS.get(plain)
+        meant = _SHORT.get(plain, plain) if option is None else option.canonical_name
+        if meant in _RUNS or option is not None:
+            other = seen.setdefault(meant, name)
+            if other != name:
+                raise UsageProblem(
+                    f"{setting.place}: the columns {cut(other)} and {cut(name)} mean the same",
+                    hint="leave one of them empty, or out",
+                )
+        if meant in _RUNS:
+            runs[meant] = value
+        elif option is not None:
             given.append((plain, value))
         else:
             parameters.append((name, value))

@@ -159,8 +159,9 @@ def _refuse_twice(axes: Sequence[Axis]) -> None:
         names = dict.fromkeys(name for setting in axis for name, _ in setting.values)
         for name in names:
             if name in seen:
+                places = dict.fromkeys((seen[name], axis[0].place))
                 raise UsageProblem(
-                    f"the parameter {cut(name)} is given twice: {seen[name]}, {axis[0].place}",
+                    f"the parameter {cut(name)} is given twice: {' and '.join(places)}",
                     hint="leave one of them out",
                 )
             seen[name] = axis[0].place

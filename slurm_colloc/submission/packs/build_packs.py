@@ -111,7 +111,7 @@ def compute_closed(
 ) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
     if pack.plan.layout:
-        return "its GPU is cut into MIG instances for the members that it begins with"
+        return "it was planned for MIG instances, made for the members that it begins with"
     if batch.is_array:
         return "it is an element of a job array"
     if place.is_one_of_several:

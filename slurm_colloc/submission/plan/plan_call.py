@@ -174,13 +174,15 @@ def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
     """The plan of a call, of those of its parts; packs are in order of their first job."""
     packs = [pack for planned in parts for pack in _list_packs(planned)]
     limits = [p.plan.packs_at_once for p in parts if p.plan.packs_at_once is not None]
-    reasons = list(_gather(planned.plan.reasons for planned in parts))
-    groups = sum(
+    groups = [
         len(find_buckets(ask(planned.part.jobs, {}, planned.part.capacity, policy)))
         for planned in parts
-    )
-    if groups > 1:
-        reasons.append(describe_groups(groups))
+    ]
+    # Said once, of the whole call.
+    of_parts = set(map(describe_groups, groups))
+    reasons = [r for r in _gather(planned.plan.reasons for planned in parts) if r not in of_parts]
+    if sum(groups) > 1:
+        reasons.append(describe_groups(sum(groups)))
     reasons += _gather((*p.part.reasons, *p.part.knowledge.reasons) for p in parts)
     reasons += (f"ignored: {p}" for p in _gather(p.part.knowledge.problems for p in parts))
     return Plan(tuple(sorted(packs, key=find_first)), min(limits, default=None), tuple(reasons))
