@@ -15,6 +15,11 @@ MIG_INSTANCES_MAX = 7
 """GPU instances of one GPU (NVIDIA, Multi-Instance GPU, "Supported MIG Profiles")."""
 
 
+def is_watched(host_memory_mb: int | None) -> bool:
+    """Whether a pack with so much host memory is watched; None where it has no limit."""
+    return host_memory_mb is None or host_memory_mb >= WATCHED_FROM_MB
+
+
 class SharingMode(enum.StrEnum):
     """How the members of a pack share the GPU."""
 

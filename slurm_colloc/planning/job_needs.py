@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration, Load
-from slurm_colloc.model.degree.probe_window import find_obstacle_to_counting
+from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
 from slurm_colloc.model.profile import RUN_MOST_S
@@ -290,10 +290,7 @@ def build_subject(question: Question, index: int) -> Subject:
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)
     is_corrected = (
-        question.policy.measures
-        and question.policy.rule is Rule.CSUB
-        and job.pause
-        and not find_obstacle_to_counting(job, instruments=True)
+        question.policy.measures and question.policy.rule is Rule.CSUB and may_be_measured(job)
     )
     numbers = (run_s, bound, margin, is_corrected, borrowed)
     kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, *numbers)

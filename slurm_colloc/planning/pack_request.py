@@ -17,6 +17,7 @@ from slurm_colloc.model.plan import (
     PackRequest,
     Policy,
     SharingMode,
+    is_watched,
 )
 from slurm_colloc.planning.job_needs import Need, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
@@ -153,8 +154,7 @@ def build_pack(
     degree = places or degree
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
-    is_watched = (host_memory_mb or WATCHED_FROM_MB) >= WATCHED_FROM_MB
-    if not may_probe or degree == 1 or not is_watched:
+    if not may_probe or degree == 1 or not is_watched(host_memory_mb):
         # Known jobs are not measured first, nor is one alone, nor where nothing watches.
         policy = dataclasses.replace(policy, measure_s=0)
     slowdowns = prediction.slowdowns if prediction else None

@@ -108,3 +108,17 @@ def test_the_help_is_grouped_and_leaves_no_command_out(user: CsubUser) -> None:
     assert "More:" not in told
     for command in ("sweep", "batch", "retry", "pack", "probe"):
         assert user.csub(command, "--help").stdout.startswith(f"Usage: csub {command} ")
+
+
+def test_a_status_of_a_script_that_csub_has_too_is_said_to_be_the_scripts(user: CsubUser) -> None:
+    user.script("seven.sh", "exit 7")
+    job_id = user.submit("--gres=gpu:1", "seven.sh")
+    waited = user.csub("wait", job_id, check=False)
+    assert (waited.returncode, waited.stderr) == (
+        7, f"csub: exit status 7 is that of {job_id}/1, FAILED\n"
+    )  # fmt: skip
+    # csub's own says what is wrong.
+    unknown = user.csub("wait", "4711", check=False)
+    assert unknown.returncode == 7
+    assert "exit status" not in unknown.stderr
+    assert "csub: error: " in unknown.stderr

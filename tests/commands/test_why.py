@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from ..cluster.conftest import CsubUser
 
 GO = "while [ ! -e go ]; do sleep 0.1; done"
@@ -123,5 +125,33 @@ def test_one_unknown_word_leaves_the_others_explained(user: CsubUser) -> None:
     told = user.csub("explain", "PENDING", "nonsense", "TIMEOUT", check=False)
     assert told.returncode == 2
     assert re.findall(r"^[A-Z]\w+", told.stdout, re.MULTILINE) == ["PENDING", "TIMEOUT"]
-    assert "'nonsense' is no member, no state and no reason" in told.stderr
+    assert "'nonsense' is no member, state, reason or word of a report" in told.stderr
     assert len(told.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--degree=2", "--wait", "-n", "--parsable"])
+def test_any_option_behind_the_scripts_of_a_pack_is_told_its_place(
+    user: CsubUser, option: str
+) -> None:
+    user.script("a.sh", "exit 0")
+    refused = user.csub("pack", "a.sh", option, check=False)
+    assert refused.returncode == 2
+    assert f"options stand before the scripts: csub pack {option} a.sh b.sh" in refused.stderr
+    assert "did you mean" not in refused.stderr
+
+
+def test_all_means_to_each_command_what_its_help_says(user: CsubUser) -> None:
+    user.script("a.sh", "exit 0")
+    ended = user.submit("--gres=gpu:1", "a.sh")
+    user.finish(ended)
+    waits = user.submit("--gres=gpu:1", "--hold", "a.sh")
+    kept = {"report": True, "why": False, "queue": False}
+    for name, has_ended in kept.items():
+        told = user.csub(name, "all").stdout
+        shown = f"{ended}/1" in told
+        assert shown is has_ended, (name, told)
+        assert f"{waits}/1" in told, name
+        text = " ".join(user.csub(name, "--help").stdout.split())
+        words = "is kept, also those that have ended" if has_ended else "has not ended"
+        assert words in text, name
+    user.csub("cancel", waits)

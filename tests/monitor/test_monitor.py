@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from slurm_colloc.instrument import layout
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.watch import pack_monitor
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..wait_until import wait_until
@@ -268,3 +272,21 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_the_runners_term_is_heard_although_one_of_slurms_waits(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that wait are one, and the first sender's: the runner's own is lost in it."""
+    monkeypatch.setattr(pack_monitor, "STOP_WAIT_S", 20.0)
+    monitor = bed.start_monitor()
+    # Stopped, it hears nothing until half a second after the runner's first TERM.
+    script = f"kill -STOP {monitor.pid}; kill -TERM {monitor.pid}; echo; sleep 0.5"
+    sender = subprocess.Popen(
+        ["sh", "-c", f"{script}; kill -CONT {monitor.pid}"], stdout=subprocess.PIPE, text=True
+    )
+    assert sender.stdout is not None
+    sender.stdout.readline()
+    assert pack_monitor._end(cast(StartedProcess, monitor))
+    assert monitor.returncode == 0
+    sender.communicate()

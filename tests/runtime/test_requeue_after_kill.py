@@ -70,6 +70,32 @@ def test_only_what_slurm_shows_running_and_not_about_to_end_is_touched(
 
 
 @pytest.mark.parametrize(
+    ("now", "end", "standing"),
+    [
+        # Ten past two on the night of the change, first in summer time, then an hour later.
+        (1792887000.0, "2026-10-25T02:05:00", JobStanding.RUNS),
+        (1792890600.0, "2026-10-25T02:05:00", JobStanding.ENDS),
+        # The hours around it come once.
+        (1792887000.0, "2026-10-25T01:55:00", JobStanding.ENDS),
+        (1792890600.0, "2026-10-25T03:05:00", JobStanding.RUNS),
+        # In spring an hour is left out, and half past three follows a quarter to two.
+        (1774745100.0, "2026-03-29T03:30:00", JobStanding.RUNS),
+        (1774747860.0, "2026-03-29T03:30:00", JobStanding.ENDS),
+    ],
+)
+def test_a_set_end_is_read_right_on_nights_when_clocks_change(
+    now: float, end: str, standing: JobStanding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert judge_standing({**RUNNING, "EndTime": end}, 0, now) is standing
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
     ("changes", "earlier", "unfinished", "refusal"),
     [
         ({}, 0, True, ""),

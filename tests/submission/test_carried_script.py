@@ -8,6 +8,7 @@ import fcntl
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -115,3 +116,32 @@ def test_environments_that_no_job_can_have_are_refused(packs: Path) -> None:
     (packs / "s.0" / "members" / "0001" / "env").write_bytes(os.urandom(1_000_000))
     with pytest.raises(UsageProblem, match="too much to travel in the environment of a batch job"):
         build_carried_environment(packs, ["s.0"])
+
+
+@pytest.mark.parametrize("size", [1, 90_000, 200_000])
+def test_an_archive_is_lines_of_120_signs_and_nothing_is_lost(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "packs"
+    (folder / "s.0").mkdir(parents=True)
+    content = os.urandom(size)
+    (folder / "s.0" / "script").write_bytes(content)
+    lines = build_archive(folder, ["s.0"]).split("\n")
+    assert {len(line) for line in lines[:-1]} <= {120}
+    assert 0 < len(lines[-1]) <= 120
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode("".join(lines)))) as archive:
+        member = archive.extractfile("packs/s.0/script")
+        assert member is not None
+        assert member.read() == content
+
+
+def test_an_archive_is_cut_and_not_wrapped_as_words_are(tmp_path: Path) -> None:
+    """textwrap copies what is left at each line, which takes minutes for megabytes."""
+    (tmp_path / "s.0").mkdir()
+    (tmp_path / "s.0" / "script").write_bytes(os.urandom(1000))
+    code = (
+        "import pathlib, sys\n"
+        "from slurm_colloc.submission.packs.batch_script import build_archive\n"
+        "assert len(build_archive(pathlib.Path(sys.argv[1]), ['s.0'])) > 1000\n"
+        "sys.exit('textwrap' in sys.modules)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert ended.returncode == 0

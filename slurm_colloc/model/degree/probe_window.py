@@ -102,6 +102,11 @@ def find_obstacle_to_counting(job: Job, *, instruments: bool) -> str:
     return ""
 
 
+def may_be_measured(job: Job, *, instruments: bool = True) -> bool:
+    """Whether a job may be paused, and something counts its steps."""
+    return job.pause and not find_obstacle_to_counting(job, instruments=instruments)
+
+
 def judge_window(progress: ProbeProgress, patience: ProbePatience) -> str:
     """Why a probe window is over; empty while it is not."""
     is_known = progress.rate_alone is not None

@@ -6,8 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Plan, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import (
+    Capacity,
+    KnownBy,
+    PackPlan,
+    Plan,
+    Policy,
+    Rule,
+    UsageProfile,
+    is_watched,
+)
 from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
@@ -64,9 +74,13 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
 
 
 def _is_measured(pack: PackPlan, question: Question) -> bool:
-    """How many run at once is found out as it starts."""
+    """How many run at once is found out as it starts, by the rule that its runner goes by."""
     policy = question.policy
     if policy.rule is not Rule.CSUB or pack.degree < 2 or pack.layout:
+        return False
+    if pack.request is not None and not is_watched(pack.request.host_memory_mb):
+        return False
+    if not any(may_be_measured(question.jobs[member.job_index]) for member in pack.members):
         return False
     return policy.measures if pack.known else policy.measure_s > 0
 

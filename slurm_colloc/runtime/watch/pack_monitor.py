@@ -15,7 +15,7 @@ from pathlib import Path
 import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import VARIABLE
-from slurm_colloc.model.plan import WATCHED_FROM_MB
+from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.queue.allocation import Allocation
@@ -58,7 +58,7 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
         return "monitor = false in the settings"
     if record.carried:
         return "nothing comes back from the node of a pack that travels in its batch script"
-    if host_memory_mb is not None and host_memory_mb < WATCHED_FROM_MB:
+    if not is_watched(host_memory_mb):
         return (
             f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
             f"packs with {WATCHED_FROM_MB} MB are watched"

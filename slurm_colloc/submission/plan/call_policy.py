@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.degree.probe_window import PROBE_TIME_S, find_obstacle_to_counting
+from slurm_colloc.model.degree.probe_window import PROBE_TIME_S, may_be_measured
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
@@ -221,8 +221,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
         candidate
         for candidate in candidates
         if candidate.job.gpus == 1
-        and candidate.job.pause
-        and not find_obstacle_to_counting(candidate.job, instruments=settings.instrument)
+        and may_be_measured(candidate.job, instruments=settings.instrument)
     ]
     if not asked:
         return False
