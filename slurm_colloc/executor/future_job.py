@@ -22,6 +22,10 @@ RESULT_GRACE_S = 10.0
 """How long after a member's end its result may still come, through a file system of a network."""
 
 
+UNKNOWN = "UNKNOWN"
+"""The state of a member that csub knows nothing of any more, as submitit has it."""
+
+
 class Job(concurrent.futures.Future[T], Generic[T]):
     """One call of a function, or one script, that was submitted.
 
@@ -110,7 +114,7 @@ class Job(concurrent.futures.Future[T], Generic[T]):
                 return MemberState.CANCELLED.value
             failed = self.exception() is not None
             return (MemberState.FAILED if failed else MemberState.COMPLETED).value
-        return seen.state.value if seen is not None else MemberState.LOST.value
+        return seen.state.value if seen is not None else UNKNOWN
 
     def _look(self) -> SeenMember | None:
         from slurm_colloc.executor.job_states import read_states

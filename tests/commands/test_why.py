@@ -126,6 +126,7 @@ def test_one_unknown_word_leaves_the_others_explained(user: CsubUser) -> None:
     assert told.returncode == 2
     assert re.findall(r"^[A-Z]\w+", told.stdout, re.MULTILINE) == ["PENDING", "TIMEOUT"]
     assert "'nonsense' is no member, state, reason or word of a report" in told.stderr
+    assert "did you mean" not in told.stderr
     assert len(told.stderr.splitlines()) == 1
 
 

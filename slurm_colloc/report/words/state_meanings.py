@@ -243,7 +243,8 @@ def explain_word(text: str) -> str:
             **{cause.value.lower(): cause.value for cause in EndCause},
             **{name.lower(): name for name in WORDS},
         }
-        near = difflib.get_close_matches(text.lower(), known, n=1)
+        # Slurm's reason `None` is near to many a word, and meant by few.
+        near = difflib.get_close_matches(text.lower(), known.keys() - {"none"}, n=1)
         raise UsageProblem(
             f"{text!r} is no member, state, reason or word of a report that csub knows",
             hint=f"did you mean {known[near[0]]}?"
