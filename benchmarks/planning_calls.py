@@ -61,7 +61,7 @@ def measure_planning_calls() -> Section:
 
 def _fill(folder: Path) -> None:
     """Scripts, and usage profiles of one of them and of many others."""
-    from slurm_colloc.model.observation import (
+    from slurm_colloc.model.usage.observation import (
         Completion,
         Observation,
     )

@@ -13,7 +13,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     PCIE_MIB_S,
 )
 

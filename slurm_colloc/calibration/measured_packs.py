@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     PCIE_MIB_S,
 )
 from slurm_colloc.store.atomic_files import tell_kind

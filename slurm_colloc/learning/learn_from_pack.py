@@ -14,13 +14,13 @@ from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.usage.observation import (
     Completion,
     MeasuredBy,
     Observation,
 )
-from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     PCIE_MIB_S,
 )
 from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory

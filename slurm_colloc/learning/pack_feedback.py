@@ -11,7 +11,7 @@ from slurm_colloc.metrics.series import Window
 from slurm_colloc.metrics.slowdown import compute_slowdown
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.prediction_feedback import Compared, Feedback
+from slurm_colloc.model.usage.prediction_feedback import Compared, Feedback
 from slurm_colloc.report.summary.member_figures import Figures
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.shared_slowdown import find_groups, find_settled, find_spans

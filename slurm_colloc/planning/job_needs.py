@@ -11,7 +11,7 @@ from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
-from slurm_colloc.model.profile import RUN_MOST_S
+from slurm_colloc.model.usage.profile import RUN_MOST_S
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
@@ -24,7 +24,7 @@ RUN_DEFAULT_S = 3600.0
 """How long a job is taken to run of which nothing tells."""
 
 _RELATIVE_SPREAD = 0.05
-"""By how much a relative may differ from a job: those that differ by 10 % (model.profile) tell
+"""By how much a relative may differ: those that differ by 10 % (model.usage.profile) tell
 nothing, so this is a standard deviation of what is left."""
 _BORROWED_MARGIN = 2.0
 """How much wider the margin is with another GPU's figures."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.usage.observation import (
     MeasuredBy,
     RunningStatistics,
 )
-from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
-from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.model.usage.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,

@@ -15,7 +15,7 @@ from slurm_colloc.cli.submit.plan_command import parse_changes, split_pack
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.calibration import Calibration, ModeModel
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Completion,
     Observation,
 )

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.usage.observation import (
     MeasuredBy,
     Observation,
     RunningStatistics,
 )
-from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
-from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.model.usage.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile

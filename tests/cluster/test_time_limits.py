@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Observation,
 )
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 from slurm_colloc.store.learned.faults import compute_signature

@@ -13,7 +13,7 @@ import pytest
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 from slurm_colloc.planning.plan_packs import plan

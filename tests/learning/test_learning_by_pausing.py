@@ -11,10 +11,10 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     MeasuredBy,
 )
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 from slurm_colloc.planning.job_needs import Question, build_subject

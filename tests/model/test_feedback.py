@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Observation,
 )
-from slurm_colloc.model.prediction_feedback import Compared, Feedback, learn
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.prediction_feedback import Compared, Feedback, learn
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Observation,
     RunningStatistics,
 )
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     RUN_MOST_S,
     ProfileRecord,
 )

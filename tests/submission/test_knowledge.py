@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.usage.observation import (
     Completion,
     Observation,
 )
-from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned import profiles
 from slurm_colloc.store.learned.faults import compute_signature

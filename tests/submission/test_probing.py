@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Observation,
 )
 from slurm_colloc.planning.join.join_fit import merge_policies

@@ -15,7 +15,7 @@ from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.profile import (
+    from slurm_colloc.model.usage.profile import (
         ProfileRecord,
     )
 

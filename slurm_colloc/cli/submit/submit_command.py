@@ -28,7 +28,7 @@ from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.profile import (
+    from slurm_colloc.model.usage.profile import (
         ProfileRecord,
     )
     from slurm_colloc.submission.plan.plan_call import CallPlan

@@ -15,7 +15,7 @@ from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out
 from slurm_colloc.metrics.rates import WINDOW_LEAST_S, Settled, settle
 from slurm_colloc.metrics.series import Window
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 from slurm_colloc.report.member_survey import (

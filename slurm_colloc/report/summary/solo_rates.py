@@ -12,11 +12,11 @@ from slurm_colloc.metrics.presence import find_alone, find_shared
 from slurm_colloc.metrics.rates import Interval, Rate, compute_rate, select_within
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import find_covered
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.usage.observation import (
     MeasuredBy,
 )
-from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
     rates_agree,
 )

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.usage.observation import (
     MeasuredBy,
     RunningStatistics,
 )
-from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     MEANS,
     PEAKS,
     STATISTICS,
     ProfileRecord,
 )
-from slurm_colloc.model.shrunken_mean import LARGEST, ShrunkenMean
+from slurm_colloc.model.usage.shrunken_mean import LARGEST, ShrunkenMean
 from slurm_colloc.store.foreign_json import show_foreign
 
 PROFILE_SCHEMA = 1

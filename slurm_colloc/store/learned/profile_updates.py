@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.observation import (
+from slurm_colloc.model.usage.observation import (
     Completion,
     MeasuredBy,
     Observation,
 )
-from slurm_colloc.model.prediction_feedback import Feedback, learn
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.prediction_feedback import Feedback, learn
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
 )
 from slurm_colloc.store.atomic_files import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
     is_near,
     rates_agree,

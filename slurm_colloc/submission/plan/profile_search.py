@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     NEAR,
     ProfileRecord,
     choose_peak_source,

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.profile import (
+from slurm_colloc.model.usage.profile import (
     ProfileRecord,
     keep_newest,
 )
-from slurm_colloc.model.shrunken_mean import LARGEST, ShrunkenMean
+from slurm_colloc.model.usage.shrunken_mean import LARGEST, ShrunkenMean
 
 
 @dataclass(frozen=True)

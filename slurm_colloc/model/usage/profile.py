@@ -6,9 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.observation import Completion, MeasuredBy, Observation, RunningStatistics
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
-from slurm_colloc.model.shrunken_mean import ShrunkenMean
+from slurm_colloc.model.usage.observation import (
+    Completion,
+    MeasuredBy,
+    Observation,
+    RunningStatistics,
+)
+from slurm_colloc.model.usage.shrunken_mean import ShrunkenMean
 
 _SEEN_MOST = 64
 
