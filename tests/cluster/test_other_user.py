@@ -88,6 +88,7 @@ def take_picture(user: CsubUser) -> dict[str, tuple[object, ...]]:
 
 def mask(text: str) -> str:
     """A text without what differs from second to second."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "MOMENT", text)
     text = re.sub(r"\b(\d+:)?\d+:\d\d\b", "TIME", text)
     text = re.sub(r'"(elapsed_s|present_s|made_at|at)": [\d.]+', r'"\1": N', text)
     return re.sub(r"[\d.]+ (s|min)\b", "N s", re.sub(" +", " ", text))

@@ -41,7 +41,7 @@ def test_history_shows_what_has_ended_newest_first(user: CsubUser) -> None:
     assert names(user, "history", "--since=0s") == []
     table = user.csub("history").stdout.splitlines()
     assert table[0].split() == [
-        *("MEMBER", "NAME", "ARGS", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
+        *("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED", "ARGS")
     ]
     assert len(table) == 5
     assert table[1].split()[:3] == [f"{never}/1", "end.sh", "CANCELLED"]

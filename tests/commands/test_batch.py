@@ -156,7 +156,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
 def test_a_resumed_table_submits_each_row_once_wherever_csub_was_killed(
     user: CsubUser, slurm: FakeSlurm, step: int
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_mode_takes_only_where_nothing_stands_and_instances_need_it(
         port.set_mode(real.uuid, True)
 
 
+@pytest.mark.long
 def test_a_call_that_hangs_is_given_up_and_the_next_session_waits_for_its_lock(
     bed: Bed, session: MigSession
 ) -> None:

@@ -105,6 +105,7 @@ def test_where_no_gpu_has_mig_a_damaged_checkpoint_is_forgotten(bed: Bed) -> Non
 # -- ways out -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
     before = mig.snapshot()
     mig.fail_nvml(
@@ -119,6 +120,7 @@ def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
     check_clean(mig)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_epilog", [True, False])
 def test_no_job_starts_on_a_gpu_that_is_still_divided_for_another(
     mig: Bed, has_epilog: bool
@@ -239,6 +241,7 @@ def test_an_nvml_that_takes_its_time_to_load_drains_nothing(mig: Bed) -> None:
     check_clean(mig)
 
 
+@pytest.mark.long
 def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml("hang=nvmlDeviceGetMigMode")
@@ -250,6 +253,7 @@ def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> No
 # -- changing while the job runs ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_after_a_call_that_hangs_what_stood_is_made_again(mig: Bed) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)

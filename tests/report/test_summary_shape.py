@@ -65,6 +65,7 @@ def pack(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_a_report_is_made_of_whatever_fits(pack: Path, tmp_path: Path) -> None:
     summary = build_summary(pack, tmp_path)
     summary["members"][0]["mig"] = {"profile": "3g.40gb", "uuid": "MIG-1", "sm_active": None}

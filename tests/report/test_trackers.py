@@ -173,6 +173,7 @@ print(run.info.run_id)
 """
 
 
+@pytest.mark.long
 def test_members_come_into_mlflow(person: Person, server: str) -> None:
     # The second has opened a run of its own, which it has left as FINISHED.
     own = person.run_member(2, OWN_RUN, MLFLOW_TRACKING_URI=server)

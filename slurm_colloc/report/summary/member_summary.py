@@ -30,6 +30,15 @@ from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.solo_rates import FAMILY, PROFILE, SoloRate
 
 
+def _find_start(member: MemberRun) -> float | None:
+    """When it began; of one that runs and that nothing watches, by what its runner wrote."""
+    begin = min((stay.begin for stay in member.stays), default=None)
+    record = member.view.record
+    if begin is None and record is not None and member.view.state is MemberState.RUNNING:
+        return record.started_at
+    return begin
+
+
 def build_member(
     run: PackRun,
     figures: Figures,
@@ -53,7 +62,7 @@ def build_member(
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
         **build_identity(run.view, view),
-        "started_at": min((stay.begin for stay in member.stays), default=None),
+        "started_at": _find_start(member),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
         "joined_at": view.spec.joined_at or None,
         "stopped_s": member.stopped_s,
