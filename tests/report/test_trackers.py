@@ -20,7 +20,7 @@ from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.summary.stored_summary import find_summary
 from slurm_colloc.report.trackers.tracker_values import build_values
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.tracker_runs import keep_tracker_runs, read_tracker_runs
+from slurm_colloc.store.pack.kept_tracker_runs import keep_tracker_runs, read_tracker_runs
 
 from .generated import Truth, make_pack
 from .test_data import set_arguments

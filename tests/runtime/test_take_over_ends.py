@@ -221,7 +221,7 @@ def decide_guests(taker: Submission, other: Submission, *numbers: int) -> list[i
         there = choose_guest_number(1, count)
         assert there is not None
         taker.state.note_taker("t.101", "9", "s.101")
-        home = HomeRecord("9", number, "t.101", 1.5, "/work/other", "there")
+        home = HomeRecord("9", number, "t.101", 1.5, "/home/other", "there")
         write_home(other.path(101), number, home)
         source, target = str(other.path(101)), str(taker.path(101))
         assert take_over.decide(source, target, number, there)
@@ -264,7 +264,7 @@ def test_one_of_another_submission_is_submitted_again_with_its_own_script_and_nu
     resubmit_members.resubmit(submission.state, submission.slurm, Settings(), "s.101", [place])
     ((batch, directory),) = seen
     (candidate,) = batch.packs[0].candidates
-    assert (candidate.job.number, candidate.script, directory) == (2, b"its own", "/work/other")
+    assert (candidate.job.number, candidate.script, directory) == (2, b"its own", "/home/other")
 
 
 def test_one_that_was_to_be_cancelled_at_home_is_not_submitted_again(

@@ -49,7 +49,7 @@ class Two:
         self.home = self.second.path(101)
 
     def submit(self, *counts: int, policy: Policy = OPEN, **record: Any) -> None:
-        values = {"one_script": True, "submit_directory": "/work/other", **record}
+        values = {"one_script": True, "submit_directory": "/home/other", **record}
         self.second.submit(*counts, policy=policy, **values)
 
     def begin(self, monkeypatch: pytest.MonkeyPatch, room: int = 6) -> list[int]:
@@ -95,7 +95,7 @@ def test_members_of_a_later_array_start_in_the_pack_that_has_room_and_stay_who_t
     assert [str(members[n].name("7")) for n in started] == ["7/1", "7/2", "9/1", "9/2", "9/3"]
     home = members[started[2]].home
     assert home is not None
-    assert (home.submit_directory, home.pack_id) == ("/work/other", "t.101")
+    assert (home.submit_directory, home.pack_id) == ("/home/other", "t.101")
     # What it leaves is closed and cancelled, and its members are found by their own names.
     assert read_emptied(two.home) == "s.101"
     two.first.parts[101].take_over._jobs.work()

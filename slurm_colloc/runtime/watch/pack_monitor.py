@@ -24,9 +24,9 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.kept_tracker_runs import keep_tracker_runs
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
-from slurm_colloc.store.pack.tracker_runs import keep_tracker_runs
 
 START_AFTER_S = 3.0
 """After the first member; what is over before has nothing to show but its accounting."""
