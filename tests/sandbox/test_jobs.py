@@ -91,11 +91,13 @@ def test_secrets_and_logs_are_closed_to_users(
     shared_sandbox: Sandbox, users: Users, run_as: RunAs
 ) -> None:
     layout = shared_sandbox.layout
-    for path in (layout.munge_key, layout.log / "slurmctld.log", layout.record, layout.state):
+    for path in (layout.munge_key, layout.log / "slurmctld.log", layout.state):
         assert path.exists()
         assert run_as(users[0], ["head", "-c1", str(path)], check=False).returncode != 0
         assert run_as(users[0], ["ls", f"{path}/"], check=False).returncode != 0
     assert run_as(users[0], ["head", "-c1", str(layout.slurm_conf)]).stdout == "#"
+    # Where it is and by which ids it runs: with it they reach the sandbox.
+    assert run_as(users[0], ["head", "-c1", str(layout.record)]).stdout == "{"
 
 
 @pytest.mark.smoke
