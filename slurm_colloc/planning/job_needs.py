@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, KnownBy, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import (
+    Capacity,
+    KnownBy,
+    Policy,
+    Rule,
+    UsageProfile,
+    is_watched,
+)
 from slurm_colloc.model.usage.profile import RUN_MOST_S
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
@@ -290,7 +297,11 @@ def build_subject(question: Question, index: int) -> Subject:
     run_s = compute_run_s(job, profile, question.capacity)
     bound = choose_bound(job, question.policy)
     is_corrected = (
-        question.policy.measures and question.policy.rule is Rule.CSUB and may_be_measured(job)
+        question.policy.measures
+        and question.policy.rule is Rule.CSUB
+        and may_be_measured(job)
+        # A pack has at least what one member asks for: with less it may not be watched.
+        and is_watched(job.host_memory_mb)
     )
     numbers = (run_s, bound, margin, is_corrected, borrowed)
     kind = (load, job.cpus, host_memory_mb, gpu_memory_mb, *numbers)

@@ -52,6 +52,7 @@ def test_more_run_at_once_where_it_is_measured() -> None:
     [
         (MEASURED, {"pause": False}),
         (MEASURED, {"instrument": False}),
+        (MEASURED, {"host_memory_mb": 100}),
         (dataclasses.replace(MEASURED, rule=Rule.CARMA), {}),
     ],
 )
