@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,7 @@ from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import list_jobs
 
-needs_git = pytest.mark.skipif(
-    subprocess.run(["git", "--version"], capture_output=True, check=False).returncode != 0,
-    reason="needs git",
-)
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 SHARE = ("--gres=gpu:1", "--time=5", "--share=timeslice", "--mem=100M", "-c1")
 
 
