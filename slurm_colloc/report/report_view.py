@@ -11,7 +11,7 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,

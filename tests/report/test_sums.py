@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.pack_summary import summary_path
+from slurm_colloc.report.summary.summary_file import summary_path
 from slurm_colloc.report.sums.find_entries import find_entries
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_reading import StateReader

@@ -12,6 +12,9 @@ from typing import Any
 
 from slurm_colloc.metrics.attribution import Attribution
 
+Summary = dict[str, Any]
+"""The value of summary.json."""
+
 Check = Callable[[Any], bool]
 _LARGEST = 1e18
 _ATTRIBUTIONS = frozenset(Attribution)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 
 _Member = Mapping[str, Any]
 
