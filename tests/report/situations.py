@@ -98,6 +98,7 @@ def make_summary(
             "ended_at": T0 + length_s, "steps": int(_ALONE / slowdown * length_s),
             "solo": {"steps_per_s": _ALONE, "source": "profile", "n": 2, "measured_by": "alone"},
             "slowdown": slowdown, "accepted_slowdown": _ACCEPTED,
+            "solo_time_s": length_s / slowdown,
             "request": {"cpus": 2, "gpus": 1, "host_memory_mb": 1024, "gpu_memory_mb": None,
                         "time_limit_s": 600},
         }  # fmt: skip
