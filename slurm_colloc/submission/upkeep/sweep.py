@@ -78,9 +78,7 @@ def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[Op
     found = []
     for pack_id in state.list_open():
         # Somebody else's submission is not judged, and its lock left alone.
-        in_work = not isinstance(state, State) or state.is_being_submitted(
-            find_submission(pack_id)
-        )
+        in_work = not isinstance(state, State) or state.is_being_submitted(find_submission(pack_id))
         try:
             record = state.read_pack(pack_id)
             if record is not None and state.is_elsewhere(record) and not _may_claim(state, record):
