@@ -106,7 +106,7 @@ def _build_text(text: str) -> RenderableType:
 
 
 def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
-    """All that is told of a pack beside its table, as labelled sentences."""
+    """All that is told of a pack apart from its table, as labelled sentences."""
     members = _choose(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
