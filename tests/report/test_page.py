@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.report.page.page_values import ROWS_MOST, PageSource
+from slurm_colloc.report.page.page_shape import PageSource
+from slurm_colloc.report.page.page_values import ROWS_MOST
 from slurm_colloc.report.page.read_series import RATE_WINDOW_S, read_series
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.thin_series import thin
