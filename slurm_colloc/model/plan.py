@@ -127,6 +127,8 @@ class Capacity:
         time_limit_max_s: The least of the partition's MaxTime, the QoS's MaxWall and the site's
             cap; None where infinite or unknown.
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
+        gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
+        gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
     """
 
     cpus_per_gpu: int | None = None
@@ -134,6 +136,8 @@ class Capacity:
     gpu_memory_mb: int | None = None
     time_limit_max_s: int | None = None
     time_limit_default_s: int | None = None
+    gpus_per_node: int | None = None
+    gives_whole_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,7 @@ class Policy:
             have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
+        gpus_per_pack: GPUs of a pack; a node's number is set here once it is known.
     """
 
     degree: int = 4
@@ -189,6 +194,7 @@ class Policy:
     is_small_for_queue: bool = False
     join: str = "never"
     may_cut: bool = False
+    gpus_per_pack: int = 1
 
 
 @dataclass(frozen=True)
@@ -239,6 +245,7 @@ class MemberPlan:
         max_slowdown: The slowdown that is accepted for it; None where that was not said.
         instance: The word of its MIG instance, or of one that it may have once it no longer
             waits; empty where it has none.
+        gpus: GPUs of its set that it uses.
     """
 
     job_index: int
@@ -252,6 +259,7 @@ class MemberPlan:
     max_slowdown: float | None = None
     model_slowdown: float | None = None
     instance: str = ""
+    gpus: int = 1
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,8 @@ class StateReader:
             element_id = read_slurm_job_id(path) if path.is_dir() else None
             if element_id:
                 found.append(element_id.partition("_")[0])
-        return tuple(found)
+        # The GPU sets of one Slurm job are parts with the same id.
+        return tuple(dict.fromkeys(found))
 
 
 def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
@@ -239,6 +240,21 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
 def build_pack_id(submission: str, index: int) -> str:
     """Name of a pack's directory."""
     return f"{submission}.{index}"
+
+
+def name_gpu_set(submission: str, number: int) -> str:
+    """The name that the packs of a GPU set have in the state: a part of the call like others.
+
+    Args:
+        submission: The name of the Slurm job's packs.
+        number: The GPU set's number, from 0; the first has no name of its own.
+    """
+    return f"{submission}~{number}" if number else submission
+
+
+def find_submission(pack_id: str) -> str:
+    """The name of the Slurm job's packs, from a pack's id."""
+    return pack_id.rpartition(".")[0].partition("~")[0]
 
 
 def build_index_path(root: Path, job_id: str, cluster: str) -> Path:
