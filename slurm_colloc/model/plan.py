@@ -173,6 +173,8 @@ class Policy:
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
         gpus_per_pack: GPUs of a pack; a node's number is set here once it is known.
+        mps_inside: Members may share a MIG instance by MPS where more of them run at once than
+            the layout has instances.
     """
 
     degree: int = 4
@@ -195,6 +197,7 @@ class Policy:
     join: str = "never"
     may_cut: bool = False
     gpus_per_pack: int = 1
+    mps_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,7 @@ class PlannedSeat:
         memory_mb: Its memory (MiB); None where the GPU is not known.
         sms: What it computes with.
         gpu_slices: Memory slices of the whole GPU.
+        places: Members that have it at once: more than one share it by MPS.
     """
 
     word: str
@@ -220,6 +224,7 @@ class PlannedSeat:
     memory_mb: int | None
     sms: int
     gpu_slices: int
+    places: int = 1
 
 
 def name_seat(word: str, number: int) -> PlannedSeat:
