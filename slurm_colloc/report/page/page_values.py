@@ -175,7 +175,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         title=escape_controls(f"{where}{node}"),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),
-        setup=_clean([*list_setup(summary), *problems]),
+        setup=_clean([*list_setup(summary, source.chosen), *problems]),
         planned=_list_planned(source.members),
         curve=_list_curve(summary),
         moments=[
