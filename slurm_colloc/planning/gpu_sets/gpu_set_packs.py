@@ -215,7 +215,7 @@ def _is_late(question: Question, packs: Sequence[PackPlan]) -> bool:
     for pack in packs:
         if len(pack.members) > pack.degree:
             needs = compute_needs(question, [member.job_index for member in pack.members])
-            if find_late(needs, question.capacity, question.policy) is not None:
+            if find_late(needs, question) is not None:
                 return True
     return False
 
