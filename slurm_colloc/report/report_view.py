@@ -11,7 +11,7 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -91,7 +91,10 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
     if detail:
         parts.append(build_lines(notes))
         for summary, numbers in found:
-            parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
+            parts += [
+                "",
+                build_lines([*list_setup(summary, numbers), *list_details(summary, numbers)]),
+            ]
         return render(parts, width, styled=styled)
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
@@ -106,7 +109,7 @@ def _build_text(text: str) -> RenderableType:
 
 
 def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
-    """All that is told of a pack beside its table, as labelled sentences."""
+    """All that is told of a pack apart from its table, as labelled sentences."""
     members = _choose(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
@@ -118,8 +121,8 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
     return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
 
 
-def list_setup(summary: Summary) -> list[tuple[str, str]]:
-    """Where a pack ran and how its GPU was shared, as labelled sentences."""
+def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
+    """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
     gpu, setup = summary["gpu"], summary["setup"]
     where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
     job = summary["job"] or summary["pack_id"]
@@ -128,6 +131,10 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
         (f"Pack {job}", f"{summary['name']}{state}"),
         ("GPU", " on ".join(filter(None, (where, summary["node"])))),
     ]
+    # Those that it has taken over, and not those that another has taken from it.
+    ran = [str(m["id"]) for m in _choose(summary, chosen) if m["started_at"] is not None]
+    if ran:
+        lines.append(("Ran here", name_members(ran)))
     if setup is None:
         is_alone = len(summary["members"]) == 1
         word = (

@@ -68,7 +68,9 @@ class SeatExplanation:
         memory_mb: Its memory; None where the GPU is not known.
         sms: Its streaming multiprocessors.
         gpu_slices: Memory slices of the GPU.
+        places: Members that have it at once.
         number: The member, by its number within the call; None where it is free.
+        others: Those that share it with that one.
     """
 
     word: str
@@ -79,7 +81,9 @@ class SeatExplanation:
     memory_mb: int | None
     sms: int
     gpu_slices: int
+    places: int
     number: int | None
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,17 @@ def _explain_layout(pack: PackPlan, jobs: Sequence[Job]) -> tuple[SeatExplanatio
     ]
     seats = []
     for instance in pack.layout:
-        mine = next((one for one in free if one[0] == instance.word), None)
-        if mine is not None:
-            free.remove(mine)
-        number = None if mine is None else mine[1]
-        seats.append(SeatExplanation(**dataclasses.asdict(instance), number=number))
+        mine = [one for one in free if one[0] == instance.word][: instance.places]
+        for one in mine:
+            free.remove(one)
+        numbers = tuple(number for _, number in mine)
+        seats.append(
+            SeatExplanation(
+                **dataclasses.asdict(instance),
+                number=numbers[0] if numbers else None,
+                others=numbers[1:],
+            )
+        )
     return tuple(seats)
 
 

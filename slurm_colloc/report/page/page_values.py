@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
@@ -13,6 +11,15 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
+from slurm_colloc.report.page.page_shape import (
+    Member,
+    MemberRow,
+    PackPart,
+    Page,
+    PageSource,
+    StallRow,
+    Summary,
+)
 from slurm_colloc.report.page.read_series import PackSeries, read_series
 from slurm_colloc.report.report_view import (
     choose_ids,
@@ -43,99 +50,6 @@ _ARGUMENTS_MOST = 160
 _NAME_MOST = 60
 _TOLD_LEAST_S = 2.0
 """Points of less are the readings themselves."""
-
-Summary = dict[str, Any]
-Member = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PageSource:
-    """A pack that is to be on the page.
-
-    Attributes:
-        summary: Its summary.
-        path: Its directory.
-        chosen: The numbers of the members to show; None for all.
-    """
-
-    summary: Summary
-    path: Path
-    chosen: Collection[int] | None = None
-
-    @property
-    def members(self) -> list[Member]:
-        """The members to show."""
-        return [
-            member
-            for member in self.summary["members"]
-            if self.chosen is None or member["member"] in self.chosen
-        ]
-
-
-@dataclass(frozen=True)
-class MemberRow:
-    """A member in the table; texts are harmless already."""
-
-    id: str
-    name: str
-    arguments: str
-    state: str
-    rate: str
-    alone: str
-    slowdown: str
-    predicted: str
-    over: bool
-    gpu_memory: str
-    sm: str
-    cpus: str
-    wait: str
-    exit: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class StallRow:
-    """What the time of a member went into, in whole per cent; the rest is kernels."""
-
-    id: str
-    data: int | None
-    host: int | None
-    device: int | None
-    sharing: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class PackPart:
-    """What the page says of one pack; texts are harmless already."""
-
-    job: str
-    title: str
-    drawn: bool
-    resolution: str
-    setup: list[tuple[str, str]]
-    planned: list[tuple[str, str, str]]
-    curve: list[tuple[str, str, str, str]]
-    moments: list[tuple[str, str]]
-    stalls: list[StallRow]
-    details: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page; texts are harmless already."""
-
-    job: str
-    title: str
-    headline: str
-    when: str
-    advice: list[tuple[str, str]]
-    attributions: dict[str, str]
-    rows: list[MemberRow]
-    rows_left_out: int
-    packs: list[PackPart]
-    packs_not_drawn: int
-    drawing: dict[str, Any] = field(default_factory=dict)
 
 
 def build_page(sources: Sequence[PageSource]) -> Page:
@@ -261,7 +175,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         title=escape_controls(f"{where}{node}"),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),
-        setup=_clean([*list_setup(summary), *problems]),
+        setup=_clean([*list_setup(summary, source.chosen), *problems]),
         planned=_list_planned(source.members),
         curve=_list_curve(summary),
         moments=[

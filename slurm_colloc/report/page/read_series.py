@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.own_time import OwnTime
-from slurm_colloc.report.page.thin_series import ThinSeries, thin
+from slurm_colloc.report.page.thin_series import ThinSeries, find_places, thin
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.store.pack.member_pauses import MemberPause
 from slurm_colloc.store.pack.sample_files import list_sample_files
@@ -17,15 +17,17 @@ from slurm_colloc.store.pack.sample_files import list_sample_files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from slurm_colloc.report.page.thin_series import Floats
+    from slurm_colloc.report.page.thin_series import Floats, Places
 
 GPU_SHOWN = ("sm_active", "tensor_active", "dram_active", "utilization", "gpu_memory_mb", "power_w")
 RATE_WINDOW_S = 5.0
 """A rate is that of the steps in so many seconds of the member's own time."""
 
-_MEMBER_COLUMNS = ("at", "attempt", "member", "start", "steps", "first_step_at", "last_step_at")
+_KEY = ("member", "attempt", "start")
+_MEASURED = ("at", "steps", "first_step_at", "last_step_at")
 _STEP_LEAST_S = 1.0
 _TRIES = 3
+_STARTS_MOST = 2**15 - 1
 
 Stay = tuple[int, int, float, float]
 """A start of a member: its attempt and number, when it was seen first, and last."""
@@ -74,13 +76,13 @@ def read_series(
     step_s = max(_STEP_LEAST_S, (end - begin) / points)
     count = max(1, int((end - begin) / step_s) + 1)
     problems: list[str] = []
-    members = _read(pack, "members", _MEMBER_COLUMNS, problems)
+    members = _read(pack, "members", (*_KEY, *_MEASURED), problems)
     gpus = _read(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
     gpu = {} if gpus is None or gpu_uuid is None else _thin_gpu(gpus, gpu_uuid, found)
-    rates, stays = ({}, {}) if members is None else _thin_members(members, pauses, found)
+    rates, stays = _thin_members(members, pauses, found) if members else ({}, {})
     return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems))
 
 
@@ -118,13 +120,14 @@ def _thin_gpu(table: pa.Table, uuid: str, series: PackSeries) -> dict[str, ThinS
     import numpy as np
     import pyarrow.compute as pc
 
-    own = table.filter(pc.equal(table["uuid"], uuid))
-    at = _to_floats(own["at"])
+    is_own = pc.equal(table["uuid"], uuid)
+    own = table if pc.all(is_own).as_py() else table.filter(is_own)
+    place = find_places(_to_floats(own["at"]), series.begin, series.step_s)
     found = {}
     for metric in GPU_SHOWN:
         values = _to_floats(own[metric])
         if np.isfinite(values).any():
-            found[metric] = thin(at, values, series.begin, series.step_s, series.count)
+            found[metric] = thin(place, values, series.count)
     return found
 
 
@@ -133,11 +136,9 @@ def _thin_members(
 ) -> tuple[dict[int, ThinSeries], dict[int, list[Stay]]]:
     import numpy as np
 
-    names = ("at", "attempt", "member", "start", "steps", "first_step_at", "last_step_at")
-    at, attempt, member, start, steps, first, last = (_to_floats(table[name]) for name in names)
-    order = np.lexsort((at, start, attempt, member))
-    keys = np.stack([member, attempt, start])[:, order]
-    cuts = np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1
+    at, steps, first, last = (_to_floats(table[name]) for name in _MEASURED)
+    member, attempt, start = keys = [np.asarray(table[name]) for name in _KEY]
+    order, cuts = _sort_starts(keys, at)
     stops = _find_stops(pauses)
     points: dict[int, list[tuple[Floats, Floats]]] = {}
     stays: dict[int, list[Stay]] = {}
@@ -151,15 +152,40 @@ def _thin_members(
             points.setdefault(number, []).append(rate)
     rates = {
         number: thin(
-            np.concatenate([moments for moments, _ in own]),
+            find_places(
+                np.concatenate([moments for moments, _ in own]), series.begin, series.step_s
+            ),
             np.concatenate([values for _, values in own]),
-            series.begin,
-            series.step_s,
             series.count,
         )
         for number, own in points.items()
     }
     return rates, stays
+
+
+def _sort_starts(keys: Sequence[Places], at: Floats) -> tuple[Places, Places]:
+    """The rows start by start, each in order of time; and where all starts but the first begin."""
+    import numpy as np
+
+    number, several = np.zeros(len(at), dtype=np.intp), 1
+    for values in reversed(keys):
+        low, high = int(values.min()), int(values.max())
+        several *= high - low + 1
+        if several > _STARTS_MOST:
+            break
+        if high > low:
+            number += (values - low) * (several // (high - low + 1))
+    if several > _STARTS_MOST:
+        order = np.lexsort((at, *reversed(keys)))
+        cuts = np.any([np.diff(values[order]) != 0 for values in keys], axis=0)
+    else:
+        # Small numbers are sorted in two passes, and what the monitor wrote is in order of time.
+        number = number.astype(np.int16)
+        order = np.argsort(number, kind="stable")
+        cuts = np.diff(number[order]) != 0
+        if np.any((np.diff(at[order]) < 0) & ~cuts):
+            order = np.lexsort((at, number))
+    return order, np.flatnonzero(cuts) + 1
 
 
 def _find_stops(pauses: Sequence[MemberPause]) -> dict[tuple[int, int], list[tuple[float, float]]]:

@@ -19,7 +19,6 @@ from slurm_colloc.planning.explain.explanation import (
 )
 from slurm_colloc.report.plan.layout_picture import draw_layout
 from slurm_colloc.report.plan.plan_figures import compute_plan_figures, render_budget, tell_pairs
-from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,
@@ -28,6 +27,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
+from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.attribution import attribute_whole
 from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
@@ -26,23 +25,14 @@ from slurm_colloc.report.summary.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
-from slurm_colloc.report.summary.summary_shape import fits_summary
-from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
-from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
+from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
 from slurm_colloc.store.pack_reading import StateReader
 
-SUMMARY_SCHEMA = 1
-Summary = dict[str, Any]
-"""The value of summary.json."""
-
 _COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
 _GAPS_MOST = 50
-
-
-def summary_path(pack: Path) -> Path:
-    """Where a pack's summary lies."""
-    return Path(report_directory(pack)) / "summary.json"
 
 
 def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> Summary:
@@ -267,15 +257,3 @@ def write_summary(run: PackRun, figures: Sequence[Figures]) -> Summary:
     make_directory(report_directory(run.path))
     write_json(summary_path(run.path), summary)
     return summary
-
-
-def read_summary(pack: Path) -> Summary | None:
-    """The summary that the newest attempt of a pack left; None where there is no final one."""
-    try:
-        value = read_json(summary_path(pack))
-        attempt = read_attempt(pack)
-    except StateError:
-        return None
-    if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
-        return None
-    return value if value.get("final") is True and value.get("attempt") == attempt else None

@@ -12,6 +12,9 @@ from typing import Any
 
 from slurm_colloc.metrics.attribution import Attribution
 
+Summary = dict[str, Any]
+"""The value of summary.json."""
+
 Check = Callable[[Any], bool]
 _LARGEST = 1e18
 _ATTRIBUTIONS = frozenset(Attribution)
@@ -108,7 +111,7 @@ _member = _is(
     },
     {
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
-        **_all(_is_number, "exit_code exit_signal"),
+        **_all(_is_number, "exit_code exit_signal solo_time_s"),
         # They are unknown where what was kept of the job is damaged.
         **_all(_maybe(_is_text), "script directory node mode"),
         "arguments": _maybe(_each(_is_text)),

@@ -27,9 +27,10 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
-    from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
+    from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
+    from slurm_colloc.runtime.gpu.node_daemon import InstancesFinding
     from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
     from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
@@ -118,6 +119,8 @@ class GpuMode:
         """It is known how members share the GPU, or that they must not."""
         if self.refusal:
             return True
+        if self.instances is not None and not self.instances.is_ready:
+            return False
         is_mending = self._daemon is not None and self._daemon.is_mending
         return self.mode is not None and not (self.mode is SharingMode.MPS and is_mending)
 
@@ -163,25 +166,51 @@ class GpuMode:
         """Take the MIG instances that the prolog has made; False where there are none."""
         from slurm_colloc.runtime.gpu.node_daemon import find_instances
 
-        gpu, socket, reason = find_instances(
-            {} if self._record.local else self._allocation.environment
-        )
-        if gpu is None or reason:
-            return self._go_without_layout(gpu, reason)
+        found = find_instances({} if self._record.local else self._allocation.environment)
+        if found.gpu is None or found.reason:
+            return self._go_without_layout(found)
+        from slurm_colloc.runtime.gpu.mig_seats import match_places
         from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
-        self.instances = PackInstances(gpu, socket, self._journal)
-        self._preparation.note_instances(gpu, can_change=bool(socket))
+        record = self._record
+        wanted = match_places(found.gpu, record.layout, record.layout_places)
+        places = wanted if found.mps_inside else {}
+        self.instances = PackInstances(found.gpu, found.socket, self._journal, places)
+        if wanted and not places:
+            self._preparation.add_notes(
+                "the node's policy lets no MPS run inside an instance (mig_mps_inside): each takes "
+                "one member at a time"
+            )
+        if places:
+            self._share_instances(self.instances)
+        self._preparation.note_instances(found.gpu, self.instances, can_change=bool(found.socket))
         self._settle(SharingMode.MIG, "the node has cut the GPU for this pack")
         return True
 
-    def _go_without_layout(self, whole: PreparedGpu | None, reason: str) -> bool:
+    def _share_instances(self, instances: PackInstances) -> None:
+        """Start MPS in the instances that members share."""
+        from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
+
+        instances.use_mps(
+            InstanceDaemons(
+                self._pack,
+                self._allocation.environment,
+                self._allocation.job_id,
+                clients=self.clients,
+                journal=self._journal,
+                patience=self._patience,
+                find_members=instances.list_members,
+                announce=self._announce,
+            )
+        )
+
+    def _go_without_layout(self, found: InstancesFinding) -> bool:
         """What follows where the layout could not be had; True where that settles it.
 
         Args:
-            whole: The GPU where one instance has all of it; None where it has none.
-            reason: Why there is no layout.
+            found: Why there is no layout; with the GPU where one instance has all of it.
         """
+        whole, reason = found.gpu, found.reason
         if whole is not None:
             self._preparation.note_whole_instance(whole)
         if self._request.strict:
@@ -195,16 +224,20 @@ class GpuMode:
             self._tell(f"members run one at a time: {reason}")
             return True
         self._lacks_mig = reason
-        if whole is not None:
-            self._fall_back("no MPS daemon is started inside an instance")
+        if whole is not None and found.mps_inside:
+            self._start_daemon()
+        elif whole is not None:
+            self._fall_back("the node's policy lets no MPS run inside an instance (mig_mps_inside)")
         return whole is not None
 
     def _follow_instances(self, instances: PackInstances) -> None:
         """Write down what stands after a change."""
-        problem = instances.work()
-        if problem is None:
+        problem, notes = instances.work(), instances.follow_daemons()
+        if problem is None and not notes:
             return
-        self._preparation.note_instances(instances.gpu, can_change=True)
+        self._preparation.add_notes(*notes)
+        can_change = self.setup.can_change or problem is not None
+        self._preparation.note_instances(instances.gpu, instances, can_change=can_change)
         if problem:
             self._preparation.add_notes(f"its MIG instances were not changed: {problem}")
         self._preparation.write()
@@ -242,9 +275,13 @@ class GpuMode:
         if problem:
             self._fall_back(problem)
             return
+        self._preparation.add_notes(*prepared.notes)
+        self._start_daemon(prepared.daemon)
+
+    def _start_daemon(self, prepared: PreparedDaemon | None = None) -> None:
+        """Start the pack's MPS daemon, or take the one that the prolog has prepared."""
         from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
 
-        self._preparation.add_notes(*prepared.notes)
         self._daemon = PackDaemon(
             self._pack,
             self.setup.gpus,
@@ -254,7 +291,7 @@ class GpuMode:
             journal=self._journal,
             listener=self,
             patience=self._patience,
-            prepared=prepared.daemon,
+            prepared=prepared,
         )
         self._daemon.start()
 
@@ -381,7 +418,7 @@ class GpuMode:
                 client_priority=share.client_priority,
             )
         if self.instances is not None:
-            return self.instances.place(member)
+            return self.instances.place(member, share)
         if not self.setup.gpus:
             return None, {}
         mode = self.mode or SharingMode.TIMESLICE
@@ -393,12 +430,15 @@ class GpuMode:
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
-        return [] if self._daemon is None else self._daemon.list_stuck()
+        stuck = [] if self._daemon is None else self._daemon.list_stuck()
+        return stuck if self.instances is None else stuck + self.instances.list_stuck()
 
     def catch_up(self) -> None:
         """Hear all that the daemon has said up to now; waits for a moment at most."""
         if self._daemon is not None:
             self._daemon.catch_up()
+        if self.instances is not None:
+            self.instances.catch_up()
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -406,6 +446,8 @@ class GpuMode:
         """Leave no files behind: Slurm is about to kill all that is left of the pack."""
         if self._daemon is not None:
             self._daemon.let_go()
+        if self.instances is not None:
+            self.instances.let_go()
 
     def close(self) -> None:
         """End the daemon, once all members have ended."""

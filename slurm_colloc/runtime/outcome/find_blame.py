@@ -91,7 +91,7 @@ class BlameFinder:
         findings = find_signs(read_end_of_output(member))
         use = member.gpu
         seen = None
-        if use is not None and use.mode == SharingMode.MPS.value:
+        if use is not None and use.is_under_mps:
             # Its end may have been seen before what the server said of it.
             self._gpu_mode.catch_up()
             seen = self._gpu_mode.clients.get(member.number)
@@ -103,9 +103,9 @@ class BlameFinder:
             around,
             findings=findings,
             may_restart=self._site_requeues if requeue is None else requeue,
-            # All of its instance's memory is its own.
+            # All of its instance's memory is its own, unless others share that.
             shared=len(self._members.places) > 1
-            and (use is None or use.mode != SharingMode.MIG.value),
+            and (use is None or use.mode != SharingMode.MIG.value or bool(use.inside)),
             needs_mps=self._gpu_mode.needs_mps,
         )
         return around if seen is None else add_seen(around, member.number, seen)
