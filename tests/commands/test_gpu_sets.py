@@ -9,7 +9,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
-from .refusals import check_refused
+from .refusals import list_jobs, list_state
 
 EACH = ("--gres=gpu:1", "--time=5", "--share=timeslice", "--mem=100M", "-c1")
 TWO = ("--gpus-per-pack=2", *EACH)
@@ -24,14 +24,14 @@ def read_records(user: CsubUser) -> list[PackRecord]:
 def test_one_slurm_job_has_a_pack_for_each_of_its_gpus(user: CsubUser, slurm: FakeSlurm) -> None:
     user.script("train.sh", "exit 0")
     slurm.pause()
-    job_id = user.csub(
-        "sweep", "--parsable", *TWO, "train.sh", "--seed", "0:9"
-    ).stdout.strip()
+    job_id = user.csub("sweep", "--parsable", *TWO, "train.sh", "--seed", "0:9").stdout.strip()
     first, second = read_records(user)
     assert (first.gpu_set, second.gpu_set) == (0, 1)
     assert first.is_in_job_of(second)
     assert second.pack_id == f"{first.submission}~1.0"
-    assert first.parts == second.parts == ((first.submission, (0,)), (f"{first.submission}~1", (0,)))
+    assert (
+        first.parts == second.parts == ((first.submission, (0,)), (f"{first.submission}~1", (0,)))
+    )
     assert first.gpu_sets == second.gpu_sets == (1, 1)
     assert (first.members, second.members) == ((1, 3, 5, 7, 9), (2, 4, 6, 8))
     assert first.request is not None
@@ -66,4 +66,10 @@ def test_what_no_pack_can_have_is_refused_in_a_sentence(
     user: CsubUser, words: tuple[str, ...], told: str
 ) -> None:
     user.script("train.sh", "exit 0")
-    check_refused(user, (*EACH, *words, "--array=1-3", "train.sh"), told)
+    before, jobs = list_state(user), list_jobs(user)
+    ended = user.csub(*EACH, *words, "--array=1-3", "train.sh", check=False)
+    assert ended.returncode in (2, 3)
+    assert ended.stderr.startswith("csub: error: ")
+    assert told in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert (list_state(user), list_jobs(user)) == (before, jobs)
