@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +149,21 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
     asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
+    # A summary of an older csub has none.
+    if summary.get("layout") is not None:
+        lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def tell_layout(layout: dict[str, Any]) -> str:
+    """A planned MIG layout, and what came, the largest first."""
+    planned = "+".join(layout["planned"]) or "nothing"
+    came = [
+        one["profile"] + (f" (for {one['places']} by MPS)" if one["places"] > 1 else "")
+        for one in sorted(layout["came"], key=lambda one: -(one["memory_mb"] or 0))
+    ]
+    return f"planned {planned}, came {'+'.join(came) or 'no instances'}"
 
 
 def _build_rows(
@@ -219,9 +233,21 @@ def _build_rows(
 
 
 def find_instance_word(member: _Member) -> str:
-    """The profile of a member's MIG instance; empty where it had none."""
+    """The profile of a member's MIG instance, and what was planned where that has other slices.
+
+    Empty where it had none.
+    """
     # A summary of an older csub does not know.
-    return (member.get("mig") or {}).get("profile") or ""
+    mig = member.get("mig") or {}
+    profile, planned = mig.get("profile") or "", mig.get("planned")
+    if not planned or _name_slices(planned) == _name_slices(profile):
+        return profile
+    return f"{profile} (planned {planned})"
+
+
+def _name_slices(word: str) -> str:
+    """What is left of `3g.40gb` or `1c.3g.40gb` without its size, which drivers round."""
+    return re.sub(r"\.\d+gb", "", word)
 
 
 def _choose_word(members: Sequence[_Member], name: str) -> str:

@@ -77,7 +77,7 @@ class PackPart:
     drawn: bool
     resolution: str
     setup: list[tuple[str, str]]
-    planned: list[tuple[str, str, str]]
+    planned: list[tuple[str, str, str, str, str]]
     curve: list[tuple[str, str, str, str]]
     moments: list[tuple[str, str]]
     stalls: list[StallRow]

@@ -10,6 +10,11 @@ from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.page.drawn_instances import (
+    build_instance_drawings,
+    count_instance_series,
+    name_instances,
+)
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.page_shape import (
     Member,
@@ -99,7 +104,8 @@ def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
     budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
     series = 0
     for source in sources:
-        more = 3 * (_SERIES_OF_GPU + len(source.members))
+        walls = count_instance_series(source.summary)
+        more = 3 * (_SERIES_OF_GPU + walls + len(source.members))
         if drawn and series + more > budget:
             break
         series += more
@@ -161,7 +167,8 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     series = None
     if points is not None and window is not None:
         edges = (window["from"], window["to"])
-        series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
+        uuids = (summary["gpu"]["uuid"], *name_instances(summary))
+        series = read_series(source.path, edges, uuids, pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
     moments = list_moments({**summary, "members": source.members}, bands, source.path)
     where = summary["gpu"]["model"] or "a GPU that is not known"
@@ -216,6 +223,7 @@ def _build_drawing(
         "count": series.count,
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
+        "instances": build_instance_drawings(summary, series),
         "members": [
             {
                 "id": escape_controls(str(member["id"])),
@@ -233,20 +241,16 @@ def _build_drawing(
     }
 
 
-def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str]]:
-    """Of each member with a prediction: its id, what was predicted and what came."""
+def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, str]]:
+    """What was planned of members and what came: id, slowdowns, MIG instances (empty for none)."""
     found = []
     for member in members:
-        predicted = member.get("predicted_slowdown")
-        came = member.get("together_slowdown") or member["slowdown"]
-        if predicted is not None:
-            found.append(
-                (
-                    escape_controls(str(member["id"])),
-                    format_slowdown(predicted),
-                    format_slowdown(came),
-                )
-            )
+        predicted, mig = member.get("predicted_slowdown"), member.get("mig") or {}
+        wanted, instance = (escape_controls(mig.get(name) or "") for name in ("planned", "profile"))
+        if predicted is not None or wanted:
+            came = format_slowdown(member.get("together_slowdown") or member["slowdown"])
+            who = escape_controls(str(member["id"]))
+            found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
 
 

@@ -16,6 +16,7 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.show_view import read_fallbacks
+from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
 from slurm_colloc.report.summary.pack_run import PackRun, read_run
@@ -70,6 +71,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             "memory_mb": run.gpu_details[1],
         },
         "setup": _build_setup(run),
+        "layout": build_layout(run),
         "window": None if run.window is None else {"from": run.window[0], "to": run.window[1]},
         "coverage": _build_coverage(run),
         "gpu_use": _build_gpu_use(run),

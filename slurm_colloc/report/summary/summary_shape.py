@@ -118,7 +118,13 @@ _member = _is(
         "gpu_uuids": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
-        "mig": _maybe(_is({}, {"profile": _maybe(_is_text)})),
+        "mig": _maybe(
+            _is(
+                {},
+                _all(_maybe(_is_text), "planned profile uuid shared_by")
+                | {"memory_mb": _is_number},
+            )
+        ),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
@@ -181,6 +187,8 @@ _spread = _maybe(
         | {"attribution": _is_attribution}
     )
 )
+_instance = _is(_all(_is_text, "profile uuid") | _all(_is_number, "memory_mb sms places"))
+_layout = _is({"planned": _each(_is_text), "came": _each(_instance)})
 _window = _is(_all(_is_moment, "from to"))
 _summary = _is(
     {
@@ -205,6 +213,7 @@ _summary = _is(
     },
     {
         "submission": _maybe(_is_text),
+        "layout": _maybe(_layout),
         "degree": _maybe(_degree),
         "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),
     },
