@@ -114,12 +114,6 @@ def test_the_smallest_degree_of_all_scripts_holds_and_each_has_its_own_bound(
             "--exclusive: it asks for a node of its own (with --gpus-per-pack jobs of one call "
             "share it)",
         ),
-        ("--gres=gpu:1 --exclusive --gpus-per-pack=node", ""),
-        (
-            "--gres=gpu:1 --exclusive=user --gpus-per-pack=node",
-            "--exclusive: it asks for a node of its own (with --gpus-per-pack jobs of one call "
-            "share it)",
-        ),
         ("--gpus-per-node=2 --gpus-per-task=2", ""),
         ("--gpus=4 --gpus-per-task=2", "4 GPUs with --gpus-per-task=2 are several tasks"),
         ("--gpus=2 --ntasks-per-gpu=1", "2 GPUs with --ntasks-per-gpu are several tasks"),
@@ -141,6 +135,11 @@ def test_a_node_that_jobs_share_is_asked_for_once(tmp_path: Path) -> None:
     (job,) = jobs(collect(tmp_path, *options, "a.sh"))
     assert job.group == (("exclusive", ""),)
     assert job.shape == (("gres", "gpu:1"),)
+    assert not job.alone_because
+    # A node that only one user has is another thing.
+    (other,) = jobs(collect(tmp_path, "--exclusive=user", "--gpus-per-pack=node", "a.sh"))
+    assert other.alone_because.startswith("--exclusive: it asks for a node of its own")
+    assert dict(other.shape)["exclusive"] == "user"
 
 
 def test_host_memory_by_gpu_is_that_of_all_gpus(tmp_path: Path) -> None:
