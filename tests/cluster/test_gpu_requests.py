@@ -10,8 +10,10 @@ from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 
-ASKED = ("NumNodes", "NumTasks", "TresPerJob", "TresPerNode", "TresPerTask", "OverSubscribe", "TRES",
-         "ReqTRES")  # fmt: skip
+ASKED = (
+    "NumNodes", "NumTasks", "TresPerJob", "TresPerNode", "TresPerTask", "OverSubscribe", "TRES",
+    "ReqTRES",
+)  # fmt: skip
 USUAL = ("--hold", "--time=5", "--mem=100M", "--cpus-per-task=1")
 
 

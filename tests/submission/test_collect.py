@@ -111,8 +111,10 @@ def test_the_smallest_degree_of_all_scripts_holds_and_each_has_its_own_bound(
         ("--gres=gpu:1 --mem=0", "--mem=0 asks for all host memory of a node"),
         (
             "--gres=gpu:1 --exclusive",
-            "--exclusive: it asks for a node of its own (with --gpus-per-pack jobs of one call "
-            "share it)",
+            (
+                "--exclusive: it asks for a node of its own (with --gpus-per-pack jobs of one "
+                "call share it)"
+            ),
         ),
         ("--gpus-per-node=2 --gpus-per-task=2", ""),
         ("--gpus=4 --gpus-per-task=2", "4 GPUs with --gpus-per-task=2 are several tasks"),
