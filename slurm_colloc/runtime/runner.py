@@ -97,7 +97,13 @@ class Runner:
         parts.steps.run("the monitor", parts.monitor.open)
         self.members.places, why = insist(
             "reading the members",
-            lambda: make_places(self.pack, self.record.degree, self.allocation, lone=parts.lone),
+            lambda: make_places(
+                self.pack,
+                self.record.degree,
+                self.allocation,
+                lone=parts.lone,
+                others=parts.job_sets.others,
+            ),
         )
         if why:
             self.journal.write("not_bound", reason=why)
@@ -203,13 +209,14 @@ class Runner:
         self.members.takes_one = parts.gpu_mode.takes_one_member
         parts.place_filler.work()
         if self._has_unfinished or parts.start_queue.is_undecided:
+            parts.job_sets.note_busy()
             return False
         # Before it closes it looks once more; what has come starts in the next turn.
         known = len(self.members.by_number)
         parts.steps.run("taking members over", partial(parts.take_over.work, at_once=True))
         if parts.take_over.is_busy or len(self.members.by_number) > known:
             return False
-        return parts.place_filler.close()
+        return parts.job_sets.may_close() and parts.place_filler.close()
 
     def _give_up(self, step: str) -> GiveUp:
         """What is done once a pack cannot go on: as long as a member runs, nothing."""

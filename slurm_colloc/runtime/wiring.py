@@ -42,6 +42,7 @@ from slurm_colloc.runtime.queue.allocation import (
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
@@ -257,6 +258,7 @@ def build_parts(
         note_requeue=mails.note_requeue,
         journal=journal,
     )
+    job_sets = JobSets(pack, record, attempt, state, members)
     take_over = MemberTakeOver(
         pack=pack,
         shown_id=shown_id,
@@ -268,10 +270,12 @@ def build_parts(
         waiting=waiting,
         is_refused=lambda: bool(gpu_mode.refusal),
         intake=intake,
+        job_sets=job_sets,
         jobs=EmptiedJobs(slurm, journal),
         journal=journal,
         check_fence=fence.check,
         find_room=measured_degree.find_room,
+        describe_wait=measured_degree.describe,
     )
     requests = RequestHandler(
         pack=pack,
@@ -331,6 +335,7 @@ def build_parts(
         place_filler=place_filler,
         intake=intake,
         take_over=take_over,
+        job_sets=job_sets,
         starts=starts,
         ends=ends,
         pack_end=pack_end,

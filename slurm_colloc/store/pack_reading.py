@@ -252,6 +252,13 @@ def name_gpu_set(submission: str, number: int) -> str:
     return f"{submission}~{number}" if number else submission
 
 
+def list_gpu_set_packs(record: PackRecord) -> list[str]:
+    """Ids of the packs of all GPU sets of a pack's Slurm job, its own among them, in order."""
+    count = max(1, len(record.gpu_sets))
+    names = (name_gpu_set(record.submission, number) for number in range(count))
+    return [build_pack_id(name, record.index) for name in names]
+
+
 def find_submission(pack_id: str) -> str:
     """The name of the Slurm job's packs, from a pack's id."""
     return pack_id.rpartition(".")[0].partition("~")[0]

@@ -298,7 +298,8 @@ class MemberIntake:
     def _adopt(self, number: int) -> None:
         try:
             spec = read_spec(self._pack, number)
-            record = read_state(self._pack, number, self._attempt - 1)
+            # One that has come from another GPU set of the job has its state under this attempt.
+            record = read_state(self._pack, number, self._attempt)
             home = read_home(self._pack, number)
         except Exception as error:
             if is_passing(error):
