@@ -83,6 +83,8 @@ class UsageProfile:
         tensor_activity: Mean activity of the tensor cores, 0 to 1.
         engine_activity: Share of the time in which the GPU works for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        nvlink_share: The same of NVLink. Figures of a job with several GPUs are those of one of
+            them.
         cpu_cores: Mean CPU cores.
         power_w: Mean power of the GPU while it runs, in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
@@ -114,11 +116,12 @@ class UsageProfile:
     pressure: float = 0.0
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: int | None = None
+    nvlink_share: float | None = None
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one GPU of the partition brings with it: the smallest share over its nodes.
+    """What one GPU of the partition, or a GPU set, brings with it: the smallest over its nodes.
 
     Attributes:
         cpus_per_gpu: The node's CPUs over its GPUs; None where unknown.
@@ -129,6 +132,7 @@ class Capacity:
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
         gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
         gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
+        gpus: How many GPUs the shares of CPUs and host memory are of; GPU memory is that of one.
     """
 
     cpus_per_gpu: int | None = None
@@ -138,6 +142,7 @@ class Capacity:
     time_limit_default_s: int | None = None
     gpus_per_node: int | None = None
     gives_whole_nodes: bool = False
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,10 @@ class Policy:
             have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
-        gpus_per_pack: GPUs of a pack; a node's number is set here once it is known.
+        gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
+        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
+        mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
+            them together.
     """
 
     degree: int = 4
@@ -194,7 +202,9 @@ class Policy:
     is_small_for_queue: bool = False
     join: str = "never"
     may_cut: bool = False
+    gpus_asked: str = "auto"
     gpus_per_pack: int = 1
+    mixes_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -300,6 +310,8 @@ class PackPlan:
             unknown.
         known: The loads of all members are known, and so is how far they slow each other down.
         layout: The MIG instances for those that run at once; none in other modes.
+        slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
+            one that has its job to itself.
     """
 
     members: tuple[MemberPlan, ...]
@@ -312,6 +324,7 @@ class PackPlan:
     predicted_finish_s: float | None = None
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
+    slurm_job: int | None = None
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,20 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     Returns:
         Seconds; the first is None where it is unknown of a pack.
     """
-    packs = [summary["pack"] for summary in summaries if summary["window"] is not None]
+    ran = [summary for summary in summaries if summary["window"] is not None]
+    packs = [summary["pack"] for summary in ran]
+    # Of one pack that is time on the clock, of several that of all their GPUs.
+    gpus = [1 if len(ran) == 1 else count_gpus(summary) for summary in ran]
     serial = [pack["serial_s"] for pack in packs]
-    shared_s = sum(pack["shared_s"] or 0.0 for pack in packs)
-    return (None if None in serial else sum(serial)), shared_s
+    shared_s = sum((p["shared_s"] or 0.0) * count for p, count in zip(packs, gpus, strict=True))
+    if None in serial:
+        return None, shared_s
+    return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
+
+
+def count_gpus(summary: dict[str, Any]) -> int:
+    """How many GPUs a pack had; that of an older csub had one that it knew of."""
+    return max(1, len(summary.get("gpus") or ()))
 
 
 def find_over_bound(members: Sequence[Member]) -> list[Member]:
@@ -118,7 +128,10 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
     span = _say_span(window["to"] - window["from"]) if window else "a moment"
     gpu = summary["gpu"]
     without = _has_no_gpu([summary], [member])
+    count = count_gpus(summary)
     where = " without a GPU" if without else f" on its {gpu['model'] or 'GPU'}"
+    if count > 1 and not without:
+        where = f" on its {count} GPUs" + (f" ({gpu['model']})" if gpu["model"] else "")
     verb, so_far = ("ran", "") if final else ("has run", " so far")
     text = f"1 {noun} {verb} alone{where} for {span}{so_far}"
     rate = member["rate"]["steps_per_s"]
@@ -128,7 +141,8 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
         text += ", too short to measure how fast it was"
     sm = summary["gpu_use"].get("sm_active")
     if sm is not None and not without:
-        text += f", and kept {format_share(sm['mean'])} of the GPU's processors busy"
+        whose = "the GPUs'" if count > 1 else "the GPU's"
+        text += f", and kept {format_share(sm['mean'])} of {whose} processors busy"
     return f"{text}."
 
 
@@ -141,7 +155,7 @@ def _tell_several(
     most = sum(summary["pack"]["members_most"] for summary in packs)
     who = f"{len(ran)} {name_jobs(ran)}"
     if len(packs) > 1:
-        who += f" in {len(packs)} packs"
+        who += _tell_places(packs)
     elif overlap and most < len(ran):
         who += f", at most {most} at a time,"
     without = _has_no_gpu(packs, ran)
@@ -167,6 +181,15 @@ def _tell_several(
         text += f" ({_tell_gain(serial_s, shared_s)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
+
+
+def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
+    """On how many GPUs, where they are those of one Slurm job; in how many packs otherwise."""
+    jobs = {summary["job"] or summary["pack_id"] for summary in packs}
+    if len(jobs) == len(packs):
+        return f" in {len(packs)} packs"
+    gpus = sum(map(count_gpus, packs))
+    return f" on {gpus} GPUs" if len(jobs) == 1 else f" on {gpus} GPUs of {len(jobs)} jobs"
 
 
 def _say_span(seconds: float) -> str:

@@ -9,6 +9,7 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.pack_summary import Summary
@@ -87,9 +88,12 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
     parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
+    if chosen is None and has_several(summaries):
+        parts += [build_table(*build_gpu_rows(summaries), width), ""]
     notes = [("Note", advice.say()) for advice in list_advice(summaries, chosen)]
     if detail:
-        parts.append(build_lines(notes))
+        balance = tell_balance(summaries) if chosen is None and has_several(summaries) else ""
+        parts.append(build_lines([*notes, *([("Balance", balance)] if balance else [])]))
         for summary, numbers in found:
             parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
         return render(parts, width, styled=styled)
@@ -120,13 +124,15 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
 
 def list_setup(summary: Summary) -> list[tuple[str, str]]:
     """Where a pack ran and how its GPU was shared, as labelled sentences."""
-    gpu, setup = summary["gpu"], summary["setup"]
-    where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
+    setup = summary["setup"]
     job = summary["job"] or summary["pack_id"]
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
         (f"Pack {job}", f"{summary['name']}{state}"),
-        ("GPU", " on ".join(filter(None, (where, summary["node"])))),
+        *(
+            ("GPU", " on ".join(filter(None, (one, summary["node"]))))
+            for one in _list_gpus(summary)
+        ),
     ]
     if setup is None:
         is_alone = len(summary["members"]) == 1
@@ -143,6 +149,18 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def _list_gpus(summary: Summary) -> list[str]:
+    """The pack's GPUs, one for an older csub's."""
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2:
+        gpu = summary["gpu"]
+        return [" ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))]
+    return [
+        f"{name_gpu(one['uuid'], one['index'])}, {one['model'] or 'a model that is not known'}"
+        for one in gpus
+    ]
 
 
 def _build_rows(

@@ -73,7 +73,7 @@ def divide_call(
     for indices in buckets.values():
         chosen = [candidates[index] for index in indices]
         knowledge = gather_knowledge(chosen, settings)
-        shares = any(c.job.came_together and c.job.gpus == 1 for c in chosen)
+        shares = any(c.job.came_together and c.job.gpus for c in chosen)
         destination = _find_destination([c.job for c in chosen], destinations, shares=shares)
         _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
         for candidate in chosen:
