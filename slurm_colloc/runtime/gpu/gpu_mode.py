@@ -5,7 +5,6 @@ What MPS needs is loaded only by packs that are to have it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.gpu.place_member import place_on_shared_gpu, place_without_mps
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.allocation import Allocation
@@ -350,46 +350,14 @@ class GpuMode:
             member: The member.
             share: What it is given.
         """
-        retries = member.record.retries
-        is_apart = retries.apart and not self.needs_mps
+        is_apart = member.record.retries.apart and not self.needs_mps
         if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
-            from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
-
-            policy, planned = self._record.policy, self._record.degree
-            if policy is not None and member.spec.plan.thread_percentage is None:
-                # It has room for more than was planned to run.
-                planned = min(planned, policy.degree)
-            degree = likely = max(1, share.likely_degree or planned)
-            if policy is not None:
-                # There may be places for more than are likely to run.
-                degree = max(likely, policy.degree)
-            shared = SharedGpu(
-                self.setup.gpus,
-                self.setup.gpu_memory_mb,
-                max(1, min(degree, self._record.degree)),
-                likely,
-                self._pipe_directory,
-            )
-            plan = member.spec.plan
-            if share.gpu_memory_mb is not None:
-                plan = dataclasses.replace(plan, gpu_memory_limit_mb=share.gpu_memory_mb)
-            return place_under_mps(
-                shared,
-                plan,
-                retries.places,
-                is_wide=member.is_wide,
-                client_priority=share.client_priority,
+            return place_on_shared_gpu(
+                member, share, self._record, self.setup, self._pipe_directory
             )
         if self.instances is not None:
             return self.instances.place(member)
-        if not self.setup.gpus:
-            return None, {}
-        mode = self.mode or SharingMode.TIMESLICE
-        apart = SharingMode.TIMESLICE if mode is SharingMode.MPS else mode
-        uuids = tuple(gpu for gpu in self.setup.gpus if gpu.startswith(("GPU-", "MIG-")))
-        is_instance = any(uuid.startswith("MIG-") for uuid in uuids)
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if is_instance else {}
-        return GpuUse(apart.value, uuids=uuids), environment
+        return place_without_mps(self.mode, share, self.setup)
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
