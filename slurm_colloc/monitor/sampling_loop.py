@@ -233,6 +233,9 @@ class Loop:
         value = {
             "at": at,
             "gpus": self._last_gpus,
+            "indexes": {
+                uuid: self._record.gpu_models.get(uuid, {}).get("index") for uuid in self._last_gpus
+            },
             "problems": self._problems,
             "members": self._latest.build(),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.report.terminal_tables import (
@@ -13,6 +13,9 @@ from slurm_colloc.report.terminal_tables import (
     format_mb_figure,
     format_share,
 )
+
+if TYPE_CHECKING:
+    from slurm_colloc.store.pack.pack_records import PackRecord
 
 _SHORT_UUID = len("GPU-12345678")
 _MIB_PER_MB = 1.048576
@@ -34,6 +37,12 @@ def name_gpu(uuid: str, index: int | None) -> str:
     """
     short = uuid[:_SHORT_UUID]
     return short if index is None else f"GPU {index} ({short})"
+
+
+def tell_gpu_set(record: PackRecord) -> str:
+    """`, GPU set 2 of 8`; empty where its Slurm job has one set."""
+    count = len(record.gpu_sets)
+    return f", GPU set {record.gpu_set + 1} of {count}" if count > 1 else ""
 
 
 def list_gpus(summaries: Sequence[Summary]) -> list[_Row]:

@@ -81,9 +81,17 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
 
 
+def list_members(found: Sequence[Found]) -> list[_Member]:
+    """The members that are shown, pack by pack; those of GPU sets of one job by their numbers."""
+    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    if any(summary.get("gpu_sets") for summary, _ in found):
+        members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
+    return members
+
+
 def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styled: bool) -> str:
     summaries, chosen = [summary for summary, _ in found], choose_ids(found)
-    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    members = list_members(found)
     columns, rows = _build_rows(members, width)
     parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
@@ -128,7 +136,7 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
     job = summary["job"] or summary["pack_id"]
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
-        (f"Pack {job}", f"{summary['name']}{state}"),
+        (f"Pack {job}", f"{summary['name']}{_tell_gpu_set(summary)}{state}"),
         *(
             ("GPU", " on ".join(filter(None, (one, summary["node"]))))
             for one in _list_gpus(summary)
@@ -149,6 +157,11 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def _tell_gpu_set(summary: Summary) -> str:
+    count = len(summary.get("gpu_sets") or ())
+    return f", GPU set {summary['gpu_set'] + 1} of {count}" if count > 1 else ""
 
 
 def _list_gpus(summary: Summary) -> list[str]:

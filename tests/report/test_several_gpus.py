@@ -10,6 +10,8 @@ import pytest
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.usage.profile import NVLINK_MIB_S
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.page.page_values import PageSource, build_page
+from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.learned.profiles import list_profiles
@@ -64,6 +66,19 @@ def test_a_job_with_two_gpus_is_reported_on_both(tmp_path: Path) -> None:
     assert "SM activity goes from 30 % on GPU 1 (GPU-22222222) to 60 % on GPU 0" in text
     assert "21 GB/s" in text
     assert "41.9 GB/s" in text
+
+
+def test_the_page_draws_two_gpus_as_one(tmp_path: Path) -> None:
+    pack = make_pair(tmp_path)
+    source = PageSource(build_summary(pack, tmp_path), pack)
+    (drawn,) = build_page([source]).drawing["packs"]
+    assert drawn["gpus"] == 2
+    assert max(drawn["gpu"]["power_w"]["mean"]) == pytest.approx(700)
+    assert max(drawn["gpu"]["sm_active"]["mean"]) == pytest.approx(0.45)
+    text = render_page([source])
+    assert '<h2 id="gpus">GPUs</h2>' in text
+    assert "GPU 1 (GPU-22222222)" in text
+    assert "SM activity goes from 30 % on GPU 1" in text
 
 
 def test_what_could_not_be_read_of_one_gpu_is_unknown_of_all(tmp_path: Path) -> None:
@@ -142,5 +157,17 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     assert ["GPU", "0", "(GPU-11111111)", "4711/1-2", "2"] in table
     assert ["GPU", "1", "(GPU-22222222)", "4711/3", "1"] in table
     assert ["all", "2", "3", "members", "3"] in table
+    page = build_page([PageSource(*one) for one in zip(summaries, (first, second), strict=True)])
+    assert [row.id for row in page.rows] == ["4711/1", "4711/2", "4711/3"]
+    assert page.gpus is not None
+    assert [row[0] for row in page.gpus.rows] == [
+        "GPU 0 (GPU-11111111)",
+        "GPU 1 (GPU-22222222)",
+        "all 2",
+    ]
+    assert [part.title for part in page.packs] == [
+        "GPU 0 (GPU-11111111), NVIDIA H200 on node1",
+        "GPU 1 (GPU-22222222), NVIDIA H200 on node1",
+    ]
     # One of them alone says nothing of the other.
     assert "all 2" not in render_reports([(summaries[0], {1})], 140)

@@ -99,7 +99,7 @@
       this.drawLines("GPU memory", limit ? `GB in use, of ${figure(limit / 1024)}` : "GB in use", [
         ["in use", gpu.gpu_memory_mb && scale(gpu.gpu_memory_mb, 1 / 1024), 0],
       ], { unit: "GB", low: 0 });
-      this.drawLines("Power", "W of the whole GPU", [["power", gpu.power_w, 1]], { unit: "W", low: 0 });
+      this.drawLines("Power", this.pack.gpus > 1 ? "W of its GPUs together" : "W of the whole GPU", [["power", gpu.power_w, 1]], { unit: "W", low: 0 });
       this.tell();
     }
 

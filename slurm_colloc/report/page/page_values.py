@@ -11,6 +11,7 @@ from typing import Any
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.read_series import PackSeries, read_series
@@ -18,6 +19,7 @@ from slurm_colloc.report.report_view import (
     choose_ids,
     find_instance_word,
     list_details,
+    list_members,
     list_setup,
     name_submission,
 )
@@ -106,6 +108,15 @@ class StallRow:
 
 
 @dataclass(frozen=True)
+class GpuTable:
+    """The GPUs of a job that has several; texts are harmless already."""
+
+    heads: list[tuple[str, bool]]
+    rows: list[tuple[str, ...]]
+    balance: str
+
+
+@dataclass(frozen=True)
 class PackPart:
     """What the page says of one pack; texts are harmless already."""
 
@@ -133,6 +144,7 @@ class Page:
     attributions: dict[str, str]
     rows: list[MemberRow]
     rows_left_out: int
+    gpus: GpuTable | None
     packs: list[PackPart]
     packs_not_drawn: int
     drawing: dict[str, Any] = field(default_factory=dict)
@@ -149,7 +161,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
     """
     summaries = [source.summary for source in sources]
     chosen = choose_ids([(source.summary, source.chosen) for source in sources])
-    members = [member for source in sources for member in source.members]
+    members = list_members([(source.summary, source.chosen) for source in sources])
     points, drawn = _choose_points(sources)
     parts, drawing = [], []
     for place, source in enumerate(sources):
@@ -174,9 +186,21 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
         rows=_build_rows(members[:ROWS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
+        gpus=_build_gpus(summaries) if chosen is None else None,
         packs=parts,
         packs_not_drawn=len(sources) - drawn,
         drawing={"packs": drawing},
+    )
+
+
+def _build_gpus(summaries: Sequence[Summary]) -> GpuTable | None:
+    if not has_several(summaries):
+        return None
+    columns, rows = build_gpu_rows(summaries)
+    return GpuTable(
+        heads=[(column.title.replace("\n", " "), column.is_number) for column in columns],
+        rows=[tuple(escape_controls(cell) for cell in row) for row in rows],
+        balance=tell_balance(summaries),
     )
 
 
@@ -247,10 +271,10 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     series = None
     if points is not None and window is not None:
         edges = (window["from"], window["to"])
-        series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
+        series = read_series(source.path, edges, _list_uuids(summary), pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
     moments = list_moments({**summary, "members": source.members}, bands, source.path)
-    where = summary["gpu"]["model"] or "a GPU that is not known"
+    where = _name_gpus(summary)
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"
     node = f" on {summary['node']}" if summary["node"] else ""
@@ -271,6 +295,20 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         details=_clean(list_details(summary, source.chosen)),
     )
     return part, drawing
+
+
+def _list_uuids(summary: Summary) -> list[str]:
+    """Its GPUs; one for an older csub's."""
+    gpus = [gpu["uuid"] for gpu in summary.get("gpus") or ()]
+    return gpus or ([] if summary["gpu"]["uuid"] is None else [summary["gpu"]["uuid"]])
+
+
+def _name_gpus(summary: Summary) -> str:
+    model = summary["gpu"]["model"] or "a GPU that is not known"
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2 and not summary.get("gpu_sets"):
+        return str(model)
+    return f"{', '.join(name_gpu(one['uuid'], one['index']) for one in gpus)}, {model}"
 
 
 def _clean(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -301,6 +339,7 @@ def _build_drawing(
         "step": series.step_s,
         "count": series.count,
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
+        "gpus": len(_list_uuids(summary)),
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
         "members": [
             {

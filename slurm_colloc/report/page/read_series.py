@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.own_time import OwnTime
 from slurm_colloc.report.page.thin_series import ThinSeries, thin
+from slurm_colloc.report.summary.pack_samples import GpuSamples, join_gpus
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.store.pack.member_pauses import MemberPause
 from slurm_colloc.store.pack.sample_files import list_sample_files
@@ -57,7 +58,7 @@ class PackSeries:
 def read_series(
     pack: Path,
     window: tuple[float, float],
-    gpu_uuid: str | None,
+    gpu_uuids: Sequence[str],
     pauses: Sequence[MemberPause],
     points: int,
 ) -> PackSeries:
@@ -66,7 +67,7 @@ def read_series(
     Args:
         pack: The pack's directory.
         window: From its first start to its last end, in seconds since the epoch.
-        gpu_uuid: Its GPU; None where it is not known.
+        gpu_uuids: Its GPUs, which are drawn as one; none where they are not known.
         pauses: When its members were paused.
         points: How many steps of time there are to be, at most.
     """
@@ -79,7 +80,7 @@ def read_series(
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
-    gpu = {} if gpus is None or gpu_uuid is None else _thin_gpu(gpus, gpu_uuid, found)
+    gpu = {} if gpus is None or not gpu_uuids else _thin_gpus(gpus, gpu_uuids, found)
     rates, stays = ({}, {}) if members is None else _thin_members(members, pauses, found)
     return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems))
 
@@ -114,18 +115,27 @@ def _to_floats(column: pa.ChunkedArray) -> Floats:
     return np.asarray(column.to_numpy(), dtype=np.float64)
 
 
-def _thin_gpu(table: pa.Table, uuid: str, series: PackSeries) -> dict[str, ThinSeries]:
+def _thin_gpus(table: pa.Table, uuids: Sequence[str], series: PackSeries) -> dict[str, ThinSeries]:
     import numpy as np
-    import pyarrow.compute as pc
 
-    own = table.filter(pc.equal(table["uuid"], uuid))
-    at = _to_floats(own["at"])
+    gpus = [GpuSamples(one) for uuid in uuids if (one := _select_gpu(table, uuid)) is not None]
+    joined = join_gpus(gpus, GPU_SHOWN).table if gpus else None
+    if joined is None:
+        return {}
+    at = _to_floats(joined["at"])
     found = {}
     for metric in GPU_SHOWN:
-        values = _to_floats(own[metric])
+        values = _to_floats(joined[metric])
         if np.isfinite(values).any():
             found[metric] = thin(at, values, series.begin, series.step_s, series.count)
     return found
+
+
+def _select_gpu(table: pa.Table, uuid: str) -> pa.Table | None:
+    import pyarrow.compute as pc
+
+    own = table.filter(pc.equal(table["uuid"], uuid))
+    return own if len(own) else None
 
 
 def _thin_members(

@@ -154,11 +154,15 @@ class GpuSamples:
         return track
 
 
-def join_gpus(gpus: Sequence[GpuSamples]) -> GpuSamples:
+def join_gpus(gpus: Sequence[GpuSamples], metrics: Sequence[str] = GPU_METRICS) -> GpuSamples:
     """Several GPUs as one: what is shares of a GPU, or per GPU, is their mean.
 
     Power and energy are added up, GPU memory is that of the fullest. A moment at which one of them
     could not be read says nothing of all.
+
+    Args:
+        gpus: At least one.
+        metrics: Those that are read.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -172,11 +176,11 @@ def join_gpus(gpus: Sequence[GpuSamples]) -> GpuSamples:
     rows = pa.concat_tables(tables)
     found = rows.group_by("at", use_threads=False).aggregate(
         [("uuid", "count")]
-        + [(name, _JOINED_BY.get(name, "mean"), all_or_none) for name in GPU_METRICS]
+        + [(name, _JOINED_BY.get(name, "mean"), all_or_none) for name in metrics]
     )
     found = found.filter(pc.equal(found["uuid_count"], len(tables))).sort_by("at")
     columns = {"at": found["at"]}
-    for name in GPU_METRICS:
+    for name in metrics:
         columns[name] = found[f"{name}_{_JOINED_BY.get(name, 'mean')}"]
     return GpuSamples(pa.table(columns))
 
