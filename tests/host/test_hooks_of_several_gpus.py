@@ -28,7 +28,8 @@ GPUS = 8
 def wide(bed: Bed) -> Bed:
     """A node of eight GPUs whose policy sets EXCLUSIVE_PROCESS."""
     make_simulation(bed.simulation, {NODE: [H200] * GPUS})
-    bed.write_policy(exclusive_process=True)
+    # A simulated daemon takes as long as a Python to start.
+    bed.write_policy(exclusive_process=True, deadline_s=60.0, stop_s=15.0)
     return bed
 
 
