@@ -132,8 +132,9 @@ def _tell_manual() -> int:
 
 
 def _run_typer(argv: Sequence[str]) -> int:
-    from slurm_colloc.cli.subcommands import app
+    from slurm_colloc.cli.subcommands import build_app
 
+    app = build_app(argv[0] if argv[0] in SUBCOMMANDS else "")
     status = app(args=list(argv), prog_name="csub", standalone_mode=False)
     return status if isinstance(status, int) else 0
 

@@ -67,6 +67,8 @@ class Settings:
             alone) or `never`.
         mig: The nodes' prologs cut GPUs into MIG instances: `share = "auto"` uses them for jobs
             that MPS does not hold (docs/mig.md).
+        mig_mps_inside: Their policy lets MPS run inside an instance: `--share=mig=3g+3g --degree=6`
+            puts several members on one.
         hook_feature: The node feature by which Slurm knows nodes with hooks; empty for none.
         slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
             matches the running Slurm, else the commands).
@@ -101,6 +103,7 @@ class Settings:
     join: str = "auto"
     hooks: str = "auto"
     mig: bool = False
+    mig_mps_inside: bool = False
     hook_feature: str = ""
     slurm_access: str = "auto"
     monitor: bool = True

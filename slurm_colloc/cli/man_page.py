@@ -71,9 +71,9 @@ def escape_roff(text: str) -> str:
 def _list_commands() -> dict[str, Any]:
     import typer
 
-    from slurm_colloc.cli.subcommands import app
+    from slurm_colloc.cli.subcommands import build_app
 
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(build_app())
     return {name: command for name, command in group.commands.items() if not command.hidden}
 
 

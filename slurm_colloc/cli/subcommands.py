@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choose
-from slurm_colloc.cli.change.calibrate_gpu import calibrate
 from slurm_colloc.cli.help_groups import GroupedCommands
-from slurm_colloc.cli.look import queue_and_history
-from slurm_colloc.cli.look.compare_command import compare
-from slurm_colloc.cli.look.doctor_command import doctor
-from slurm_colloc.cli.look.profile_command import profile
-from slurm_colloc.cli.look.report_command import report
-from slurm_colloc.cli.look.top_command import top
-from slurm_colloc.cli.look.track_command import track
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 
@@ -124,27 +117,9 @@ def clean(
         note(f"left as it is: {text}")
 
 
-app = typer.Typer(
-    name="csub",
-    cls=GroupedCommands,
-    help=(
-        "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
-        "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
-        "lists the options.\n\n"
-        "csub --install-completion has your shell complete commands, options and ids; csub --man "
-        "prints the manual page."
-    ),
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 _RAW = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-@app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
 ) -> None:
@@ -154,84 +129,106 @@ def root(
         raise typer.Exit
 
 
-@app.command(context_settings=_RAW)
 def submit() -> None:
     """Submit a script, as sbatch does; the word may be left out."""
 
 
-@app.command(context_settings=_RAW)
 def pack() -> None:
     """Submit several scripts that share a GPU: csub pack [OPTIONS] a.sh 'b.sh --lr 0.1' ..."""
 
 
-@app.command(context_settings=_RAW)
 def sweep() -> None:
     """Submit a script once for each of many values: csub sweep SCRIPT --lr 0.1,0.2 --seed 0:5."""
 
 
-@app.command(context_settings=_RAW)
 def batch() -> None:
     """Submit the rows of a table as jobs: csub batch jobs.csv; also a list of commands."""
 
 
-@app.command(context_settings=_RAW)
 def retry() -> None:
     """Try members that did not complete again: csub retry ID [--failed] [OPTIONS]."""
 
 
-@app.command(context_settings=_RAW)
 def probe() -> None:
     """Run a script alone only until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
 
 
-@app.command(context_settings=_RAW)
 def plan() -> None:
     """Show which jobs would share, how and why; submit nothing: csub plan [OPTIONS] SCRIPT."""
 
 
-@app.command(context_settings=_RAW)
 def notebook() -> None:
     """Start a Jupyter server as a member, which ends when it is no longer used."""
 
 
-@app.command(context_settings=_RAW)
 def check() -> None:
     """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
 
 
-app.command()(queue_and_history.queue)
-app.command()(queue_and_history.history)
-app.command()(queue_and_history.show)
-app.command()(queue_and_history.why)
-app.command()(queue_and_history.explain)
-app.command()(queue_and_history.logs)
-app.command()(report)
-app.command()(compare)
-app.command()(track)
-app.command()(top)
-app.add_typer(profile)
-app.command(context_settings={"allow_interspersed_args": False})(shell)
-app.command()(cancel)
-app.command()(hold)
-app.command()(release)
-app.command()(requeue)
-app.command()(wait)
-app.command()(config)
-app.command()(clean)
-app.command()(doctor)
-app.command()(calibrate)
-
-
-@app.command(context_settings=_RAW)
 def tutorial() -> None:
     """Five minutes with csub, on a private Slurm that goes away at the end."""
 
 
-@app.command(context_settings=_RAW)
 def sandbox() -> None:
     """Run a private Slurm cluster on this machine: up, status, env, down."""
 
 
-@app.command(context_settings=_RAW)
 def admin() -> None:
     """For administrators: hooks on the nodes, put in place, tried, shown, removed."""
+
+
+_HELP = (
+    "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
+    "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
+    "lists the options.\n\n"
+    "csub --install-completion has your shell complete commands, options and ids; csub --man "
+    "prints the manual page."
+)
+_FOR_HELP = (
+    submit, pack, sweep, batch, retry, probe, plan, notebook, check, tutorial, sandbox, admin,
+)  # fmt: skip
+"""Commands that read their own words: typer only lists them."""
+_HERE = (cancel, hold, release, requeue, wait, config, clean)
+_ELSEWHERE = {
+    "queue": "look.queue_and_history", "history": "look.queue_and_history",
+    "show": "look.queue_and_history", "why": "look.queue_and_history",
+    "explain": "look.queue_and_history", "logs": "look.queue_and_history",
+    "report": "look.report_command", "compare": "look.compare_command",
+    "track": "look.track_command", "top": "look.top_command", "profile": "look.profile_command",
+    "doctor": "look.doctor_command", "calibrate": "change.calibrate_gpu",
+}  # fmt: skip
+"""Where the function, or the group of commands, of that name is declared."""
+
+
+def build_app(only: str = "") -> typer.Typer:
+    """Declare csub's commands for typer.
+
+    Args:
+        only: The command that is called, so that the others are not loaded; empty for all.
+    """
+    app = typer.Typer(
+        name="csub",
+        cls=GroupedCommands,
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(root)
+    for command in _FOR_HELP if not only else ():
+        app.command(context_settings=_RAW)(command)
+    for name, module in _ELSEWHERE.items():
+        if only in ("", name):
+            declared = getattr(import_module(f"slurm_colloc.cli.{module}"), name)
+            if isinstance(declared, typer.Typer):
+                app.add_typer(declared)
+            else:
+                app.command()(declared)
+    for command in _HERE:
+        if only in ("", command.__name__):
+            app.command()(command)
+    if only in ("", shell.__name__):
+        app.command(context_settings={"allow_interspersed_args": False})(shell)
+    return app

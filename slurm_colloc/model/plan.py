@@ -181,6 +181,8 @@ class Policy:
         gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
         mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
             them together.
+        mps_inside: Members may share a MIG instance by MPS where more of them run at once than
+            the layout has instances.
     """
 
     degree: int = 4
@@ -204,6 +206,7 @@ class Policy:
     may_cut: bool = False
     gpus_asked: str = "auto"
     gpus_per_pack: int = 1
+    mps_inside: bool = False
     mixes_gpus: bool = False
 
 
@@ -220,6 +223,7 @@ class PlannedSeat:
         memory_mb: Its memory (MiB); None where the GPU is not known.
         sms: What it computes with.
         gpu_slices: Memory slices of the whole GPU.
+        places: Members that have it at once: more than one share it by MPS.
     """
 
     word: str
@@ -230,6 +234,7 @@ class PlannedSeat:
     memory_mb: int | None
     sms: int
     gpu_slices: int
+    places: int = 1
 
 
 def name_seat(word: str, number: int) -> PlannedSeat:

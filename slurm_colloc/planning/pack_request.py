@@ -6,6 +6,7 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
@@ -20,9 +21,12 @@ from slurm_colloc.model.plan import (
     SharingMode,
     is_watched,
 )
-from slurm_colloc.planning.job_needs import Need, choose_bound
+from slurm_colloc.planning.job_needs import Need, Question, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
+
+if TYPE_CHECKING:
+    from slurm_colloc.planning.mig.planned_gpu import PlannedGpu
 
 MEASURED = (
     "how many run at once is measured as it starts: members of the other packs start here where "
@@ -64,13 +68,30 @@ class Prediction:
     is_borrowed: bool = False
 
 
+def find_cut_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu | None:
+    """The GPU whose MIG instances jobs would have; None where they share it otherwise."""
+    if question.policy.mode is not SharingMode.MIG:
+        return None
+    # Only packs with MIG instances wait for it.
+    from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
+
+    return find_planned_gpu(question, indices)
+
+
 def compute_overload(
     members: Sequence[Need],
     at_once: int,
     capacity: Capacity,
-    mode: SharingMode = SharingMode.MPS,
+    cut: PlannedGpu | None = None,
 ) -> str:
-    """Name the resource of which the largest `at_once` members need more than there is, or ''."""
+    """Name the resource of which the largest `at_once` members need more than there is, or ''.
+
+    Args:
+        members: What they need.
+        at_once: How many run at the same time.
+        capacity: What one GPU brings with it.
+        cut: The GPU whose MIG instances they have; None where they share it otherwise.
+    """
     cpus = sum(heapq.nlargest(at_once, (need.cpus for need in members)))
     if capacity.cpus_per_gpu is not None and cpus > capacity.cpus_per_gpu:
         return f"{at_once} at once need {cpus} CPUs, the GPU's share is {capacity.cpus_per_gpu}"
@@ -83,19 +104,31 @@ def compute_overload(
     usable = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
-    if mode is SharingMode.MIG and usable is not None and at_once > 1:
-        from slurm_colloc.planning.mig.choose_layout import find_misfit
-        from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
+    return _describe_misfit(members, at_once, cut) if cut is not None else ""
 
-        needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
-        misfit = find_misfit(needs_mb, choose_planned_gpu(capacity.gpu_memory_mb))
-        if misfit is not None:
-            largest, room_mb = misfit
-            return (
-                f"one needs {largest} MB of GPU memory, and with {at_once} MIG instances the "
-                f"largest that is left for it has room for {room_mb} MB"
-            )
-    return ""
+
+def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> str:
+    """Why a GPU has no MIG instances for the largest members at once, or ''."""
+    from slurm_colloc.planning.mig.choose_layout import find_misfit
+
+    most = len(gpu.list_equal_rooms_mb()) - 1
+    if at_once > most:
+        return f"{at_once} would run at once, a GPU has at most {most} MIG instances"
+    needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
+    misfit = find_misfit(needs_mb, gpu)
+    if misfit is None:
+        return ""
+    need_mb, room_mb = misfit
+    largest_mb = gpu.list_equal_rooms_mb()[1]
+    if largest_mb is not None and need_mb > largest_mb:
+        return (
+            f"one needs {need_mb} MB of GPU memory, which no MIG instance of "
+            f"{gpu.model or 'the GPU'} holds: the largest has room for {largest_mb} MB"
+        )
+    return (
+        f"one needs {need_mb} MB of GPU memory, and with {at_once} MIG instances the "
+        f"largest that is left for it has room for {room_mb} MB"
+    )
 
 
 def compute_places_most(policy: Policy) -> int | None:
@@ -105,11 +138,13 @@ def compute_places_most(policy: Policy) -> int | None:
     return MPS_CLIENTS_MAX if policy.mode is SharingMode.MPS else None
 
 
-def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
-    """The largest number of members that may run at once, at least 1."""
+def choose_degree(
+    members: Sequence[Need], capacity: Capacity, policy: Policy, cut: PlannedGpu | None = None
+) -> int:
+    """The largest number of members that may run at once, at least 1; see `compute_overload`."""
     most = compute_places_most(policy) or len(members)
     for degree in range(min(_count_placed(members, capacity, policy), most), 1, -1):
-        if not compute_overload(members, degree, capacity, policy.mode):
+        if not compute_overload(members, degree, capacity, cut):
             return degree
     return 1
 

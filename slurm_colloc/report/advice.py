@@ -15,11 +15,11 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.headline import (
-    compute_gain,
     count_room,
     find_over_bound,
 )
 from slurm_colloc.report.member_remarks import is_never_on_gpu
+from slurm_colloc.report.sharing_gain import compute_gain
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
 
 Member = dict[str, Any]

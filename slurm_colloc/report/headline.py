@@ -1,7 +1,6 @@
 """The first sentence of a report, the same in the terminal, the page, the mail and JSON; pure.
 
-The gain is defined once: the time that the jobs would have taken one after the other, over the
-time for which their packs had a GPU (`serial_s` over `shared_s`).
+The gain is that of report.sharing_gain.
 """
 
 from __future__ import annotations
@@ -13,16 +12,23 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.member_remarks import (
     ENDS,
     Member,
+    count_company,
     tell_ends,
     tell_guests,
     tell_restarts,
     tell_unused,
     tell_waiting,
 )
-from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
+from slurm_colloc.report.sharing_gain import (
+    EVEN,
+    compute_gain,
+    compute_part_gain,
+    count_gpus,
+    say_span,
+    tell_gain,
+)
+from slurm_colloc.report.terminal_tables import format_figure, format_share
 
-_EVEN = 1.03
-"""A gain or a slowdown of less is none."""
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""
 _COVERAGE_LEAST = 0.9
@@ -69,28 +75,6 @@ def name_jobs(members: Sequence[Member]) -> str:
     return word if len(members) == 1 else f"{word}s"
 
 
-def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
-    """The time that all would have taken one after the other, and the time that they took.
-
-    Returns:
-        Seconds; the first is None where it is unknown of a pack.
-    """
-    ran = [summary for summary in summaries if summary["window"] is not None]
-    packs = [summary["pack"] for summary in ran]
-    # Of one pack that is time on the clock, of several that of all their GPUs.
-    gpus = [1 if len(ran) == 1 else count_gpus(summary) for summary in ran]
-    serial = [pack["serial_s"] for pack in packs]
-    shared_s = sum((p["shared_s"] or 0.0) * count for p, count in zip(packs, gpus, strict=True))
-    if None in serial:
-        return None, shared_s
-    return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
-
-
-def count_gpus(summary: dict[str, Any]) -> int:
-    """How many GPUs a pack had; that of an older csub had one that it knew of."""
-    return max(1, len(summary.get("gpus") or ()))
-
-
 def find_over_bound(members: Sequence[Member]) -> list[Member]:
     """Those that were slower than was accepted for them; a summary of an older csub knows none."""
     return [
@@ -125,7 +109,7 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
     summary = next(s for s in summaries if member in s["members"])
     window = summary["window"]
     noun = name_jobs([member])
-    span = _say_span(window["to"] - window["from"]) if window else "a moment"
+    span = say_span(window["to"] - window["from"]) if window else "a moment"
     gpu = summary["gpu"]
     without = _has_no_gpu([summary], [member])
     count = count_gpus(summary)
@@ -162,23 +146,23 @@ def _tell_several(
     gpu_time = "" if len(packs) == 1 else " in all" if without else " of GPU time"
     if not overlap:
         told = "ran" if final else "have run"
-        span = f"{_say_span(shared_s)}{gpu_time}"
+        span = f"{say_span(shared_s)}{gpu_time}"
         return f"{who} {told} one at a time, for {span.removesuffix(' in all')} in all."
     together = "" if len(packs) > 1 else " together"
     if without:
         verb, so_far = ("ran", "") if final else ("have run", " so far")
-        span = f"{_say_span(shared_s)}{gpu_time}{so_far}"
+        span = f"{say_span(shared_s)}{gpu_time}{so_far}"
         return f"{who} {verb}{together} without a GPU, for {span}."
     if final:
-        text = f"{who}{together} took {_say_span(shared_s)}{gpu_time}"
+        text = f"{who}{together} took {say_span(shared_s)}{gpu_time}"
     else:
-        text = f"{who} have run{together} for {_say_span(shared_s)}{gpu_time} so far"
+        text = f"{who} have run{together} for {say_span(shared_s)}{gpu_time} so far"
     if serial_s is None:
         text += "; how long they take one after the other is not known"
     else:
         instead = " instead of" if final else ", for work of"
-        text += f"{instead} {_say_span(serial_s)} one after the other"
-        text += f" ({_tell_gain(serial_s, shared_s)})"
+        text += f"{instead} {say_span(serial_s)} one after the other"
+        text += f" ({tell_gain(serial_s, shared_s)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
 
@@ -192,31 +176,10 @@ def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
     return f" on {gpus} GPUs" if len(jobs) == 1 else f" on {gpus} GPUs of {len(jobs)} jobs"
 
 
-def _say_span(seconds: float) -> str:
-    """`24 s`: no tenths where they say nothing."""
-    return f"{seconds:.0f} s" if 9.95 <= seconds < 59.5 else format_span(seconds)
-
-
 def _has_no_gpu(summaries: Sequence[dict[str, Any]], members: Sequence[Member]) -> bool:
     """Whether none asked for a GPU and none was seen; a summary of an older csub does not know."""
     asked = any((member.get("request") or {}).get("gpus") != 0 for member in members)
     return not asked and all(summary["gpu"]["uuid"] is None for summary in summaries)
-
-
-def _tell_gain(serial_s: float, shared_s: float) -> str:
-    if shared_s <= 0 or serial_s <= 0:
-        return "no gain"
-    gain = serial_s / shared_s
-    if gain >= _EVEN:
-        return f"{_round(gain)} times faster"
-    if gain > 1 / _EVEN:
-        return "no gain"
-    return f"{_round(1 / gain)} times slower: sharing did not pay"
-
-
-def _round(value: float) -> str:
-    """Two digits that are seen to differ from 1."""
-    return f"{value:.1f}" if value >= 1.95 else f"{value:.2f}"
 
 
 def _tell_cost(members: Sequence[Member]) -> str:
@@ -229,12 +192,12 @@ def _tell_cost(members: Sequence[Member]) -> str:
     if len(slowdowns) < len(members):
         known = len(slowdowns)
         who = "the one that is known" if known == 1 else f"the {known} that are known"
-    if high < _EVEN:
+    if high < EVEN:
         return f"{who} ran as fast as alone"
-    if high / low <= _ALIKE and low >= _EVEN:
+    if high / low <= _ALIKE and low >= EVEN:
         mean = sum(slowdowns) / len(slowdowns)
         text = f"{who} ran {mean:.2f} times slower than alone"
-    elif low >= _EVEN:
+    elif low >= EVEN:
         text = f"{'they' if who == 'each' else who} ran {low:.2f} to {high:.2f} times slower than "
         text += "alone"
     else:
@@ -260,13 +223,13 @@ def _tell_bound(members: Sequence[Member]) -> str:
 
 def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
-    others = _count_company(summaries, ran)
+    others = count_company(summaries, ran)
     beside = f" beside {others} other{'' if others == 1 else 's'}" if others else ""
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
-        cost = _tell_cost(ran)
-        text = f"{len(ran)} {name_jobs(ran)} {verb}{beside}"
-        return f"{text}; {cost}." if cost else f"{text}."
+        text, cost = f"{len(ran)} {name_jobs(ran)} {verb}{beside}", _tell_cost(ran)
+        gain = _tell_part_gain(summaries, ran, final=final)
+        return f"{'; '.join(filter(None, (f'{text}{gain}', cost)))}."
     (member,) = ran
     text = f"{member['id']} {verb}{beside or ' alone'}"
     rate = member["rate"]["steps_per_s"]
@@ -274,26 +237,25 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
         text += f" at {format_figure(rate)} steps/s"
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
-    return f"{text}."
+    return f"{text}{_tell_part_gain(summaries, ran, final=final) if others else ''}."
 
 
-def _count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
-    """How many others of their packs ran while one of them did."""
-    ids = {member["id"] for member in ran}
-    count = 0
-    for summary in summaries:
-        started = [member for member in summary["members"] if member["started_at"] is not None]
-        own = [member for member in started if member["id"] in ids]
-        count += sum(
-            member["id"] not in ids and any(_overlap(member, other) for other in own)
-            for member in started
-        )
-    return count
-
-
-def _overlap(first: Member, second: Member) -> bool:
-    ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
-    return not ends or max(first["started_at"], second["started_at"]) < min(ends)
+def _tell_part_gain(
+    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+) -> str:
+    """What sharing brought some members, by their part of the GPU's time; empty where unknown."""
+    serial_s, part_s = compute_part_gain(summaries, ran)
+    if serial_s is None or part_s <= 0 or _has_no_gpu(summaries, ran):
+        return ""
+    instead = "instead of" if final else "for work of"
+    if len(ran) == 1:
+        verb, alone = "; it took" if final else "; so far it has had", "alone"
+    else:
+        verb, alone = " and took" if final else " and have taken", "one after the other"
+    return (
+        f"{verb} {say_span(part_s)} of GPU time {instead} {say_span(serial_s)} {alone} "
+        f"({tell_gain(serial_s, part_s)})"
+    )
 
 
 def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:

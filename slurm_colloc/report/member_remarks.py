@@ -128,3 +128,22 @@ def tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
         return "None of them ever used the GPU."
     more = ", ..." if len(own) > _NAMED_MOST else ""
     return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
+
+
+def count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
+    """How many others of their packs ran while one of them did."""
+    ids = {member["id"] for member in ran}
+    count = 0
+    for summary in summaries:
+        started = [member for member in summary["members"] if member["started_at"] is not None]
+        own = [member for member in started if member["id"] in ids]
+        count += sum(
+            member["id"] not in ids and any(_overlap(member, other) for other in own)
+            for member in started
+        )
+    return count
+
+
+def _overlap(first: Member, second: Member) -> bool:
+    ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
+    return not ends or max(first["started_at"], second["started_at"]) < min(ends)

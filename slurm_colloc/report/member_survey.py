@@ -19,7 +19,6 @@ from slurm_colloc.report.moving_members import find_stale, show_once
 from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.store.atomic_files import is_there, read_json
 from slurm_colloc.store.missing_directories import find_missing_directories
-from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
@@ -185,6 +184,9 @@ def _list_parked(state: StateReader, view: PackView) -> frozenset[int]:
     """The members of a pack that may run now that are paused until a place is free for them."""
     if view.attempt == 0 or view.slurm_state in _OVER:
         return frozenset()
+    # Packs that have ended, all that a report is of, need none of it.
+    from slurm_colloc.store.pack.degree_record import read_degree
+
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         return frozenset() if degree is None else frozenset(degree.parked)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.usage.observation import (
     MeasuredBy,
     RunningStatistics,
@@ -25,6 +24,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
+from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS
 
 SIGNATURE_SHOWN = 12
 """As many digits of a signature as are shown; they select it, too."""
@@ -36,12 +36,6 @@ _MEASURED = {
     "members of its pack were paused, memory and CPUs over its whole run; a run alone of 20 s or "
     "more takes its place",
 }
-
-PEAK_SOURCE_WORDS = {
-    PeakSource.ALLOCATOR: "PyTorch's allocator",
-    PeakSource.NVML: "NVML's readings",
-}
-"""Who says what a peak of GPU memory is, after `by`."""
 
 
 def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = False) -> str:

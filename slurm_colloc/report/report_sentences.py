@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.report.degree_words import describe_cost
-from slurm_colloc.report.profile_view import PEAK_SOURCE_WORDS
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -16,6 +14,7 @@ from slurm_colloc.report.terminal_tables import (
     format_share,
     format_span,
 )
+from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS
 
 _INTERFERENCE_MOST = 5
 _STALLS_MOST = 5
@@ -122,6 +121,9 @@ def _tell_degree(summary: Summary) -> list[str]:
         # A summary of an older csub has what its runner decided while it added members.
         older = (summary.get("ramp") or {}).get("reason")
         return [older] if older else []
+    # Most packs have none: what tells of it is loaded for those that have.
+    from slurm_colloc.report.degree_words import describe_cost
+
     told = [degree["why"], describe_cost(degree["cost_s"], degree["cost_share"])]
     return ["; ".join(text for text in told if text)] if any(told) else []
 

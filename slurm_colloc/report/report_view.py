@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -103,7 +104,10 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
         balance = tell_balance(summaries) if chosen is None and has_several(summaries) else ""
         parts.append(build_lines([*notes, *([("Balance", balance)] if balance else [])]))
         for summary, numbers in found:
-            parts += ["", build_lines([*list_setup(summary), *list_details(summary, numbers)])]
+            parts += [
+                "",
+                build_lines([*list_setup(summary, numbers), *list_details(summary, numbers)]),
+            ]
         return render(parts, width, styled=styled)
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
@@ -118,7 +122,7 @@ def _build_text(text: str) -> RenderableType:
 
 
 def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
-    """All that is told of a pack beside its table, as labelled sentences."""
+    """All that is told of a pack apart from its table, as labelled sentences."""
     members = _choose(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
@@ -130,8 +134,8 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
     return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
 
 
-def list_setup(summary: Summary) -> list[tuple[str, str]]:
-    """Where a pack ran and how its GPU was shared, as labelled sentences."""
+def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
+    """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
     setup = summary["setup"]
     job = summary["job"] or summary["pack_id"]
     state = "" if summary["final"] else ", still running: figures so far"
@@ -142,6 +146,10 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
             for one in _list_gpus(summary)
         ),
     ]
+    # Those that it has taken over, and not those that another has taken from it.
+    ran = [str(m["id"]) for m in _choose(summary, chosen) if m["started_at"] is not None]
+    if ran:
+        lines.append(("Ran here", name_members(ran)))
     if setup is None:
         is_alone = len(summary["members"]) == 1
         word = (
@@ -155,6 +163,9 @@ def list_setup(summary: Summary) -> list[tuple[str, str]]:
     asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
+    # A summary of an older csub has none.
+    if summary.get("layout") is not None:
+        lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
 
@@ -174,6 +185,16 @@ def _list_gpus(summary: Summary) -> list[str]:
         f"{name_gpu(one['uuid'], one['index'])}, {one['model'] or 'a model that is not known'}"
         for one in gpus
     ]
+
+
+def tell_layout(layout: dict[str, Any]) -> str:
+    """A planned MIG layout, and what came, the largest first."""
+    planned = "+".join(layout["planned"]) or "nothing"
+    came = [
+        one["profile"] + (f" (for {one['places']} by MPS)" if one["places"] > 1 else "")
+        for one in sorted(layout["came"], key=lambda one: -(one["memory_mb"] or 0))
+    ]
+    return f"planned {planned}, came {'+'.join(came) or 'no instances'}"
 
 
 def _build_rows(
@@ -243,9 +264,21 @@ def _build_rows(
 
 
 def find_instance_word(member: _Member) -> str:
-    """The profile of a member's MIG instance; empty where it had none."""
+    """The profile of a member's MIG instance, and what was planned where that has other slices.
+
+    Empty where it had none.
+    """
     # A summary of an older csub does not know.
-    return (member.get("mig") or {}).get("profile") or ""
+    mig = member.get("mig") or {}
+    profile, planned = mig.get("profile") or "", mig.get("planned")
+    if not planned or _name_slices(planned) == _name_slices(profile):
+        return profile
+    return f"{profile} (planned {planned})"
+
+
+def _name_slices(word: str) -> str:
+    """What is left of `3g.40gb` or `1c.3g.40gb` without its size, which drivers round."""
+    return re.sub(r"\.\d+gb", "", word)
 
 
 def _choose_word(members: Sequence[_Member], name: str) -> str:

@@ -14,7 +14,7 @@ import typer
 from slurm_colloc.cli.command_groups import GROUPS
 from slurm_colloc.cli.completion.candidates import OPTIONS, list_candidates
 from slurm_colloc.cli.man_page import escape_roff
-from slurm_colloc.cli.subcommands import app
+from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.slurm.options import OWN_OPTIONS
 from slurm_colloc.store.all_packs import State
 
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_options_that_are_completed_are_those_of_the_commands() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
     assert {name for _, group in GROUPS for name in group} == set(commands)
     for name in OPTIONS.keys() - {"retry"}:
         own = {opt for param in commands[name].params for opt in param.opts}

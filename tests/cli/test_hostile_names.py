@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc import cli
-from slurm_colloc.cli.subcommands import app
+from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
@@ -237,7 +237,7 @@ def read_records(home: Path, words: Sequence[str]) -> str:
 
 
 def test_a_new_command_is_tried_too() -> None:
-    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    commands = set(typer.main.get_command(build_app()).commands)  # type: ignore[attr-defined]
     assert commands == set(TRIED) | OTHERS
 
 

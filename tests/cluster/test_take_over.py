@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -145,7 +146,24 @@ def test_an_array_starts_in_the_pack_of_an_earlier_one_of_its_kind_under_its_own
     assert {row["member"] for row in rows.values()} == {f"{second}/{n}" for n in range(1, 5)}
     assert user.csub("wait", second, check=False).returncode != 0
     assert user.csub("wait", first, check=False).returncode != 0
+    check_reports(user, first, second, taker)
     assert "never started" not in user.csub("queue").stderr
+
+
+def check_reports(user: CsubUser, first: str, second: str, taker: str) -> None:
+    """Each submission's report tells of its own members, and where they ran."""
+    report = user.csub("report", second).stdout
+    assert f"All 4 ran in the pack of {first}." in report
+    assert f"{first}/" not in report
+    told = json.loads(user.csub("report", second, "--json").stdout)
+    ran_in = {pack["pack_id"]: {m["id"] for m in pack["members"] if m["started_at"]}
+              for pack in told}  # fmt: skip
+    assert ran_in.pop(taker) == {f"{second}/{n}" for n in range(1, 5)}
+    assert not any(ran_in.values())
+    detail = " ".join(user.csub("report", second, "--detail").stdout.split())
+    assert f"Ran here: {second}/1-4 Sharing" in detail
+    detail = " ".join(user.csub("report", first, "--detail").stdout.split())
+    assert f"Ran here: {first}/1-8 Sharing" in detail
 
 
 def list_slurm_states(user: CsubUser, job_id: str) -> list[str]:
@@ -177,9 +195,12 @@ def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubU
 def test_who_is_cancelled_stays_so_wherever_it_waits(user: CsubUser) -> None:
     say_room(user, 12)
     user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
+    # Until both are said no pack begins, which would take them over.
+    blocker = user.run(["sbatch", "--parsable", "--gres=gpu:1", "--wrap=sleep 600"]).stdout.strip()
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     user.csub("cancel", f"{job_id}/11")
     user.csub("hold", f"{job_id}/12")
+    user.run(["scancel", blocker])
     user.wait_for_states(job_id, dict.fromkeys(range(1, 11), "RUNNING"))
     user.csub("cancel", f"{job_id}/10")
     user.wait_for_states(job_id, {10: "CANCELLED", 11: "CANCELLED", 12: "PENDING"})

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.simgpu.gpu_models import H200
 from slurm_colloc.simgpu.install import make_simulation
 
@@ -48,7 +49,9 @@ def test_eight_gpus_of_one_job_have_a_daemon_each_and_are_put_back(wide: Bed) ->
     assert len({wide.peer(name=str(name)).pid for name in range(GPUS)}) == GPUS
     assert list_modes(wide) == [EXCLUSIVE_PROCESS] * GPUS
     # What one of them has done keeps no other from its end.
-    send_signal(wide.peer(name="3").pid, signal.SIGKILL)
+    daemon = identify(wide.peer(name="3").pid)
+    assert daemon is not None
+    send_signal(daemon, signal.SIGKILL)
     assert wide.epilog().status == 0
     assert wide.snapshot() == before
     check_clean(wide)

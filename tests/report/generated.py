@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
 from slurm_colloc.report.report_view import render_reports
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt, write_state

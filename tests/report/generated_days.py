@@ -1,7 +1,8 @@
 """A submission of several packs that ran long, with a row each second: to measure the page.
 
-`python -m tests.report.generated_days DIRECTORY PACKS HOURS MEMBERS` writes it and says how long
-the page takes and how much memory.
+`python -m tests.report.generated_days DIRECTORY PACKS HOURS MEMBERS` writes it and, called again,
+says how long the page takes and how much memory. DIRECTORY/state is a state directory: linked as
+.local/state/slurm_colloc of a HOME, `csub report all --html` makes the page of it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.summary_file import summary_path
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from .generated import T0, UUID, Truth, make_pack
@@ -40,6 +42,7 @@ def write_days(root: Path, packs: int, hours: float, members: int) -> list[PageS
         summary["pack"] |= {"shared_s": float(seconds), "serial_s": 2.0 * seconds}
         for member in summary["members"]:
             member["ended_at"] = T0 + seconds
+        summary_path(pack).write_text(json.dumps(summary))
         _write_gpu(pack, seconds)
         _write_members(pack, seconds, [truth.member for truth in truths])
         sources.append(PageSource(summary, pack))

@@ -17,8 +17,9 @@ from typing import Any
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.page.page_values import PageSource
-from slurm_colloc.report.summary.pack_summary import Summary, build_summary
+from slurm_colloc.report.page.page_shape import PageSource
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 
 from ..recordings.recorded import H200, RECORDED
 from ..recordings.replaying import Replay
@@ -97,6 +98,7 @@ def make_summary(
             "ended_at": T0 + length_s, "steps": int(_ALONE / slowdown * length_s),
             "solo": {"steps_per_s": _ALONE, "source": "profile", "n": 2, "measured_by": "alone"},
             "slowdown": slowdown, "accepted_slowdown": _ACCEPTED,
+            "solo_time_s": length_s / slowdown,
             "request": {"cpus": 2, "gpus": 1, "host_memory_mb": 1024, "gpu_memory_mb": None,
                         "time_limit_s": 600},
         }  # fmt: skip

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.pack_summary import Summary, build_summary, summary_path
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.summary_file import summary_path
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.pack.sample_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED

@@ -21,8 +21,9 @@ from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, PACK_COLUMNS
 from slurm_colloc.report.data.data_rows import build_member_rows
 from slurm_colloc.report.data.parquet_file import write_parquet
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.pack_summary import Summary, summary_path
 from slurm_colloc.report.summary.stored_summary import find_summary
+from slurm_colloc.report.summary.summary_file import summary_path
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import read_state, write_state
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec

@@ -29,9 +29,10 @@ def test_every_state_is_explained_with_what_comes_next_and_what_can_be_done(
 
 
 def test_the_commands_that_are_named_exist() -> None:
-    from slurm_colloc.cli.subcommands import app
+    from slurm_colloc.cli.subcommands import build_app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands
+    commands = build_app().registered_commands
+    known = {command.name or command.callback.__name__ for command in commands
              if command.callback is not None}  # fmt: skip
     others = ("sacct -j", "compute-sanitizer PROGRAM", "CUDA_LAUNCH_BLOCKING=1")
     for meaning in (*MEANINGS.values(), *CAUSES.values(), HELD):

@@ -10,9 +10,10 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.lines.submission_mail import render_mail
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import group_submissions, render_reports
+from slurm_colloc.report.sharing_gain import compute_gain, compute_part_gain
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.words.report_words import WORDS, find_word
 from slurm_colloc.report.words.state_meanings import explain_word
@@ -54,11 +55,13 @@ def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     told = tell_headline([summary], {"54/4"})
     assert told == (
         "54/4 ran beside 3 others at 12.5 steps/s, 1.60 times slower than alone, over the accepted "
-        "1.5."
+        "1.5; it took 6.0 s of GPU time instead of 15 s alone (2.5 times faster)."
     )
     some = tell_headline([summary], {"54/1", "54/4"})
-    assert some.startswith("2 trainings ran beside 2 others; they ran 1.20 to 1.60 times slower")
-    assert "one after the other" not in some
+    assert some.startswith(
+        "2 trainings ran beside 2 others and took 12 s of GPU time instead of 35 s one after the "
+        "other (2.9 times faster); they ran 1.20 to 1.60 times slower"
+    )
 
 
 def test_only_those_who_were_there_are_company() -> None:
@@ -117,15 +120,46 @@ def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -
     found = [(host, guests), (own, None)]
     assert group_submissions([*found, (host, {1, 2})]) == [found, [(host, {1, 2})]]
     some = render_reports(found, 300)
-    assert "4 trainings ran beside 2 others; each ran 1.65 times slower than alone" in some
+    # Half of 24 s that are the host's, and 24 s of their own.
+    told = (
+        "4 trainings ran beside 2 others and took 36 s of GPU time instead of 58 s one after the "
+        "other (1.62 times faster); each ran 1.65 times slower than alone, over the accepted 1.5."
+    )
+    assert told in some
     assert "2 ran in the pack of 54 (60/1, 60/2)." in some
     assert "csub report 60 --detail" in some
     mail = render_mail([host, own], "60")
-    assert mail.startswith("4 trainings ran beside 2 others; ")
+    assert mail.startswith(told)
     assert "54/1" not in mail
     assert tell_headline([host], {"60/1", "60/2"}).endswith("All 2 ran in the pack of 54.")
-    assert tell_headline([host], {"60/2"}).endswith("It ran in the pack of 54.")
+    one = tell_headline([host], {"60/2"})
+    assert "; it took 6.0 s of GPU time instead of 15 s alone (2.4 times faster). It ran in" in one
+    assert one.endswith("It ran in the pack of 54.")
     assert "the pack of" not in tell_headline([host], {"54/1", "54/2"})
+
+
+def test_the_parts_of_a_pack_add_up_to_its_gain() -> None:
+    summary = make_summary(4, [1.2, 1.3, 1.4, 1.65])
+    # One came later, one went earlier.
+    summary["members"][0]["started_at"] += 6
+    summary["members"][3]["ended_at"] -= 9
+    parts = [compute_part_gain([summary], [member]) for member in summary["members"]]
+    serial_s, shared_s = compute_gain([summary])
+    assert sum(serial or 0 for serial, _ in parts) == pytest.approx(serial_s)
+    assert sum(part_s for _, part_s in parts) == pytest.approx(shared_s)
+    assert compute_part_gain([summary], summary["members"]) == pytest.approx((serial_s, shared_s))
+    assert parts[0][1] < parts[1][1]
+
+
+def test_what_is_not_known_of_one_leaves_the_gain_out() -> None:
+    summary = make_summary(4)
+    summary["members"][1]["solo_time_s"] = None
+    told = tell_headline([summary], {"54/1", "54/2"})
+    assert "instead of" not in told
+    assert "instead of 29 s one after" in tell_headline([summary], {"54/1", "54/3"})
+    # What was there for a moment alone would have been there for as long.
+    summary["members"][1]["ended_at"] = summary["members"][1]["started_at"] + 4
+    assert "instead of 19 s one after" in tell_headline([summary], {"54/1", "54/2"})
 
 
 def test_before_anything_has_started_that_is_said() -> None:

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.report.page.page_values import ROWS_MOST, PageSource
-from slurm_colloc.report.page.read_series import RATE_WINDOW_S, read_series
+from slurm_colloc.report.page.page_shape import PageSource
+from slurm_colloc.report.page.page_values import ROWS_MOST
+from slurm_colloc.report.page.read_series import RATE_WINDOW_S, PackSeries, read_series
 from slurm_colloc.report.page.render_page import render_page
-from slurm_colloc.report.page.thin_series import thin
+from slurm_colloc.report.page.thin_series import find_places, thin
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.pack.member_pauses import PARKED, read_pauses
 
@@ -170,11 +174,46 @@ def test_a_day_is_thinned_and_its_extremes_are_kept(tmp_path: Path) -> None:
             assert len(rates) > 0.95 * pack["count"]
 
 
+def read_curves(source: PageSource) -> PackSeries:
+    window = source.summary["window"]
+    return read_series(source.path, (window["from"], window["to"]), ((UUID,), ()), (), points=600)
+
+
+@pytest.mark.parametrize("first", [1, 40_000])
+def test_the_order_of_the_rows_and_the_numbers_of_members_do_not_matter(
+    first: int, tmp_path: Path
+) -> None:
+    [source] = write_days(tmp_path, packs=1, hours=1, members=3)
+    straight = read_curves(source)
+    file = source.path / "report" / "members.parquet"
+    table = pq.read_table(file)
+    # One member so far from the others that they are not told apart by a small number.
+    place = table.schema.get_field_index("member")
+    moved = pc.if_else(pc.equal(table["member"], 1), first, table["member"])
+    table = table.set_column(place, "member", moved.cast(table["member"].type))
+    pq.write_table(table.take(np.random.default_rng(1).permutation(len(table))), file)
+    mixed = read_curves(source)
+    assert {first if n == 1 else n: rate for n, rate in straight.rates.items()} == mixed.rates
+    assert {first if n == 1 else n: stay for n, stay in straight.stays.items()} == mixed.stays
+    assert len(mixed.rates) == 3
+
+
+def test_samples_without_a_single_time_are_no_curves(tmp_path: Path) -> None:
+    [source] = write_days(tmp_path, packs=1, hours=1, members=1)
+    file = source.path / "report" / "members.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(0, "at", pa.nulls(len(table), pa.float64())), file)
+    found = read_curves(source)
+    assert (found.rates, found.stays) == ({}, {})
+    assert found.gpu
+
+
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=200), st.integers(1, 40))
 def test_what_a_point_stands_for_lies_between_its_edges(values: list[float], count: int) -> None:
     at = np.arange(len(values), dtype=np.float64)
     step_s = max(1.0, len(values) / count)
-    thinned = thin(at, np.array(values, dtype=np.float64), 0.0, step_s, count + 1)
+    place = find_places(at, 0.0, step_s)
+    thinned = thin(place, np.array(values, dtype=np.float64), count + 1)
     low = thinned.least or thinned.mean
     high = thinned.greatest or thinned.mean
     known = [value for value in values if value == value]  # noqa: PLR0124 - NaN
@@ -239,7 +278,7 @@ def test_a_table_of_samples_that_is_cut_is_told_and_the_rest_is_drawn(tmp_path: 
 def test_rates_are_those_of_the_steps(tmp_path: Path) -> None:
     truth = Truth(1, 0, 120, lambda at: 20 if at < 60 else 5)
     pack = make_pack(tmp_path, [truth])
-    series = read_series(pack, (T0, T0 + 120), UUID, read_pauses(pack), 1000)
+    series = read_series(pack, (T0, T0 + 120), ((UUID,), ()), read_pauses(pack), 1000)
     steps = np.array(truth.make_steps())
     for place, rate in enumerate(series.rates[1].mean):
         middle = T0 + (place + 0.5) * series.step_s

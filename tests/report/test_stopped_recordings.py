@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from slurm_colloc.report.summary.pack_summary import Summary, build_summary
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.pack.member_pauses import append_change
 
 from ..recordings.recorded import H200, RECORDED, SHARED

@@ -13,7 +13,8 @@ import pytest
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.summary.pack_samples import read_samples
-from slurm_colloc.report.summary.pack_summary import build_summary, read_summary, summary_path
+from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.summary_file import read_summary, summary_path
 from slurm_colloc.store.learned.profiles import list_profiles
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.pack_summary import summary_path
+from slurm_colloc.report.summary.summary_file import summary_path
 from slurm_colloc.report.sums.find_entries import find_entries
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_reading import StateReader
@@ -187,3 +187,42 @@ def test_one_submission_against_another(week: Week) -> None:
     assert value["sides"][1]["failed"] == 1
     assert week.csub("compare", "4711", "99").returncode == 7
     assert week.csub("compare", "4711").returncode == 2
+
+
+def test_a_mean_says_of_how_many_it_is(week: Week) -> None:
+    path = summary_path(week.packs[0])
+    summary = json.loads(path.read_text())
+    summary["members"][1]["rate"]["steps_per_s"] = None
+    path.write_text(json.dumps(summary))
+    first, second = json.loads(week.csub("compare", "4711", "4712", "--json").stdout)["sides"]
+    assert (first["members"], first["steps_per_s_of_members"]) == (2, 1)
+    assert first["steps_per_s"] == summary["members"][0]["rate"]["steps_per_s"]
+    assert (second["members"], second["steps_per_s_of_members"]) == (1, 1)
+    table = week.csub("compare", "4711", "4711").stdout
+    assert "(1 of 2)" in table
+    rate = next(line for line in table.splitlines() if line.startswith("mean steps/s"))
+    assert rate.endswith("unknown")
+    assert "1 of the 2 jobs that both have, the others with an unknown rate: 1.00" in table
+    summary["members"][0]["rate"]["steps_per_s"] = None
+    path.write_text(json.dumps(summary))
+    side, _ = json.loads(week.csub("compare", "4711", "4712", "--json").stdout)["sides"]
+    assert (side["steps_per_s"], side["steps_per_s_of_members"]) == (None, 0)
+    assert "(0 of" not in week.csub("compare", "4711", "4712").stdout
+
+
+def test_of_a_job_that_was_tried_again_the_last_try_is_compared(week: Week) -> None:
+    path = summary_path(week.packs[0])
+    summary = json.loads(path.read_text())
+    summary["members"][0]["state"] = "FAILED"
+    summary["members"][1] |= {"retry_of": "4711/1"}
+    path.write_text(json.dumps(summary))
+    value = json.loads(week.csub("compare", "4711", "4712", "--json").stdout)
+    assert [(side["members"], side["retries"], side["failed"]) for side in value["sides"]] == [
+        (1, 1, 0), (1, 0, 0),
+    ]  # fmt: skip
+    assert [(job["first"], job["second"]) for job in value["jobs"]] == [("4711/2", "4712/1")]
+    assert "earlier tries of these" in week.csub("compare", "4711", "4712").stdout
+    assert "earlier tries" not in week.csub("compare", "4712", "4713").stdout
+    # Who names the first try means it.
+    value = json.loads(week.csub("compare", "4711/1", "4712", "--json").stdout)
+    assert (value["sides"][0]["failed"], value["sides"][0]["retries"]) == (1, 0)

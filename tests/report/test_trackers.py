@@ -16,8 +16,8 @@ import pytest
 
 import slurm_colloc.instrument
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.summary.stored_summary import find_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.trackers.tracker_values import build_values
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.kept_tracker_runs import keep_tracker_runs, read_tracker_runs

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.qos_limits import Association, Qos, QosTable
-from slurm_colloc.store.learned.kept_answers import KEPT_S, keep_qos, read_kept_qos
+from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
+from slurm_colloc.store.learned.kept_cluster import KEPT_S
 
 TABLE = QosTable(
     {"normal": Qos(3600, over_partition=True), "long": Qos(None, over_max_time=True)},

@@ -29,7 +29,7 @@ from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.learned.faults import FaultRecord
-from slurm_colloc.store.learned.kept_answers import KeptCluster
+from slurm_colloc.store.learned.kept_cluster import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord

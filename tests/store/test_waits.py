@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.queue_waits import PastJob, WaitTable, build_wait_table
-from slurm_colloc.store.learned.kept_answers import KEPT_S, keep_waits, read_waits
+from slurm_colloc.store.learned.kept_answers import keep_waits, read_waits
+from slurm_colloc.store.learned.kept_cluster import KEPT_S
 
 TABLE = build_wait_table([PastJob(1, 3600, float(n)) for n in range(30)])
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         MemberView,
         PackView,
     )
-    from slurm_colloc.report.summary.pack_summary import Summary
+    from slurm_colloc.report.summary.summary_shape import Summary
 
 
 def report(

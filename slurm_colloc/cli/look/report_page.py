@@ -11,7 +11,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.atomic_files import write_atomic
 
 Source = tuple[Path, Summary, Collection[int] | None]
@@ -40,7 +40,7 @@ def write_page(sources: Sequence[Source], file: str | None, *, opens: bool) -> N
         )
     (group,) = groups
     # numpy and jinja2 are loaded where a page is really made.
-    from slurm_colloc.report.page.page_values import PageSource
+    from slurm_colloc.report.page.page_shape import PageSource
     from slurm_colloc.report.page.render_page import render_page
 
     summaries = [summary for summary, _ in group]

@@ -213,10 +213,9 @@ def _build(question: Question, hand: list[Need], most: int) -> PackPlan:
 def _is_late(question: Question, packs: Sequence[PackPlan]) -> bool:
     """Whether members may wait for so long in one of the packs that MaxTime would end them."""
     for pack in packs:
-        if len(pack.members) > pack.degree:
-            needs = compute_needs(question, [member.job_index for member in pack.members])
-            if find_late(needs, question.capacity, question.policy) is not None:
-                return True
+        needs = compute_needs(question, [member.job_index for member in pack.members])
+        if find_late(needs, question) is not None:
+            return True
     return False
 
 

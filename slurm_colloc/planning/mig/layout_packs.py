@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NoPackPossible
-from slurm_colloc.model.plan import PackPlan
+from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.planning.job_needs import Need, Question, build_subject, label_jobs
 from slurm_colloc.planning.limits.hard_limits import find_broken
@@ -15,13 +15,17 @@ from slurm_colloc.planning.mig.instance_packs import (
     build_instance_pack,
     compute_gpu_s,
     find_larger_seat,
+    find_smallest_seat,
     plan_seats,
+    slow_down,
 )
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
-from slurm_colloc.planning.mig.seat_members import fits, seat_members
+from slurm_colloc.planning.mig.seat_members import fits
 from slurm_colloc.planning.mig.seats import Seat, read_seats
+from slurm_colloc.planning.mig.shared_seats import share_seats
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject
+from slurm_colloc.planning.unknown_packs import find_late
 
 _MERGED_MOST = 24
 """Packs up to which it is looked for two that unequal instances would hold."""
@@ -84,20 +88,30 @@ def find_refusal(
 ) -> str:
     """Why these jobs do not share one GPU with this layout; empty where they do."""
     policy = question.policy
-    size = max(policy.pack_size or 0, min(policy.degree, len(seats)))
-    if len(members) > size:
-        return f"full with {describe_count(size, 'member')}"
-    at_once = min(len(members), policy.degree, len(seats))
+    if policy.pack_size is not None and len(members) > policy.pack_size:
+        return f"full with {describe_count(policy.pack_size, 'member')}"
+    subjects = [subject for _, subject in members if any(fits(subject, seat) for seat in seats)]
+    if not subjects:
+        return "all of them need larger instances than the layout has"
+    at_once = min(len(members), count_places(policy, seats))
     needs = [dataclasses.replace(need, gpu_memory_mb=None) for need, _ in members]
     overload = compute_overload(needs, at_once, question.capacity)
     if overload:
         return overload
-    subjects = [subject for _, subject in members if any(fits(subject, seat) for seat in seats)]
-    if not subjects:
-        return "all of them need larger instances than the layout has"
-    if len(subjects) <= len(seats) and seat_members(subjects, seats) is None:
-        return "its instances are too small for one more such job"
-    return ""
+    slowed = [
+        slow_down(need, subject, seat, policy)
+        for need, (_, subject) in zip(needs, members, strict=True)
+        if (seat := find_smallest_seat(subject, seats)) is not None
+    ]
+    late = find_late(slowed, question)
+    if late is None:
+        return ""
+    return f"{len(members)} members need {late[0]} s in turn, MaxTime is {late[1]} s"
+
+
+def count_places(policy: Policy, seats: Sequence[Seat]) -> int:
+    """How many members run at once on a layout: one on each seat, unless the user asks for more."""
+    return policy.degree if policy.mps_inside else min(policy.degree, len(seats))
 
 
 def _build(
@@ -110,22 +124,23 @@ def _build(
         index = members[0][0].index
         return build_lone_pack(index, question.jobs[index], "no other job fits beside it")
 
-    def comes_late(subject: Subject) -> bool:
-        return not any(fits(subject, seat) for seat in seats)
+    # The longest begin, as far as they have seats at once; who needs a larger one comes last.
+    ordered = sorted(members, key=lambda one: (-one[1].run_s, one[1].index))
+    places = count_places(question.policy, seats)
+    running: list[tuple[Need, Subject]] = []
+    for one in ordered:
+        if len(running) == places:
+            break
+        if share_seats([subject for _, subject in (*running, one)], seats) is not None:
+            running.append(one)
 
-    ordered = sorted(members, key=lambda one: (comes_late(one[1]), -one[1].run_s, one[1].index))
-    needs, subjects = [need for need, _ in ordered], [subject for _, subject in ordered]
-    seated = sum(not comes_late(subject) for subject in subjects)
-    at_once = min(seated, question.policy.degree, len(seats))
+    def comes_late(one: tuple[Need, Subject]) -> bool:
+        return not any(fits(one[1], seat) for seat in seats)
+
+    waiting = sorted((one for one in ordered if one not in running), key=comes_late)
+    needs, subjects = map(list, zip(*running, *waiting, strict=True))
+    at_once = len(running)
     planned = plan_seats(question, subjects, seats, at_once, gpu)
-    if planned is None:
-        # The longest would all have a seat only one after the other.
-        order = sorted(
-            range(len(subjects)),
-            key=lambda at: (comes_late(subjects[at]), -(subjects[at].gpu_memory_mb or 0)),
-        )
-        needs, subjects = [needs[at] for at in order], [subjects[at] for at in order]
-        planned = plan_seats(question, subjects, seats, at_once, gpu)
     assert planned is not None
     notes = []
     if len(subjects) > at_once:
@@ -134,7 +149,23 @@ def _build(
             f"{describe_count(left, 'member')} wait{'s' if left == 1 else ''} until an instance "
             "that is large enough is free, or can be made of free ones"
         )
+    if at_once > len(seats):
+        notes.append(_describe_sharing(planned))
     return build_instance_pack(question, needs, subjects, planned, notes=notes)
+
+
+def _describe_sharing(planned: InstancePlan) -> str:
+    """Who shares an instance, in a sentence."""
+    counts = [planned.layout.seating.places.count(at) for at in range(len(planned.layout.seats))]
+    told = [
+        f"{count} on {seat.word}"
+        for seat, count in zip(planned.layout.seats, counts, strict=True)
+        if count > 1
+    ]
+    return (
+        f"members share instances by MPS, each with a daemon of its own: {', '.join(told)}. A "
+        "fault on the GPU ends all members of its instance, and none of another"
+    )
 
 
 def merge_parts(

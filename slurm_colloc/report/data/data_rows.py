@@ -14,7 +14,7 @@ from slurm_colloc.report.data.data_columns import (
     DataColumn,
     Kind,
 )
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 
 Row = dict[str, Any]
 Chosen = Iterable[tuple[Summary, Collection[int] | None]]

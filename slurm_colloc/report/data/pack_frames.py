@@ -21,9 +21,9 @@ from slurm_colloc.report.ended_members import list_changed_since
 from slurm_colloc.report.last_submission import find_last
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import PackView
-from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.report.summary.stored_summary import find_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.settings import load_settings
 from slurm_colloc.store.all_packs import open_state
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, list_sample_files

@@ -15,8 +15,8 @@ from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.lines.member_groups import count_states, render_lines
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import PackView
-from slurm_colloc.report.summary.pack_summary import Summary
 from slurm_colloc.report.summary.stored_summary import find_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import format_figure
 from slurm_colloc.store.pack.mail_text import write_mail_text
 from slurm_colloc.store.pack_reading import StateReader

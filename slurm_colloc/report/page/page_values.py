@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
@@ -13,7 +11,22 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.page.drawn_instances import (
+    build_instance_drawings,
+    count_instance_series,
+    name_instances,
+)
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
+from slurm_colloc.report.page.page_shape import (
+    GpuTable,
+    Member,
+    MemberRow,
+    PackPart,
+    Page,
+    PageSource,
+    StallRow,
+    Summary,
+)
 from slurm_colloc.report.page.read_series import PackSeries, read_series
 from slurm_colloc.report.report_view import (
     choose_ids,
@@ -45,109 +58,6 @@ _ARGUMENTS_MOST = 160
 _NAME_MOST = 60
 _TOLD_LEAST_S = 2.0
 """Points of less are the readings themselves."""
-
-Summary = dict[str, Any]
-Member = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PageSource:
-    """A pack that is to be on the page.
-
-    Attributes:
-        summary: Its summary.
-        path: Its directory.
-        chosen: The numbers of the members to show; None for all.
-    """
-
-    summary: Summary
-    path: Path
-    chosen: Collection[int] | None = None
-
-    @property
-    def members(self) -> list[Member]:
-        """The members to show."""
-        return [
-            member
-            for member in self.summary["members"]
-            if self.chosen is None or member["member"] in self.chosen
-        ]
-
-
-@dataclass(frozen=True)
-class MemberRow:
-    """A member in the table; texts are harmless already."""
-
-    id: str
-    name: str
-    arguments: str
-    state: str
-    rate: str
-    alone: str
-    slowdown: str
-    predicted: str
-    over: bool
-    gpu_memory: str
-    sm: str
-    cpus: str
-    wait: str
-    exit: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class StallRow:
-    """What the time of a member went into, in whole per cent; the rest is kernels."""
-
-    id: str
-    data: int | None
-    host: int | None
-    device: int | None
-    sharing: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class GpuTable:
-    """The GPUs of a job that has several; texts are harmless already."""
-
-    heads: list[tuple[str, bool]]
-    rows: list[tuple[str, ...]]
-    balance: str
-
-
-@dataclass(frozen=True)
-class PackPart:
-    """What the page says of one pack; texts are harmless already."""
-
-    job: str
-    title: str
-    drawn: bool
-    resolution: str
-    setup: list[tuple[str, str]]
-    planned: list[tuple[str, str, str]]
-    curve: list[tuple[str, str, str, str]]
-    moments: list[tuple[str, str]]
-    stalls: list[StallRow]
-    details: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page; texts are harmless already."""
-
-    job: str
-    title: str
-    headline: str
-    when: str
-    advice: list[tuple[str, str]]
-    attributions: dict[str, str]
-    rows: list[MemberRow]
-    rows_left_out: int
-    gpus: GpuTable | None
-    packs: list[PackPart]
-    packs_not_drawn: int
-    drawing: dict[str, Any] = field(default_factory=dict)
 
 
 def build_page(sources: Sequence[PageSource]) -> Page:
@@ -209,7 +119,8 @@ def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
     budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
     series = 0
     for source in sources:
-        more = 3 * (_SERIES_OF_GPU + len(source.members))
+        walls = count_instance_series(source.summary)
+        more = 3 * (_SERIES_OF_GPU + walls + len(source.members))
         if drawn and series + more > budget:
             break
         series += more
@@ -271,7 +182,8 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     series = None
     if points is not None and window is not None:
         edges = (window["from"], window["to"])
-        series = read_series(source.path, edges, _list_uuids(summary), pauses, points)
+        uuids = (_list_uuids(summary), list(name_instances(summary)))
+        series = read_series(source.path, edges, uuids, pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
     moments = list_moments({**summary, "members": source.members}, bands, source.path)
     where = _name_gpus(summary)
@@ -285,7 +197,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         title=escape_controls(f"{where}{node}"),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),
-        setup=_clean([*list_setup(summary), *problems]),
+        setup=_clean([*list_setup(summary, source.chosen), *problems]),
         planned=_list_planned(source.members),
         curve=_list_curve(summary),
         moments=[
@@ -341,6 +253,7 @@ def _build_drawing(
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
         "gpus": len(_list_uuids(summary)),
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
+        "instances": build_instance_drawings(summary, series),
         "members": [
             {
                 "id": escape_controls(str(member["id"])),
@@ -358,20 +271,16 @@ def _build_drawing(
     }
 
 
-def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str]]:
-    """Of each member with a prediction: its id, what was predicted and what came."""
+def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, str]]:
+    """What was planned of members and what came: id, slowdowns, MIG instances (empty for none)."""
     found = []
     for member in members:
-        predicted = member.get("predicted_slowdown")
-        came = member.get("together_slowdown") or member["slowdown"]
-        if predicted is not None:
-            found.append(
-                (
-                    escape_controls(str(member["id"])),
-                    format_slowdown(predicted),
-                    format_slowdown(came),
-                )
-            )
+        predicted, mig = member.get("predicted_slowdown"), member.get("mig") or {}
+        wanted, instance = (escape_controls(mig.get(name) or "") for name in ("planned", "profile"))
+        if predicted is not None or wanted:
+            came = format_slowdown(member.get("together_slowdown") or member["slowdown"])
+            who = escape_controls(str(member["id"]))
+            found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.own_time import OwnTime
-from slurm_colloc.report.page.thin_series import ThinSeries, thin
+from slurm_colloc.report.page.thin_series import ThinSeries, find_places, thin
 from slurm_colloc.report.summary.pack_samples import GpuSamples, join_gpus
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.store.pack.member_pauses import MemberPause
@@ -18,15 +18,19 @@ from slurm_colloc.store.pack.sample_files import list_sample_files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from slurm_colloc.report.page.thin_series import Floats
+    from slurm_colloc.report.page.thin_series import Floats, Places
 
 GPU_SHOWN = ("sm_active", "tensor_active", "dram_active", "utilization", "gpu_memory_mb", "power_w")
+INSTANCE_SHOWN = ("sm_active", "gpu_memory_mb")
+"""Of MIG instances; GPM and NVML tell both of each."""
 RATE_WINDOW_S = 5.0
 """A rate is that of the steps in so many seconds of the member's own time."""
 
-_MEMBER_COLUMNS = ("at", "attempt", "member", "start", "steps", "first_step_at", "last_step_at")
+_KEY = ("member", "attempt", "start")
+_MEASURED = ("at", "steps", "first_step_at", "last_step_at")
 _STEP_LEAST_S = 1.0
 _TRIES = 3
+_STARTS_MOST = 2**15 - 1
 
 Stay = tuple[int, int, float, float]
 """A start of a member: its attempt and number, when it was seen first, and last."""
@@ -41,6 +45,7 @@ class PackSeries:
         step_s: Length of a step.
         count: How many steps there are.
         gpu: By metric.
+        instances: The same of each MIG instance, by UUID.
         rates: By member: its steps per second.
         stays: By member: its starts as the monitor has seen them.
         problems: What could not be read, a sentence each.
@@ -53,12 +58,13 @@ class PackSeries:
     rates: Mapping[int, ThinSeries] = field(default_factory=dict)
     stays: Mapping[int, Sequence[Stay]] = field(default_factory=dict)
     problems: Sequence[str] = ()
+    instances: Mapping[str, Mapping[str, ThinSeries]] = field(default_factory=dict)
 
 
 def read_series(
     pack: Path,
     window: tuple[float, float],
-    gpu_uuids: Sequence[str],
+    uuids: tuple[Sequence[str], Sequence[str]],
     pauses: Sequence[MemberPause],
     points: int,
 ) -> PackSeries:
@@ -67,7 +73,8 @@ def read_series(
     Args:
         pack: The pack's directory.
         window: From its first start to its last end, in seconds since the epoch.
-        gpu_uuids: Its GPUs, which are drawn as one; none where they are not known.
+        uuids: Its GPUs, which are drawn as one, none where they are not known; and its MIG
+            instances.
         pauses: When its members were paused.
         points: How many steps of time there are to be, at most.
     """
@@ -75,14 +82,20 @@ def read_series(
     step_s = max(_STEP_LEAST_S, (end - begin) / points)
     count = max(1, int((end - begin) / step_s) + 1)
     problems: list[str] = []
-    members = _read(pack, "members", _MEMBER_COLUMNS, problems)
+    members = _read(pack, "members", (*_KEY, *_MEASURED), problems)
     gpus = _read(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
-    gpu = {} if gpus is None or not gpu_uuids else _thin_gpus(gpus, gpu_uuids, found)
-    rates, stays = ({}, {}) if members is None else _thin_members(members, pauses, found)
-    return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems))
+    own, instances = uuids
+    gpu = {} if gpus is None or not own else _thin_gpus(gpus, own, found)
+    parts = {
+        uuid: thinned
+        for uuid in instances
+        if gpus is not None and (thinned := _thin_gpus(gpus, (uuid,), found, INSTANCE_SHOWN))
+    }
+    rates, stays = _thin_members(members, pauses, found) if members else ({}, {})
+    return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems), parts)
 
 
 def _read(pack: Path, table: str, columns: Sequence[str], problems: list[str]) -> pa.Table | None:
@@ -115,19 +128,24 @@ def _to_floats(column: pa.ChunkedArray) -> Floats:
     return np.asarray(column.to_numpy(), dtype=np.float64)
 
 
-def _thin_gpus(table: pa.Table, uuids: Sequence[str], series: PackSeries) -> dict[str, ThinSeries]:
+def _thin_gpus(
+    table: pa.Table,
+    uuids: Sequence[str],
+    series: PackSeries,
+    metrics: Sequence[str] = GPU_SHOWN,
+) -> dict[str, ThinSeries]:
     import numpy as np
 
     gpus = [GpuSamples(one) for uuid in uuids if (one := _select_gpu(table, uuid)) is not None]
-    joined = join_gpus(gpus, GPU_SHOWN).table if gpus else None
+    joined = join_gpus(gpus, metrics).table if gpus else None
     if joined is None:
         return {}
-    at = _to_floats(joined["at"])
+    place = find_places(_to_floats(joined["at"]), series.begin, series.step_s)
     found = {}
-    for metric in GPU_SHOWN:
+    for metric in metrics:
         values = _to_floats(joined[metric])
         if np.isfinite(values).any():
-            found[metric] = thin(at, values, series.begin, series.step_s, series.count)
+            found[metric] = thin(place, values, series.count)
     return found
 
 
@@ -143,11 +161,9 @@ def _thin_members(
 ) -> tuple[dict[int, ThinSeries], dict[int, list[Stay]]]:
     import numpy as np
 
-    names = ("at", "attempt", "member", "start", "steps", "first_step_at", "last_step_at")
-    at, attempt, member, start, steps, first, last = (_to_floats(table[name]) for name in names)
-    order = np.lexsort((at, start, attempt, member))
-    keys = np.stack([member, attempt, start])[:, order]
-    cuts = np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1
+    at, steps, first, last = (_to_floats(table[name]) for name in _MEASURED)
+    member, attempt, start = keys = [np.asarray(table[name]) for name in _KEY]
+    order, cuts = _sort_starts(keys, at)
     stops = _find_stops(pauses)
     points: dict[int, list[tuple[Floats, Floats]]] = {}
     stays: dict[int, list[Stay]] = {}
@@ -161,15 +177,40 @@ def _thin_members(
             points.setdefault(number, []).append(rate)
     rates = {
         number: thin(
-            np.concatenate([moments for moments, _ in own]),
+            find_places(
+                np.concatenate([moments for moments, _ in own]), series.begin, series.step_s
+            ),
             np.concatenate([values for _, values in own]),
-            series.begin,
-            series.step_s,
             series.count,
         )
         for number, own in points.items()
     }
     return rates, stays
+
+
+def _sort_starts(keys: Sequence[Places], at: Floats) -> tuple[Places, Places]:
+    """The rows start by start, each in order of time; and where all starts but the first begin."""
+    import numpy as np
+
+    number, several = np.zeros(len(at), dtype=np.intp), 1
+    for values in reversed(keys):
+        low, high = int(values.min()), int(values.max())
+        several *= high - low + 1
+        if several > _STARTS_MOST:
+            break
+        if high > low:
+            number += (values - low) * (several // (high - low + 1))
+    if several > _STARTS_MOST:
+        order = np.lexsort((at, *reversed(keys)))
+        cuts = np.any([np.diff(values[order]) != 0 for values in keys], axis=0)
+    else:
+        # Small numbers are sorted in two passes, and what the monitor wrote is in order of time.
+        number = number.astype(np.int16)
+        order = np.argsort(number, kind="stable")
+        cuts = np.diff(number[order]) != 0
+        if np.any((np.diff(at[order]) < 0) & ~cuts):
+            order = np.lexsort((at, number))
+    return order, np.flatnonzero(cuts) + 1
 
 
 def _find_stops(pauses: Sequence[MemberPause]) -> dict[tuple[int, int], list[tuple[float, float]]]:

@@ -5,6 +5,7 @@ Pure, with numpy. No extreme is lost: what a point stands for lies between its l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Places = NDArray[np.intp]
 
 _DIGITS = 4
 _SMALL = 1e-4
@@ -41,43 +43,66 @@ class ThinSeries:
         return value
 
 
-def thin(at: Floats, values: Floats, begin: float, step_s: float, count: int) -> ThinSeries:
+def find_places(at: Floats, begin: float, step_s: float) -> Places:
+    """In which step of time each moment lies; the first step is 0, and moments may lie outside.
+
+    Args:
+        at: Moments, in seconds.
+        begin: Where the first step begins.
+        step_s: How long a step is.
+    """
+    import numpy as np
+
+    return np.floor((at - begin) / step_s).astype(np.intp)
+
+
+def thin(place: Places, values: Floats, count: int) -> ThinSeries:
     """Even steps of time with what was read in each.
 
     Args:
-        at: When it was read, in seconds.
+        place: In which step each value was read.
         values: What was read; NaN where it could not be.
-        begin: Where the first step begins.
-        step_s: How long a step is.
         count: How many steps there are; what lies outside is left out.
     """
     import numpy as np
 
-    place = np.floor((at - begin) / step_s).astype(np.int64)
     kept = np.isfinite(values) & (place >= 0) & (place < count)
-    place, values = place[kept], values[kept]
-    number = np.bincount(place, minlength=count)
-    total = np.bincount(place, weights=values, minlength=count)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = total / number
-    if number.max(initial=0) <= 1:
-        return ThinSeries(shorten(mean), [], [])
-    least, greatest = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(least, place, values)
-    np.maximum.at(greatest, place, values)
-    return ThinSeries(shorten(mean), shorten(least), shorten(greatest))
+    if not kept.all():
+        place, values = place[kept], values[kept]
+    if np.any(np.diff(place) < 0):
+        order = np.argsort(place, kind="stable")
+        place, values = place[order], values[order]
+    if not len(place):
+        return ThinSeries([None] * count, [], [])
+    first = np.concatenate([[0], np.flatnonzero(np.diff(place)) + 1])
+    filled, number = place[first], np.diff(first, append=len(place))
+
+    def spread(of_each: Floats) -> Numbers:
+        whole = np.full(count, np.nan)
+        whole[filled] = of_each
+        return shorten(whole)
+
+    mean = spread(np.add.reduceat(values, first) / number)
+    if number.max() <= 1:
+        return ThinSeries(mean, [], [])
+    return ThinSeries(
+        mean,
+        spread(np.minimum.reduceat(values, first)),
+        spread(np.maximum.reduceat(values, first)),
+    )
 
 
 def shorten(values: Floats) -> Numbers:
     """Numbers of few digits, as JSON writes them in little room; None for what is no number."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        more = np.floor(np.log10(np.abs(values))) - (_DIGITS - 1)
+        # What is multiplied and divided by is whole, so that no digits come behind those kept.
+        small, large = 10.0 ** np.maximum(-more, 0), 10.0 ** np.maximum(more, 0)
+        short = np.round(values / large * small) / small * large
+    short = np.where(np.abs(values) < _SMALL, 0.0, short)
     return [
-        None if value != value or value in (float("inf"), float("-inf")) else _shorten_one(value)  # noqa: PLR0124 - NaN
-        for value in values.tolist()
+        (int(value) if value.is_integer() else value) if math.isfinite(value) else None
+        for value in short.tolist()
     ]
-
-
-def _shorten_one(value: float) -> float:
-    if abs(value) < _SMALL:
-        return 0
-    short = float(f"{value:.{_DIGITS}g}")
-    return int(short) if short == int(short) else short

@@ -205,7 +205,8 @@ def _split_stalls(
 def _find_sm(
     run: PackRun, member: MemberRun, solo: SoloRate | None, *, was_alone: bool
 ) -> AttributedPart | None:
-    if find_instance(member) is not None:
+    use = find_instance(member)
+    if use is not None and not use.inside:
         return attribute_instance_sm(run, member)
     stays = [(stay.begin, stay.end) for stay in member.present]
     track = run.look_at(member).get("sm_active")

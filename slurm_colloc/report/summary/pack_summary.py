@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.degree_words import describe_degree
@@ -21,6 +20,7 @@ from slurm_colloc.report.summary.gpu_figures import (
     build_imbalance,
     build_throttled,
 )
+from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
 from slurm_colloc.report.summary.pack_run import PackRun, read_run
@@ -30,22 +30,13 @@ from slurm_colloc.report.summary.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
-from slurm_colloc.report.summary.summary_shape import fits_summary
-from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
-from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
+from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.sample_files import report_directory
 from slurm_colloc.store.pack_reading import StateReader
 
-SUMMARY_SCHEMA = 1
-Summary = dict[str, Any]
-"""The value of summary.json."""
-
 _GAPS_MOST = 50
-
-
-def summary_path(pack: Path) -> Path:
-    """Where a pack's summary lies."""
-    return Path(report_directory(pack)) / "summary.json"
 
 
 def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> Summary:
@@ -85,6 +76,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             "memory_mb": run.gpu_details[1],
         },
         "setup": _build_setup(run),
+        "layout": build_layout(run),
         "window": None if run.window is None else {"from": run.window[0], "to": run.window[1]},
         "coverage": _build_coverage(run),
         "gpu_use": build_gpu_use(run, run.gpu),
@@ -245,15 +237,3 @@ def write_summary(run: PackRun, figures: Sequence[Figures]) -> Summary:
     make_directory(report_directory(run.path))
     write_json(summary_path(run.path), summary)
     return summary
-
-
-def read_summary(pack: Path) -> Summary | None:
-    """The summary that the newest attempt of a pack left; None where there is no final one."""
-    try:
-        value = read_json(summary_path(pack))
-        attempt = read_attempt(pack)
-    except StateError:
-        return None
-    if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
-        return None
-    return value if value.get("final") is True and value.get("attempt") == attempt else None

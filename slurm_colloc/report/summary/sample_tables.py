@@ -6,6 +6,7 @@ their maximum. So totals and peaks stay exact, and rates stay over windows longe
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,8 @@ def _iterate(file: Any, names: Sequence[str]) -> Iterator[pa.Table]:
                 columns[name] = pa.nulls(batch.num_rows, kind)
                 continue
             column = batch.column(name).cast(kind)
-            if pa.types.is_float64(kind):
+            # A sum tells at a fifth of the price whether there is anything to look for.
+            if pa.types.is_float64(kind) and not math.isfinite(pc.sum(column).as_py() or 0.0):
                 column = pc.if_else(pc.is_finite(column), column, None)
             columns[name] = column
         table = pa.table(columns)

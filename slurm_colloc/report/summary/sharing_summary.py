@@ -240,7 +240,8 @@ def _list_unknown(
 
 def _find_sm_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
     """A member's part of the GPUs' SM activity: of its MIG instance as measured, else modelled."""
-    if find_instance(entry.member) is not None:
+    use = find_instance(entry.member)
+    if use is not None and not use.inside:
         return None if entry.sm is None else entry.sm.value * run.count_share_of(entry.member)
     return _model_part(run, entry, windows)
 

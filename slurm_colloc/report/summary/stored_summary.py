@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.summary.member_identity import complete_summary
-from slurm_colloc.report.summary.pack_summary import Summary, build_summary, read_summary
+from slurm_colloc.report.summary.summary_file import read_summary
+from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.pack_reading import StateReader
 
 
@@ -21,4 +22,9 @@ def find_summary(state: StateReader, view: PackView) -> Summary:
     """
     path = state.pack_path(view.record.pack_id)
     left = read_summary(path) if all(member.is_final for member in view.members) else None
-    return complete_summary(build_summary(path, state.root, view) if left is None else left, view)
+    if left is None:
+        # Making one loads twice as much as showing one.
+        from slurm_colloc.report.summary.pack_summary import build_summary
+
+        left = build_summary(path, state.root, view)
+    return complete_summary(left, view)

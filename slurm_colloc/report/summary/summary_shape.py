@@ -12,6 +12,9 @@ from typing import Any
 
 from slurm_colloc.metrics.attribution import Attribution
 
+Summary = dict[str, Any]
+"""The value of summary.json."""
+
 Check = Callable[[Any], bool]
 _LARGEST = 1e18
 _ATTRIBUTIONS = frozenset(Attribution)
@@ -108,14 +111,20 @@ _member = _is(
     },
     {
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
-        **_all(_is_number, "exit_code exit_signal"),
+        **_all(_is_number, "exit_code exit_signal solo_time_s"),
         # They are unknown where what was kept of the job is damaged.
         **_all(_maybe(_is_text), "script directory node mode"),
         "arguments": _maybe(_each(_is_text)),
         "gpu_uuids": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
-        "mig": _maybe(_is({}, {"profile": _maybe(_is_text)})),
+        "mig": _maybe(
+            _is(
+                {},
+                _all(_maybe(_is_text), "planned profile uuid shared_by")
+                | {"memory_mb": _is_number},
+            )
+        ),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
@@ -178,6 +187,8 @@ _spread = _maybe(
         | {"attribution": _is_attribution}
     )
 )
+_instance = _is(_all(_is_text, "profile uuid") | _all(_is_number, "memory_mb sms places"))
+_layout = _is({"planned": _each(_is_text), "came": _each(_instance)})
 _window = _is(_all(_is_moment, "from to"))
 _gpu = _is(
     {
@@ -214,6 +225,7 @@ _summary = _is(
     },
     {
         "submission": _maybe(_is_text),
+        "layout": _maybe(_layout),
         "degree": _maybe(_degree),
         "gpu_set": _is_count,
         "gpu_sets": _each(_is_count),

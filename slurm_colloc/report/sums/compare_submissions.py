@@ -7,9 +7,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.report.summary.pack_summary import Summary
+from slurm_colloc.report.summary.summary_shape import Summary
 
 _Member = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over members, of some of which the figure may not be known.
+
+    Attributes:
+        value: The mean of what is known; None where nothing is.
+        known: Of how many members it is.
+        count: How many there are.
+    """
+
+    value: float | None
+    known: int
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Mean:
+        """The mean of some figures."""
+        found = list(values)
+        known = [value for value in found if value is not None]
+        return cls(sum(known) / len(known) if known else None, len(known), len(found))
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is missing in it."""
+        return self.known == self.count
 
 
 @dataclass(frozen=True)
@@ -18,13 +45,15 @@ class Side:
 
     Attributes:
         name: As it was named.
-        members: Those that have run.
+        members: Its jobs that have run: of one that was tried again, the last try.
         summaries: Its packs.
+        retries: How many earlier tries there were of them.
     """
 
     name: str
     members: tuple[_Member, ...]
     summaries: tuple[Summary, ...]
+    retries: int = 0
 
     @property
     def span_s(self) -> float | None:
@@ -47,14 +76,14 @@ class Side:
         return None if not found or None in found else sum(found) / 3.6e6
 
     @property
-    def steps_per_s(self) -> float | None:
-        """The mean rate of its members; None where that of one is not known."""
-        return _mean(member["rate"]["steps_per_s"] for member in self.members)
+    def steps_per_s(self) -> Mean:
+        """The rate of its members."""
+        return Mean.of(member["rate"]["steps_per_s"] for member in self.members)
 
     @property
-    def slowdown(self) -> float | None:
-        """The mean slowdown of its members; None where that of one is not known."""
-        return _mean(member["slowdown"] for member in self.members)
+    def slowdown(self) -> Mean:
+        """The slowdown of its members."""
+        return Mean.of(member["slowdown"] for member in self.members)
 
     @property
     def failed(self) -> int:
@@ -70,12 +99,6 @@ class Side:
         return tuple(sorted({str(member["mode"]) for member in self.members if member.get("mode")}))
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
-
-
 def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]) -> Side:
     """A submission of the summaries of its packs, each with the members that are meant."""
     members = [
@@ -84,7 +107,17 @@ def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]
         for member in summary["members"]
         if (chosen is None or member["member"] in chosen) and member["started_at"] is not None
     ]
-    return Side(name, tuple(members), tuple(summary for summary, _ in found))
+    tries: dict[str, _Member] = {}
+    for member in sorted(members, key=lambda member: float(member["started_at"])):
+        # A retry is a member of its own, which says what it tries again.
+        tries[member.get("retry_of") or member["id"]] = member
+    last = {str(member["id"]) for member in tries.values()}
+    return Side(
+        name,
+        tuple(member for member in members if member["id"] in last),
+        tuple(summary for summary, _ in found),
+        len(members) - len(last),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.report.sums.compare_submissions import JobPair, Side
+from slurm_colloc.report.sums.compare_submissions import JobPair, Mean, Side
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 _FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("span_s", "from first start to last end", format_span),
     ("gpu_hours", "GPU hours held", format_figure),
-    ("steps_per_s", "mean steps/s of a member", format_figure),
-    ("slowdown", "mean slowdown against alone", format_figure),
     ("energy_kwh", "energy of the GPUs, kWh", format_figure),
+)
+_MEANS = (
+    ("steps_per_s", "mean steps/s of a member"),
+    ("slowdown", "mean slowdown against alone"),
 )
 
 
@@ -59,6 +61,14 @@ def render_comparison(
         ("of these failed", str(first.failed), str(second.failed), ""),
         ("shared the GPU by", ", ".join(first.modes), ", ".join(second.modes), ""),
     ]
+    if first.retries or second.retries:
+        rows.insert(1, ("earlier tries of these", str(first.retries), str(second.retries), ""))
+    for name, title in _MEANS:
+        one, other = getattr(first, name), getattr(second, name)
+        # Means over other members than those of the first would be compared with it.
+        is_fair = one.is_whole and other.is_whole
+        ratio = _format_ratio(one.value, other.value) if is_fair else UNKNOWN
+        rows.append((title, _format_mean(one), _format_mean(other), ratio))
     for name, title, write in _FIGURES:
         one, other = getattr(first, name), getattr(second, name)
         rows.append((title, write(one), write(other), _format_ratio(one, other)))
@@ -94,6 +104,11 @@ def _build_pairs(first: Side, second: Side, pairs: Sequence[JobPair], width: int
     return build_table(columns, rows, width)
 
 
+def _format_mean(mean: Mean) -> str:
+    told = format_figure(mean.value)
+    return told if mean.is_whole or not mean.known else f"{told} ({mean.known} of {mean.count})"
+
+
 def _format_ratio(first: float | None, second: float | None) -> str:
     return UNKNOWN if not first or second is None else f"{second / first:.2f}"
 
@@ -105,7 +120,9 @@ def _tell(
     ratios = [pair.rate_ratio for pair in pairs if pair.rate_ratio is not None]
     if ratios:
         mean = sum(ratios) / len(ratios)
-        same = "the same job" if len(ratios) == 1 else f"the {len(ratios)} jobs that both have"
+        same = "the same job" if len(pairs) == 1 else f"the {len(pairs)} jobs that both have"
+        if len(ratios) < len(pairs):
+            same = f"{len(ratios)} of {same}, the others with an unknown rate"
         lines.append(("Rate", f"{same}: {mean:.2f} times as fast in {second.name} on average"))
     if not pairs:
         lines.append(("Note", "they have no job with the same script and arguments in common"))
@@ -114,6 +131,14 @@ def _tell(
             members = "1 member" if count == 1 else f"{count} members"
             lines.append(("Note", f"{members} of {side.name} without a like in the other"))
     return lines
+
+
+def _build_means(side: Side) -> dict[str, float | int | None]:
+    found: dict[str, float | int | None] = {}
+    for name, _ in _MEANS:
+        mean: Mean = getattr(side, name)
+        found |= {name: mean.value, f"{name}_of_members": mean.known}
+    return found
 
 
 def build_comparison_json(
@@ -128,7 +153,9 @@ def build_comparison_json(
                 "members": len(side.members),
                 "failed": side.failed,
                 "modes": list(side.modes),
+                "retries": side.retries,
                 **{name: getattr(side, name) for name, _, _ in _FIGURES},
+                **_build_means(side),
                 "without_like": count,
             }
             for side, count in zip((first, second), left, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.member_identity import complete_summary
-from slurm_colloc.report.summary.pack_summary import read_summary
+from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.report.sums.pack_entry import PackEntry, build_entry, read_entry
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.due_summaries import list_due

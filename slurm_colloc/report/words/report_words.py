@@ -5,6 +5,14 @@ docs/report.md has the formulas.
 
 from __future__ import annotations
 
+from slurm_colloc.model.plan import PeakSource
+
+PEAK_SOURCE_WORDS = {
+    PeakSource.ALLOCATOR: "PyTorch's allocator",
+    PeakSource.NVML: "NVML's readings",
+}
+"""Who says what a peak of GPU memory is, after `by`."""
+
 WORDS: dict[str, str] = {
     # The columns.
     "MEMBER": "A job as part of a pack: 4711/3 is member 3 of submission 4711.",

@@ -26,6 +26,7 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
+    from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.lost_gpu import LostGpu
@@ -126,6 +127,8 @@ class GpuMode:
         """It is known how members share the GPU, or that they must not."""
         if self.refusal:
             return True
+        if self.instances is not None and not self.instances.is_ready:
+            return False
         is_mending = self._daemon is not None and self._daemon.is_mending
         return self.mode is not None and not (self.mode is SharingMode.MPS and is_mending)
 
@@ -176,12 +179,41 @@ class GpuMode:
 
     def _has_settled_mig(self) -> bool:
         """Try to take the node's MIG instances; True where nothing else is left to be tried."""
-        from slurm_colloc.runtime.gpu.take_instances import take_instances
+        from slurm_colloc.runtime.gpu.node_daemon import find_instances
+        from slurm_colloc.runtime.gpu.take_instances import go_without_layout, take_instances
 
-        self.instances = take_instances(
-            self._slurm_environment, self._request, self._settled, self._preparation, self._journal
-        )
+        found = find_instances(self._slurm_environment)
+        if found.gpu is not None and not found.reason:
+            self.instances = take_instances(
+                found,
+                self._record,
+                self._settled,
+                self._preparation,
+                self._journal,
+                share=self._share_instances,
+            )
+            return True
+        if go_without_layout(found, self._request, self._settled, self._preparation):
+            self._start_daemon()
+            return True
         return self.is_settled
+
+    def _share_instances(self, instances: PackInstances) -> None:
+        """Start MPS in the instances that members share."""
+        from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
+
+        instances.use_mps(
+            InstanceDaemons(
+                self._pack,
+                self._allocation.environment,
+                self._allocation.job_id,
+                clients=self.clients,
+                journal=self._journal,
+                patience=self._patience,
+                find_members=instances.list_members,
+                announce=self._announce,
+            )
+        )
 
     def _fall_back(self, reason: str) -> None:
         self._pipe_directory = ""
@@ -218,9 +250,13 @@ class GpuMode:
         if problem:
             self._fall_back(problem)
             return
+        self._preparation.add_notes(*prepared.notes)
+        self._start_daemon(prepared.daemon)
+
+    def _start_daemon(self, prepared: PreparedDaemon | None = None) -> None:
+        """Start the pack's MPS daemon, or take the one that the prolog has prepared."""
         from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
 
-        self._preparation.add_notes(*prepared.notes)
         self._daemon = PackDaemon(
             self._pack,
             self.setup.gpus,
@@ -230,7 +266,7 @@ class GpuMode:
             journal=self._journal,
             listener=self,
             patience=self._patience,
-            prepared=prepared.daemon,
+            prepared=prepared,
         )
         self._daemon.start()
 
@@ -316,17 +352,20 @@ class GpuMode:
                 member, share, self._record, self.setup, self._pipe_directory
             )
         if self.instances is not None:
-            return self.instances.place(member)
+            return self.instances.place(member, share)
         return place_without_mps(self.mode, share, self.setup)
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
-        return [] if self._daemon is None else self._daemon.list_stuck()
+        stuck = [] if self._daemon is None else self._daemon.list_stuck()
+        return stuck if self.instances is None else stuck + self.instances.list_stuck()
 
     def catch_up(self) -> None:
         """Hear all that the daemon has said up to now; waits for a moment at most."""
         if self._daemon is not None:
             self._daemon.catch_up()
+        if self.instances is not None:
+            self.instances.catch_up()
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -334,6 +373,8 @@ class GpuMode:
         """Leave no files behind: Slurm is about to kill all that is left of the pack."""
         if self._daemon is not None:
             self._daemon.let_go()
+        if self.instances is not None:
+            self.instances.let_go()
 
     def close(self) -> None:
         """End the daemon, once all members have ended."""

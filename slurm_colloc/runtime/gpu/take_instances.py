@@ -2,61 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
-from slurm_colloc.runtime.gpu.node_daemon import find_instances
+from slurm_colloc.runtime.gpu.mig_seats import match_places
+from slurm_colloc.runtime.gpu.node_daemon import InstancesFinding
 from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 from slurm_colloc.runtime.gpu.settled_mode import SettledMode
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+_NO_MPS_INSIDE = "the node's policy lets no MPS run inside an instance (mig_mps_inside)"
 
 
 def take_instances(
-    environ: Mapping[str, str],
-    request: ShareRequest,
+    found: InstancesFinding,
+    record: PackRecord,
     settled: SettledMode,
     preparation: SetupRecord,
     journal: Journal,
-) -> PackInstances | None:
-    """Take the instances; None where there are none.
-
-    Then the mode is settled or refused, or it says why there are none, and MPS is to be tried.
+    *,
+    share: Callable[[PackInstances], None],
+) -> PackInstances:
+    """Take the instances that were found.
 
     Args:
-        environ: The batch script's environment; empty where there is no Slurm.
-        request: What `--share` asked for.
+        found: The instances, with their GPU.
+        record: The pack's pack.json.
         settled: The mode.
         preparation: The attempt's setup.
         journal: The pack's log.
+        share: Starts MPS in the instances that members share.
     """
-    gpu, socket, reason = find_instances(environ)
-    if gpu is None or reason:
-        _go_without(gpu, reason, request, settled, preparation)
-        return None
-    preparation.note_instances(gpu, can_change=bool(socket))
+    assert found.gpu is not None
+    wanted = match_places(found.gpu, record.layout, record.layout_places)
+    places = wanted if found.mps_inside else {}
+    instances = PackInstances(found.gpu, found.socket, journal, places)
+    if wanted and not places:
+        preparation.add_notes(f"{_NO_MPS_INSIDE}: each takes one member at a time")
+    if places:
+        share(instances)
+    preparation.note_instances(found.gpu, instances, can_change=bool(found.socket))
     settled.settle(SharingMode.MIG, "the node has cut the GPU for this pack")
-    return PackInstances(gpu, socket, journal)
+    return instances
 
 
-def _go_without(
-    whole: PreparedGpu | None,
-    reason: str,
+def go_without_layout(
+    found: InstancesFinding,
     request: ShareRequest,
     settled: SettledMode,
     preparation: SetupRecord,
-) -> None:
+) -> bool:
     """What follows where the layout could not be had.
 
     Args:
-        whole: The GPU where one instance has all of it; None where it has none.
-        reason: Why there is no layout.
+        found: Why there is no layout; with the GPU where one instance has all of it.
         request: What `--share` asked for.
         settled: The mode.
         preparation: The attempt's setup.
+
+    Returns:
+        Whether members share the one instance by MPS. Else the mode is settled or refused, or MPS
+        on the whole GPU is to be tried.
     """
+    whole, reason = found.gpu, found.reason
     if whole is not None:
         preparation.note_whole_instance(whole)
     if request.strict:
@@ -66,8 +77,11 @@ def _go_without(
         settled.settle_one_at_a_time(reason)
     else:
         settled.lacks_mig = reason
+        if whole is not None and found.mps_inside:
+            return True
         if whole is not None:
-            settled.fall_back("no MPS daemon is started inside an instance")
+            settled.fall_back(_NO_MPS_INSIDE)
+    return False
 
 
 def follow_instances(instances: PackInstances, preparation: SetupRecord) -> None:
@@ -77,10 +91,12 @@ def follow_instances(instances: PackInstances, preparation: SetupRecord) -> None
         instances: The pack's instances.
         preparation: The attempt's setup.
     """
-    problem = instances.work()
-    if problem is None:
+    problem, notes = instances.work(), instances.follow_daemons()
+    if problem is None and not notes:
         return
-    preparation.note_instances(instances.gpu, can_change=True)
+    preparation.add_notes(*notes)
+    can_change = preparation.setup.can_change or problem is not None
+    preparation.note_instances(instances.gpu, instances, can_change=can_change)
     if problem:
         preparation.add_notes(f"its MIG instances were not changed: {problem}")
     preparation.write()

@@ -97,7 +97,7 @@ class BlameFinder:
         if self._has_other_sets and (findings or member.asked is StopReason.FAULT):
             gpu_lost = self._gpu_mode.find_lost()
         seen = None
-        if use is not None and use.mode == SharingMode.MPS.value:
+        if use is not None and use.is_under_mps:
             # Its end may have been seen before what the server said of it.
             self._gpu_mode.catch_up()
             seen = self._gpu_mode.clients.get(member.number)
@@ -109,9 +109,9 @@ class BlameFinder:
             around,
             findings=findings,
             may_restart=self._site_requeues if requeue is None else requeue,
-            # All of its instance's memory is its own.
+            # All of its instance's memory is its own, unless others share that.
             shared=len(self._members.places) > 1
-            and (use is None or use.mode != SharingMode.MIG.value),
+            and (use is None or use.mode != SharingMode.MIG.value or bool(use.inside)),
             needs_mps=self._gpu_mode.needs_mps,
             gpu_lost=gpu_lost,
         )

@@ -302,7 +302,7 @@ def write_file(path: Path, text: str, mode: int) -> None:
 
 
 def read_small_file(path: Path) -> str | None:
-    """The text of a small regular file, whoever wrote it; None where there is none."""
+    """The text of a small regular file, no matter who wrote it; None where there is none."""
     return _read_regular(path, None)
 
 

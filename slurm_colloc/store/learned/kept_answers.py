@@ -15,14 +15,14 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.qos_limits import Association, Qos, QosTable
 from slurm_colloc.model.queue_waits import Cell, WaitTable
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
-from slurm_colloc.store.record_files import read_record
+from slurm_colloc.store.learned.kept_cluster import KEPT_FOLDER, KEPT_S
 
 _WALL_MOST_S = 60 * 2**32
 """Slurm keeps a time as 32 bits of minutes."""
 
 
 def _path(root: Path) -> Path:
-    return root / "waits" / "qos.json"
+    return root / KEPT_FOLDER / "qos.json"
 
 
 def read_kept_qos(root: Path, cluster: str) -> QosTable | None:
@@ -91,58 +91,9 @@ def keep_qos(root: Path, cluster: str, table: QosTable) -> None:
         )
 
 
-KEPT_S = 3600.0
-
-_FOLDER = "waits"
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptCluster:
-    """The name of the cluster that Slurm's commands belong to (waits/cluster-of-HOST.json).
-
-    Attributes:
-        client: Which commands on which host (slurm.cluster_name.describe_client).
-        name: The cluster's name.
-        made_at: When Slurm said so, in seconds since the epoch.
-    """
-
-    client: str
-    name: str
-    made_at: float
-
-    @property
-    def is_fresh(self) -> bool:
-        """Slurm need not be asked again."""
-        return 0 <= time.time() - self.made_at <= KEPT_S
-
-
-def _cluster_path(root: Path, client: str) -> Path:
-    host = re.sub(r"[^A-Za-z0-9_.-]", "_", client.partition(":")[0])[:100]
-    return root / _FOLDER / f"cluster-of-{host}.json"
-
-
-def read_kept_cluster(root: Path, client: str) -> KeptCluster | None:
-    """What was kept of the commands here; None where that is damaged or not there."""
-    with contextlib.suppress(StateError):
-        kept = read_record(_cluster_path(root, client), KeptCluster)
-        if kept is not None and kept.client == client:
-            return kept
-    return None
-
-
-def keep_cluster(root: Path, client: str, name: str) -> None:
-    """Keep the name of the cluster; where that cannot be, it is asked for again."""
-    with contextlib.suppress(StateError):
-        # Before the first submission the state directory may not be there yet, and it is private.
-        make_directory(root)
-        make_directory(root / _FOLDER)
-        kept = KeptCluster(client, name, time.time())
-        write_json(_cluster_path(root, client), dataclasses.asdict(kept))
-
-
 def _waits_path(root: Path, partition: str | None) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", partition or "")[:100]
-    return root / _FOLDER / f"of-{name}.json"
+    return root / KEPT_FOLDER / f"of-{name}.json"
 
 
 def read_waits(root: Path, partition: str | None) -> WaitTable | None:

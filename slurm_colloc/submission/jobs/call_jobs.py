@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
@@ -32,6 +31,7 @@ from slurm_colloc.submission.jobs.job_options import (
     compute_group,
     compute_shape,
     parse_option,
+    parse_progress_regex,
     parse_retries,
     read_count,
     read_cpus,
@@ -318,45 +318,12 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
         with open(path, "rb") as file:
             items = file.read().split(b"\0")
     except OSError as error:
-        raise UsageProblem(f"--export-file={path}: {os.strerror(error.errno or 0)}") from error
+        raise UsageProblem(
+            f"{options.origin('export-file')}: --export-file={path}: "
+            f"{os.strerror(error.errno or 0)}"
+        ) from error
     pairs = (
         item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
     )
     exported = compute_captured(environ, "NIL")
     return exported | {name: value for name, _, value in pairs}
-
-
-LONGEST = 1000
-"""Characters of a regular expression."""
-
-GROUPS = ("step", "samples")
-"""Named groups that mean something: numbers counted since the program's own beginning."""
-
-
-def parse_progress_regex(text: str) -> str:
-    """Check the value of `--progress-regex`.
-
-    Args:
-        text: A regular expression of Python's. It is looked for in each line of output. With
-            `(?P<step>...)` or `(?P<samples>...)` the group is the number reached; without either,
-            each match is one step.
-
-    Raises:
-        ValueError: It is none, or has other named groups.
-    """
-    if not text:
-        raise ValueError("it is empty: write a regular expression, as in 'step (?P<step>[0-9]+)'")
-    if len(text) > LONGEST:
-        raise ValueError(f"it has {len(text)} characters, and may have {LONGEST}")
-    try:
-        compiled = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"it is no regular expression of Python's: {error}") from error
-    others = sorted(compiled.groupindex.keys() - set(GROUPS))
-    if others:
-        raise ValueError(
-            f"its group {others[0]!r} means nothing: named groups are {' and '.join(GROUPS)}"
-        )
-    if compiled.match("") is not None and not compiled.groupindex:
-        raise ValueError("it matches where there is nothing, so every line would be a step")
-    return text

@@ -34,6 +34,12 @@ _ONE = {
 _NOT_PASSED = frozenset({"array", "wrap", "export", "export-file", "job-name", "comment"})
 _PASSED_FOR_THE_PACK = ("comment", "requeue", "no-requeue")
 
+REGEX_MOST = 1000
+"""Characters of a regular expression."""
+
+REGEX_GROUPS = ("step", "samples")
+"""Named groups that mean something: numbers counted since the program's own beginning."""
+
 
 def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
     """Why a job with these options cannot share a GPU; empty if it can."""
@@ -78,11 +84,12 @@ def read_cpus(options: Options, gpus: int) -> int:
 
 def read_host_memory_mb(options: Options, cpus: int) -> int | None:
     """The host memory of a job in MB; None where it is not said."""
-    for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1)):
-        value = read_option(options, name, parse_host_memory_mb)
-        if value:
-            return value * factor
-    return None
+    # Each is checked, also those that another stands for.
+    found = [
+        (read_option(options, name, parse_host_memory_mb), factor)
+        for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1))
+    ]
+    return next((value * factor for value, factor in found if value), None)
 
 
 def read_mail(options: Options) -> MailRequest | None:
@@ -247,3 +254,32 @@ def choose_least(values: Sequence[_Number | None]) -> _Number | None:
     """The smallest of the values that are known; None where none is."""
     known = [value for value in values if value is not None]
     return min(known) if known else None
+
+
+def parse_progress_regex(text: str) -> str:
+    """Check the value of `--progress-regex`.
+
+    Args:
+        text: A regular expression of Python's. It is looked for in each line of output. With
+            `(?P<step>...)` or `(?P<samples>...)` the group is the number reached; without either,
+            each match is one step.
+
+    Raises:
+        ValueError: It is none, or has other named groups.
+    """
+    if not text:
+        raise ValueError("it is empty: write a regular expression, as in 'step (?P<step>[0-9]+)'")
+    if len(text) > REGEX_MOST:
+        raise ValueError(f"it has {len(text)} characters, and may have {REGEX_MOST}")
+    try:
+        compiled = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"it is no regular expression of Python's: {error}") from error
+    others = sorted(compiled.groupindex.keys() - set(REGEX_GROUPS))
+    if others:
+        raise ValueError(
+            f"its group {others[0]!r} means nothing: named groups are {' and '.join(REGEX_GROUPS)}"
+        )
+    if compiled.match("") is not None and not compiled.groupindex:
+        raise ValueError("it matches where there is nothing, so every line would be a step")
+    return text

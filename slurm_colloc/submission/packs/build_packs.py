@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_colloc.model.plan import PackRequest, Policy
+from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.planning.join.same_kind import compute_own_meaning
@@ -100,11 +100,18 @@ def build_packs(
             parts=place.parts,
             settings=settings,
             layout=tuple(instance.word for instance in planned.layout),
+            layout_places=count_shared_places(planned.layout),
             gpu_set=gpu_set,
             gpu_sets=batch.gpu_sets,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
+
+
+def count_shared_places(layout: Sequence[PlannedSeat]) -> tuple[int, ...]:
+    """How many members have each instance at once, as pack.json has it: none for one each."""
+    places = tuple(instance.places for instance in layout)
+    return places if max(places, default=1) > 1 else ()
 
 
 def _list_sets(

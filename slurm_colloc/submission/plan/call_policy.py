@@ -106,7 +106,8 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         # A site or user that has set another degree means it, too.
         degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
         degree_max=_at_most(
-            MIG_INSTANCES_MAX if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX, most
+            max(degree, MIG_INSTANCES_MAX) if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX,
+            most,
         ),
         modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
         may_cut=settings.mig
@@ -114,6 +115,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         and share.mode is None
         and rule is Rule.CSUB
         and not call.options.flag("local"),
+        mps_inside=settings.mig_mps_inside and bool(share.layout),
         gpus_asked=gpus_asked,
         mixes_gpus=call.degree is not None or call.chosen_together,
     )
@@ -157,7 +159,7 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
     """How many run at once: as asked, else as many as a MIG layout has instances.
 
     Raises:
-        UsageProblem: More were asked for than a GPU has instances.
+        UsageProblem: More were asked for than a GPU has instances, and they may not share those.
     """
     most = settings.caps.members_per_pack or None
     if share.mode is not SharingMode.MIG:
@@ -166,11 +168,14 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
 
     words = len(parse_layout(share.layout)) if share.layout else 0
     instances = words or MIG_INSTANCES_MAX
-    if call.degree is not None and call.degree > instances:
+    shares = bool(words) and settings.mig_mps_inside
+    if call.degree is not None and call.degree > instances and not shares:
         what = f"--share=mig={share.layout} has" if words else "a GPU has at most"
         raise UsageProblem(
             f"--degree={call.degree}, but {what} {instances} MIG instances",
-            hint=f"ask for --degree={instances} or less; members above that wait (--pack-size)",
+            hint=f"ask for --degree={instances} or less; members above that wait"
+            + ("" if words else " where a layout is named")
+            + ("; this site does not let them share instances (mig_mps_inside)" if words else ""),
         )
     return _at_most(call.degree or words or min(settings.degree, instances), most)
 

@@ -102,6 +102,7 @@ def plan_call(
         settings,
         Destinations(settings, slurm),
         keeps_whole=call.array is not None and call.array.limit is not None,
+        gpus_asked=policy.gpus_asked,
     )
     planned = tuple(
         _plan_part(part, policy, settings, slurm, looks_at_queue=looks_at_queue) for part in parts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.slurm.cluster_name import ask_cluster_name, describe_client, read_cluster_name
-from slurm_colloc.store.learned.kept_answers import keep_cluster, read_kept_cluster
+from slurm_colloc.store.learned.kept_cluster import keep_cluster, read_kept_cluster
 
 
 def find_cluster(root: Path, environ: Mapping[str, str] | None = None) -> str:
