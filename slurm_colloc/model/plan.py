@@ -85,6 +85,8 @@ class UsageProfile:
         tensor_activity: Mean activity of the tensor cores, 0 to 1.
         engine_activity: Share of the time in which the GPU works for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        nvlink_share: The same of NVLink. Figures of a job with several GPUs are those of one of
+            them.
         cpu_cores: Mean CPU cores.
         power_w: Mean power of the GPU while it runs, in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
@@ -116,6 +118,7 @@ class UsageProfile:
     pressure: float = 0.0
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: int | None = None
+    nvlink_share: float | None = None
 
 
 @dataclass(frozen=True)
