@@ -130,7 +130,7 @@ def build_parts(
         journal,
         lone=lone,
         announce=announce,
-        identifies=record.degree > 1,
+        identifies=record.degree > 1 or len(record.gpu_sets) > 1,
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -219,6 +219,7 @@ def build_parts(
         members=members,
         progress=progress,
         find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        find_gpus=lambda: gpu_mode.setup.gpus,
         find_obstacle=find_obstacle,
         journal=journal,
     )

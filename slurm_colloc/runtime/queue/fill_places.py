@@ -169,7 +169,10 @@ class PlaceFiller:
             # None runs, and it is not known what they take: it is to show that without limits.
             member.is_wide = True
         return GpuShare(
-            likely, self._memory.choose_limit_mb(member), self._choose_client_priority(member)
+            likely,
+            self._memory.choose_limit_mb(member),
+            self._choose_client_priority(member),
+            self._memory.choose_gpus(member),
         )
 
     def _choose_client_priority(self, member: Member) -> int | None:
