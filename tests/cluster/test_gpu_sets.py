@@ -222,4 +222,6 @@ def test_sixty_members_run_once_each_over_four_gpus_whatever_runners_are_killed(
     for number, lines in runs.items():
         # One that was hit by a kill started again; the end was the last of it.
         assert [line[0] for line in lines].count("end") >= 1, (number, lines)
-    assert len({line[1] for lines in runs.values() for line in lines if line[0] == "start"}) == 4
+    # Members of one GPU were never without their set's own.
+    started = [line for lines in runs.values() for line in lines if line[0] == "start"]
+    assert {len(line) for line in started} == {3}
