@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
+
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
 
@@ -132,6 +134,7 @@ class Capacity:
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
         gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
         gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
+        limits: How much the user may have at the same time, by QoS and account.
         gpus: How many GPUs the shares of CPUs and host memory are of; GPU memory is that of one.
     """
 
@@ -142,6 +145,7 @@ class Capacity:
     time_limit_default_s: int | None = None
     gpus_per_node: int | None = None
     gives_whole_nodes: bool = False
+    limits: UserLimits = NO_LIMITS
     gpus: int = 1
 
 
