@@ -21,6 +21,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.qos_limits import UserLimits
 from slurm_colloc.planning.gpu_sets.gpus_per_pack import choose_gpus_per_pack, widen_for_limit
 from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
 from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, place_sets
@@ -305,11 +306,20 @@ def test_how_many_gpus_a_pack_has() -> None:
 def test_packs_get_more_gpus_where_fewer_slurm_jobs_may_run() -> None:
     made = make(build_jobs(40), dataclasses.replace(NODE, gives_whole_nodes=False))
     assert len(made.packs) == 10
-    assert widen_for_limit(made, 10, NODE) is None
-    choice = widen_for_limit(made, 4, NODE)
-    assert choice is not None
-    assert choice.gpus == 3
-    assert "4 Slurm jobs may run at once" in choice.reason
-    # No more than a node has.
-    assert getattr(widen_for_limit(made, 1, NODE), "gpus", None) == 8
-    assert widen_for_limit(made, 1, dataclasses.replace(NODE, gpus_per_node=None)) is None
+
+    def widen(*limits: int | None, node: int | None = 8) -> int | None:
+        capacity = dataclasses.replace(NODE, gpus_per_node=node, limits=UserLimits(*limits))
+        choice = widen_for_limit(made, capacity)
+        assert choice is None or "and there is work for 10 GPUs" in choice.reason
+        return None if choice is None else choice.gpus
+
+    assert widen() is None
+    assert widen(10) is None
+    assert widen(4) == 3
+    # No more than a node has, or than one job may have.
+    assert widen(1) == 8
+    assert widen(1, None, 4) == 4
+    assert widen(1, node=None) is None
+    # A job that asks for more GPUs than its user may have would never start.
+    assert widen(2, 6) == 3
+    assert widen(2, 3) is None
