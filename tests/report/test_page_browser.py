@@ -17,8 +17,8 @@ from slurm_colloc.store.pack.member_pauses import MEASURED
 
 from .generated import Truth, make_pack, write_stops
 from .generated_days import write_days
-from .test_instances_on_page import make_walled
 from .situations import SITUATIONS, is_there
+from .test_instances_on_page import make_walled
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
