@@ -50,6 +50,8 @@ class Settings:
         templates_dir: Templates here are used before the ones that came with csub.
         degree: Members that share a GPU at the same time.
         pack_size: Members of a pack; those above the degree wait in it. 0: as many as the degree.
+        gpus_per_pack: GPUs of a pack: a number, `node` (those of a node) or `auto` (a node's where
+            Slurm gives whole nodes, else mostly one).
         slowdown_bound: Accepted slowdown; wall limits are stretched by it.
         share: How members share a GPU: `auto` (MPS where the node has it), `mps`, `timeslice` or
             `exclusive`; with `!` behind it, no other mode instead.
@@ -91,6 +93,7 @@ class Settings:
     templates_dir: str = ""
     degree: int = 4
     pack_size: int = 0
+    gpus_per_pack: str = "auto"
     slowdown_bound: float = 1.5
     share: str = "auto"
     start_margin_s: int = 60

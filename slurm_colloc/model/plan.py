@@ -118,7 +118,7 @@ class UsageProfile:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one GPU of the partition brings with it: the smallest share over its nodes.
+    """What one GPU of the partition, or a GPU set, brings with it: the smallest over its nodes.
 
     Attributes:
         cpus_per_gpu: The node's CPUs over its GPUs; None where unknown.
@@ -129,6 +129,7 @@ class Capacity:
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
         gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
         gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
+        gpus: How many GPUs the shares of CPUs and host memory are of; GPU memory is that of one.
     """
 
     cpus_per_gpu: int | None = None
@@ -138,6 +139,7 @@ class Capacity:
     time_limit_default_s: int | None = None
     gpus_per_node: int | None = None
     gives_whole_nodes: bool = False
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,10 @@ class Policy:
             have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
-        gpus_per_pack: GPUs of a pack; a node's number is set here once it is known.
+        gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
+        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
+        mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
+            them together.
         mps_inside: Members may share a MIG instance by MPS where more of them run at once than
             the layout has instances.
     """
@@ -196,8 +201,10 @@ class Policy:
     is_small_for_queue: bool = False
     join: str = "never"
     may_cut: bool = False
+    gpus_asked: str = "auto"
     gpus_per_pack: int = 1
     mps_inside: bool = False
+    mixes_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -305,6 +312,8 @@ class PackPlan:
             unknown.
         known: The loads of all members are known, and so is how far they slow each other down.
         layout: The MIG instances for those that run at once; none in other modes.
+        slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
+            one that has its job to itself.
     """
 
     members: tuple[MemberPlan, ...]
@@ -317,6 +326,7 @@ class PackPlan:
     predicted_finish_s: float | None = None
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
+    slurm_job: int | None = None
 
 
 @dataclass(frozen=True)

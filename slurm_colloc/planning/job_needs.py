@@ -57,6 +57,7 @@ class Need:
         max_slowdown: How much slower than alone it may get; None where the policy decides.
         gpu_memory_limit_mb: What it may use at most, its first seconds included; None for
             `gpu_memory_mb`.
+        gpus: GPUs, on each of which it takes that.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Need:
     time_limit_s: int | None
     max_slowdown: float | None = None
     gpu_memory_limit_mb: int | None = None
+    gpus: int = 1
 
 
 def choose_bound(asking: Job | Need, policy: Policy) -> float:
@@ -89,7 +91,8 @@ def compute_need(
     """
     host_memory_mb = job.host_memory_mb
     if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
-        host_memory_mb = max(1, capacity.host_memory_mb_per_gpu // policy.degree)
+        places = policy.degree * capacity.gpus
+        host_memory_mb = max(1, capacity.host_memory_mb_per_gpu * max(1, job.gpus) // places)
     return Need(
         index,
         job.cpus,
@@ -98,6 +101,7 @@ def compute_need(
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
         choose_gpu_memory_limit_mb(job, profile, calibration),
+        max(1, job.gpus),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,8 @@ def compute_overload(
     share = capacity.host_memory_mb_per_gpu
     if share is not None and memory > share:
         return f"{at_once} at once need {memory} MB of host memory, the GPU's share is {share} MB"
-    gpu_memory = sum(heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members)))
+    gpu_memories = ((need.gpu_memory_mb or 0) * need.gpus for need in members)
+    gpu_memory = -(-sum(heapq.nlargest(at_once, gpu_memories)) // capacity.gpus)
     usable = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
@@ -141,10 +143,17 @@ def choose_degree(
 ) -> int:
     """The largest number of members that may run at once, at least 1; see `compute_overload`."""
     most = compute_places_most(policy) or len(members)
-    for degree in range(min(policy.degree, most, len(members)), 1, -1):
+    for degree in range(min(_count_placed(members, capacity, policy), most), 1, -1):
         if not compute_overload(members, degree, capacity, cut):
             return degree
     return 1
+
+
+def _count_placed(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
+    """How many members find places at once: each one on every GPU that it uses."""
+    places = policy.degree * capacity.gpus
+    taken = itertools.accumulate(sorted((need.gpus for need in members), reverse=True))
+    return sum(gpus <= places for gpus in taken)
 
 
 def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
@@ -185,8 +194,8 @@ def build_pack(
     """
     if prediction:
         rates = prediction.solo_steps_per_s
-    degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
-    degree = places or degree
+    surely = prediction.degree if prediction else choose_degree(needs, capacity, policy)
+    degree = places or surely
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     if not may_probe or degree == 1 or not is_watched(host_memory_mb):
@@ -199,7 +208,8 @@ def build_pack(
     ]
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
-    time_limit_s, cap_s, time_reason = compute_time(needs, walls, degree, capacity, policy)
+    # Members above what surely runs at once may have to wait, however much room there is.
+    time_limit_s, cap_s, time_reason = compute_time(needs, walls, surely, capacity, policy)
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:
@@ -215,6 +225,7 @@ def build_pack(
             None if places else compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,
             solo_steps_per_s=rates[place] if rates else None,
+            gpus=need.gpus,
         )
         if prediction:
             alone = prediction.model_slowdowns
@@ -245,7 +256,7 @@ def build_pack(
         degree=degree,
         mode=mode,
         request=PackRequest(
-            gpus=1,
+            gpus=capacity.gpus,
             gpu_type=first.gpu_type,
             cpus=cpus,
             host_memory_mb=host_memory_mb,
@@ -269,6 +280,7 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
         wall_limit_s=job.time_limit_s,
         gpu_memory_limit_mb=None,
         max_slowdown=job.max_slowdown,
+        gpus=max(1, job.gpus),
     )
     return PackPlan(
         members=(member,),

@@ -240,6 +240,12 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members run on the GPU at the same time"),
     _own("pack-size", _REQ, Concern.GROUP, "members per pack; those above the degree wait in it"),
     _own(
+        "gpus-per-pack",
+        _REQ,
+        Concern.GROUP,
+        "GPUs of a pack: a number, node (those of a node) or auto",
+    ),
+    _own(
         "share",
         _REQ,
         Concern.GROUP,

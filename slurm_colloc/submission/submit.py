@@ -12,7 +12,7 @@ from slurm_colloc.slurm.run_command import hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.call_batches import PlaceInCall, find_place
+from slurm_colloc.submission.packs.call_batches import PlaceInCall, find_place, list_parts
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call, submit_batch
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
@@ -54,7 +54,7 @@ def submit_call(
     submitted: list[Submitted] = []
     if part_of:
         # Before sbatch is called: packs that never come are passed over by all that read it.
-        state.add_parts(part_of, [(n, b.indices) for n, b in zip(names, batches, strict=True)])
+        state.add_parts(part_of, list_parts(batches, names))
     # From the first file to the job id that is written down: all of it, or nothing.
     with hold_interrupts() as held:
         for batch, name in zip(batches, names, strict=True):

@@ -14,7 +14,8 @@ from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.rows_under_way import RowState, find_rows
 from slurm_colloc.cli.submit.submit_command import run_call
 from slurm_colloc.cli.submit.sweep_command import render_jobs
-from slurm_colloc.errors import CollocError, StateError, UsageProblem
+from slurm_colloc.errors import CollocError, SlurmRefused, StateError, UsageProblem
+from slurm_colloc.model.printable import cut
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import (
     Options,
@@ -32,6 +33,7 @@ from slurm_colloc.submission.jobs.radt_rows import (
     is_radt_table,
     render_status,
 )
+from slurm_colloc.submission.jobs.refused_rows import locate_refusal
 from slurm_colloc.submission.jobs.table_formats import PARSERS, parse_table
 from slurm_colloc.submission.jobs.table_rows import (
     RowReader,
@@ -185,9 +187,18 @@ class TableBatch:
         if not is_radt_table(settings):
             yield "", reader.read(settings), range(len(settings))
             return
+        self._look_for_files(settings)
         given = frozenset(g.option.canonical_name for g in self.line.values)
         for workload in group_workloads(settings, given=given, folder=str(self.path.parent)):
             yield workload.title, reader.read(workload.settings), workload.places
+
+    def _look_for_files(self, settings: Sequence[Setting]) -> None:
+        """Refuse a row of radT's table whose program is not there, as that of a script would be."""
+        for setting in settings:
+            file = dict(setting.values).get("File", "")
+            if file and not Path(self.path.parent, file).is_file():
+                problem = f"{setting.place}, column File: there is no file {cut(file)} here"
+                raise UsageProblem(problem, hint=f"it is named from where {self.shown} lies")
 
     def _run(self, jobs: Sequence[TableJob], title: str) -> int:
         call = number_jobs(jobs)
@@ -195,7 +206,12 @@ class TableBatch:
             note(f"{title}: {len(jobs)} runs together")
         if self.options.flag("dry-run"):
             say(render_jobs(call))
-        return run_call(call, self.directory, joins=False)
+        try:
+            return run_call(call, self.directory, joins=False)
+        except SlurmRefused as problem:
+            if place := locate_refusal(jobs, problem.argv, problem.message):
+                problem.message = f"{place}: {problem.message}"
+            raise
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Session]:

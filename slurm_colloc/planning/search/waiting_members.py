@@ -90,7 +90,8 @@ def plan_waiting(
             return filled
         cuts = [_count_in_time(pack, setting, finish_s) for pack in filled]
         if cuts == [len(pack.members) for pack in filled]:
-            dear = _tell_dear(filled, setting, weighing, parts)
+            # The GPUs of a pack that has several are held until the last of its members ends.
+            dear = policy.gpus_per_pack == 1 and _tell_dear(filled, setting, weighing, parts)
             if dear:
                 return dear
             late = "" if size == policy.pack_size else _tell_late(size, finish_s)

@@ -71,6 +71,8 @@ class Call:
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
+        gpu_counts: The same of `--gpus-per-pack`.
+        chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
     candidates: tuple[Candidate, ...]
@@ -81,6 +83,8 @@ class Call:
     pack_size: int | None
     goals: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+    gpu_counts: tuple[tuple[str, str], ...] = ()
+    chosen_together: bool = False
 
 
 def collect_call(
@@ -134,7 +138,8 @@ def collect_call(
         else:
             array = parse_option(options, "array", text, parse_array)
             candidates = _build_tasks(script, options, environ, directory, array)
-    return build_call(candidates, *merged, array=array)
+    call = build_call(candidates, *merged, array=array)
+    return dataclasses.replace(call, chosen_together=pack)
 
 
 def build_call(
@@ -156,6 +161,7 @@ def build_call(
         pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
         goals=list_values(merged, "goal"),
         rules=list_values(merged, "policy"),
+        gpu_counts=list_values(merged, "gpus-per-pack"),
     )
 
 
@@ -312,7 +318,10 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
         with open(path, "rb") as file:
             items = file.read().split(b"\0")
     except OSError as error:
-        raise UsageProblem(f"--export-file={path}: {os.strerror(error.errno or 0)}") from error
+        raise UsageProblem(
+            f"{options.origin('export-file')}: --export-file={path}: "
+            f"{os.strerror(error.errno or 0)}"
+        ) from error
     pairs = (
         item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
     )

@@ -84,11 +84,12 @@ def read_cpus(options: Options, gpus: int) -> int:
 
 def read_host_memory_mb(options: Options, cpus: int) -> int | None:
     """The host memory of a job in MB; None where it is not said."""
-    for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1)):
-        value = read_option(options, name, parse_host_memory_mb)
-        if value:
-            return value * factor
-    return None
+    # Each is checked, also those that another stands for.
+    found = [
+        (read_option(options, name, parse_host_memory_mb), factor)
+        for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1))
+    ]
+    return next((value * factor for value, factor in found if value), None)
 
 
 def read_mail(options: Options) -> MailRequest | None:

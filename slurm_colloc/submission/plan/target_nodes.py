@@ -218,17 +218,21 @@ def compute_capacity(
     """
     chosen = choose_shapes(shapes, partitions)
     shares = []
+    counts = []
     for shape in chosen:
         matching = sum(n for kind, n in shape.gpus if gpu_type is None or kind == gpu_type)
         everything = sum(n for _, n in shape.gpus)
         if matching and everything:
             shares.append((shape.cpus // everything, shape.host_memory_mb // everything))
+            counts.append(matching)
     return Capacity(
         cpus_per_gpu=min((cpus for cpus, _ in shares), default=None),
         host_memory_mb_per_gpu=min((memory for _, memory in shares), default=None),
         gpu_memory_mb=gpu_memory_mb,
         time_limit_max_s=_least(shape.time_limit_max_s for shape in chosen),
         time_limit_default_s=_least(shape.time_limit_default_s for shape in chosen),
+        gpus_per_node=min(counts, default=None),
+        gives_whole_nodes=bool(chosen) and all(shape.is_given_whole for shape in chosen),
     )
 
 

@@ -1,0 +1,99 @@
+"""What sharing a GPU brought, defined once for whole packs and for some of their members; pure.
+
+The gain is the time that the jobs would have taken one after the other, each alone on the GPU, over
+the time for which their packs had a GPU. Of some members only, that time is their part of it: while
+k members are there, each has taken a k-th. The parts of all add up to the whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from slurm_colloc.report.member_remarks import Member
+from slurm_colloc.report.terminal_tables import format_span
+
+EVEN = 1.03
+"""A gain or a slowdown of less is none."""
+
+_SHORT_S = 10.0
+"""What was there for less has taken as long as it would have alone, where that is not known."""
+
+
+def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
+    """The time that all would have taken one after the other, and the time that they took.
+
+    Returns:
+        Seconds; the first is None where it is unknown of a pack.
+    """
+    packs = [summary["pack"] for summary in summaries if summary["window"] is not None]
+    serial = [pack["serial_s"] for pack in packs]
+    shared_s = sum(pack["shared_s"] or 0.0 for pack in packs)
+    return (None if None in serial else sum(serial)), shared_s
+
+
+def compute_part_gain(
+    summaries: Sequence[dict[str, Any]], chosen: Sequence[Member]
+) -> tuple[float | None, float]:
+    """The same for some members that have started.
+
+    Args:
+        summaries: The packs in which they ran.
+        chosen: The members, out of these summaries.
+
+    Returns:
+        Seconds: how long they would have taken one after the other, None where that of one is not
+        known; and their part of the time for which their packs had a GPU.
+    """
+    ids = {member["id"] for member in chosen}
+    serial: list[float | None] = []
+    part_s = 0.0
+    for summary in summaries:
+        if summary["window"] is None:
+            continue
+        stays = {
+            member["id"]: (member["started_at"], member["ended_at"] or summary["window"]["to"])
+            for member in summary["members"]
+            if member["started_at"] is not None
+        }
+        edges = sorted({edge for stay in stays.values() for edge in stay})
+        for low, high in itertools.pairwise(edges):
+            there = {who for who, (begin, end) in stays.items() if begin <= low and high <= end}
+            part_s += (high - low) * len(there & ids) / len(there) if there else 0.0
+        for member in summary["members"]:
+            if member["id"] in ids and member["id"] in stays:
+                begin, end = stays[member["id"]]
+                # A summary of an older csub has none.
+                alone_s = member.get("solo_time_s")
+                short_s = end - begin if end - begin < _SHORT_S else None
+                serial.append(short_s if alone_s is None else alone_s)
+    known = [time_s for time_s in serial if time_s is not None]
+    return (sum(known) if len(known) == len(serial) else None), part_s
+
+
+def say_span(seconds: float) -> str:
+    """`24 s`, `3 min 20 s`: no tenths where they say nothing."""
+    return f"{seconds:.0f} s" if 9.95 <= seconds < 59.5 else format_span(seconds)
+
+
+def tell_gain(serial_s: float, shared_s: float) -> str:
+    """How many times faster or slower it was to share.
+
+    Args:
+        serial_s: The time that all would have taken one after the other.
+        shared_s: The time that they took.
+    """
+    if shared_s <= 0 or serial_s <= 0:
+        return "no gain"
+    gain = serial_s / shared_s
+    if gain >= EVEN:
+        return f"{_round(gain)} times faster"
+    if gain > 1 / EVEN:
+        return "no gain"
+    return f"{_round(1 / gain)} times slower: sharing did not pay"
+
+
+def _round(value: float) -> str:
+    """Two digits that are seen to differ from 1."""
+    return f"{value:.1f}" if value >= 1.95 else f"{value:.2f}"
