@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -91,6 +92,11 @@ def test_members_share_instances_by_a_daemon_in_each(user: CsubUser) -> None:
         assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
         wait_for_epilog(user.sandbox, job_id)
         untouched.check()
+        (summary,) = json.loads(user.csub("report", "--json", job_id).stdout)
+        for member in summary["members"]:
+            assert member["mig"]["shared_by"] == "mps"
+            assert member["gpu_memory_mb"]["peak"] > 0
+        assert [one["places"] for one in summary["layout"]["came"]] == [2, 2]
 
 
 def test_a_fault_ends_the_members_of_its_instance_and_no_other(user: CsubUser) -> None:

@@ -175,7 +175,9 @@ class GpuMode:
         record = self._record
         wanted = match_places(found.gpu, record.layout, record.layout_places)
         places = wanted if found.mps_inside else {}
-        self.instances = PackInstances(found.gpu, found.socket, self._journal, places)
+        # What an MPS server is on is not cut anew.
+        socket = "" if places else found.socket
+        self.instances = PackInstances(found.gpu, socket, self._journal, places)
         if wanted and not places:
             self._preparation.add_notes(
                 "the node's policy lets no MPS run inside an instance (mig_mps_inside): each takes "
@@ -183,7 +185,7 @@ class GpuMode:
             )
         if places:
             self._share_instances(self.instances)
-        self._preparation.note_instances(found.gpu, self.instances, can_change=bool(found.socket))
+        self._preparation.note_instances(found.gpu, self.instances, can_change=bool(socket))
         self._settle(SharingMode.MIG, "the node has cut the GPU for this pack")
         return True
 
