@@ -235,6 +235,10 @@ def test_radts_column_of_collocation_is_checked_and_overruled(user: CsubUser) ->
     (user.home / "mig.csv").write_text(RADT.splitlines()[0] + "\n" + row + other)
     refused = user.csub("batch", "mig.csv", check=False)
     assert refused.returncode == 2
+    assert "mig.csv:2, column File: there is no file train.py here: it is named" in refused.stderr
+    (user.home / "train.py").write_text("")
+    refused = user.csub("batch", "mig.csv", check=False)
+    assert refused.returncode == 2
     assert "mig.csv:2, column Collocation: 3g.20gb is a MIG device, and other" in refused.stderr
     assert list_jobs(user) == []
     dry = user.csub("batch", "--time=5", "--share=mps", "--dry-run", "mig.csv")
@@ -260,6 +264,8 @@ def test_radts_column_of_collocation_is_checked_and_overruled(user: CsubUser) ->
         ("script,name,job-name\ntrain.sh,a,b\n", "jobs.csv:2: the columns name and job-name mean"),
         ("script,args,arguments\ntrain.sh,a,b\n", "the columns args and arguments mean the same"),
         ("script,uid\ntrain.sh,5\n", "column uid: csub cannot do --uid"),
+        ("script,export-file\ntrain.sh,no\n", "column export-file: --export-file=no: No such"),
+        ("script,mem,mem-per-gpu\ntrain.sh,,1X\n", "column mem-per-gpu: --mem-per-gpu=1X: "),
     ],
 )
 def test_a_wrong_cell_is_named_and_nothing_is_submitted(
@@ -304,3 +310,13 @@ def test_two_users_of_one_table_have_rows_of_their_own(
     # The good row once each, the failed one twice each.
     assert [len(list_all(one)) for one in (user, other)] == [3, 3]
     assert len(slurm.look()) == 4
+
+
+def test_what_sbatch_refuses_is_told_with_row_and_column(user: CsubUser) -> None:
+    (user.home / "jobs.csv").write_text("command,partition,time\ntrue,,3\ntrue,nowhere,5\n")
+    for words in ((), ("--dry-run",)):
+        refused = user.csub("batch", *SHARE, *words, "jobs.csv", check=False)
+        assert refused.returncode == 4
+        assert "csub: error: jobs.csv:3, column partition: sbatch: " in refused.stderr
+        assert "jobs.csv:2" not in refused.stderr
+        assert list_jobs(user) == []

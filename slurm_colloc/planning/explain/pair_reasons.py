@@ -105,6 +105,9 @@ class PairReasons:
         differences = find_differences(self._question, self.keys, self._names, i, j)
         if differences:
             return differences, ()
+        spread = self._find_spread(i, j)
+        if spread is not None:
+            return (spread,), ()
         if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
             packs = [_list_jobs(self._plan.packs[self.places[index]]) for index in (i, j)]
             return find_by_rule(
@@ -116,6 +119,20 @@ class PairReasons:
         if any(known):
             return (build_unknown(self._names[i if known[1] else j]),), ()
         return self._find_by_words(i, j)
+
+    def _find_spread(self, i: int, j: int) -> Broken | None:
+        """That jobs lie on different GPUs because they are spread over several."""
+        one, other = (self._plan.packs[self.places[index]] for index in (i, j))
+        if one.slurm_job is not None and one.slurm_job == other.slurm_job:
+            return Broken("gpus", None, None, "they are in one pack, on different GPUs")
+        gpus = self._question.policy.gpus_per_pack
+        if gpus > 1:
+            return Broken("gpus", None, None, f"jobs are spread evenly over packs of {gpus} GPUs")
+        gpus = self._question.jobs[i].gpus
+        if gpus > 1:
+            text = f"{one.degree} of them share {gpus} GPUs at most"
+            return Broken("gpus", one.degree + 1, one.degree, text)
+        return None
 
     def _is_known(self, index: int) -> bool:
         if self._question.calibration is None or self._question.policy.rule is not Rule.CSUB:

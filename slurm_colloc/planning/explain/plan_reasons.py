@@ -119,6 +119,10 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         time_limit_s=pack.request.time_limit_s if pack.request else None,
         reasons=pack.reasons,
         layout=_explain_layout(pack, question.jobs),
+        gpus=pack.request.gpus if pack.request else max(member.gpus for member in pack.members),
+        slurm_job=pack.slurm_job,
+        cpus=pack.request.cpus if pack.request else None,
+        host_memory_mb=pack.request.host_memory_mb if pack.request else None,
     )
 
 

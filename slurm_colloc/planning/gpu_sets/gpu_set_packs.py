@@ -9,9 +9,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, SharingMode
+from slurm_colloc.planning.gpu_sets.known_gpu_sets import (
+    Planner,
+    fit_known_packs,
+    goes_by_loads,
+)
 from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, place_sets
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs
 from slurm_colloc.planning.pack_request import build_lone_pack, choose_degree
@@ -27,9 +32,6 @@ SEVERAL_GPUS_DEGREE = 2
 whenever they exchange gradients, so the runner begins with few and measures whether that pays."""
 
 _NO_OTHER = "no other job that needs as many GPUs came with it"
-
-Planner = Callable[[Question, Sequence[int]], list[PackPlan]]
-"""Packs of jobs that may share with each other; None asks for a request of its own."""
 
 
 def plan_gpu_sets(
@@ -83,8 +85,17 @@ def _spread(
         )
         for gpus in kinds
     }
+    planned = {
+        gpus: plan_alike(own[gpus], chosen)
+        for gpus, chosen in kinds.items()
+        if goes_by_loads(own[gpus])
+    }
     demands = {
-        gpus: Demand(_count_loads(question, chosen, gpus), policies[gpus].degree)
+        gpus: Demand(len(chosen), len(chosen) / len(planned[gpus]))
+        if gpus in planned
+        else Demand(
+            _count_loads(question, chosen, gpus), policies[gpus].pack_size or policies[gpus].degree
+        )
         for gpus, chosen in kinds.items()
     }
     # With one set to a Slurm job, as many as are filled.
@@ -97,7 +108,9 @@ def _spread(
             demands, gpus_per_pack, least_jobs=least, most_jobs=most, waits=waits
         )
         filled = {
-            gpus: _fill(own[gpus], chosen, spread, gpus, plan_alike)
+            gpus: fit_known_packs(own[gpus], chosen, planned[gpus], spread.sets[gpus], plan_alike)
+            if gpus in planned
+            else deal_jobs(own[gpus], chosen, spread.sets[gpus], is_one_job=spread.slurm_jobs == 1)
             for gpus, chosen in kinds.items()
         }
         if not waits or not any(_is_late(own[gpus], packs) for gpus, packs in filled.items()):
@@ -145,34 +158,6 @@ def _count_loads(question: Question, indices: Sequence[int], gpus: int) -> int:
     return -(-sum(question.jobs[index].gpus for index in indices) // gpus)
 
 
-def _fill(
-    question: Question, indices: Sequence[int], spread: Spread, gpus: int, plan_alike: Planner
-) -> list[PackPlan]:
-    """The packs of as many GPU sets, or of more where what is known of the jobs calls for that."""
-    sets = spread.sets[gpus]
-    is_known = question.calibration is not None and bool(question.profiles)
-    if question.policy.rule is Rule.CSUB and not (is_known and question.capacity.gpus == 1):
-        return deal_jobs(question, indices, sets, is_one_job=spread.slurm_jobs == 1)
-    from slurm_colloc.planning.known_packs import ask_as_pack
-
-    packs = plan_alike(question, indices)
-    each = -(-len(indices) // sets)
-    policy = question.policy
-    if policy.rule is Rule.CSUB and len(packs) < sets:
-        # GPUs would stay idle that the Slurm job has anyway.
-        narrow = dataclasses.replace(
-            policy, degree=min(policy.degree, each), degree_max=min(policy.degree_max, each)
-        )
-        packs = plan_alike(dataclasses.replace(question, policy=narrow), indices)
-    elif policy.rule is Rule.CSUB and len(packs) > sets and policy.pack_size is None:
-        waiting = dataclasses.replace(policy, pack_size=each)
-        found = plan_alike(dataclasses.replace(question, policy=waiting), indices)
-        packs = min(packs, found, key=len)
-    asking = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
-    # Sets that end at about the same time are to be in one Slurm job.
-    return sorted(asking, key=lambda pack: -(pack.predicted_finish_s or 0.0))
-
-
 def deal_jobs(
     question: Question, indices: Sequence[int], sets: int, *, is_one_job: bool
 ) -> list[PackPlan]:
@@ -213,10 +198,9 @@ def _build(question: Question, hand: list[Need], most: int) -> PackPlan:
 def _is_late(question: Question, packs: Sequence[PackPlan]) -> bool:
     """Whether members may wait for so long in one of the packs that MaxTime would end them."""
     for pack in packs:
-        if len(pack.members) > pack.degree:
-            needs = compute_needs(question, [member.job_index for member in pack.members])
-            if find_late(needs, question) is not None:
-                return True
+        needs = compute_needs(question, [member.job_index for member in pack.members])
+        if find_late(needs, question) is not None:
+            return True
     return False
 
 

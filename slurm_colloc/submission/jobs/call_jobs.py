@@ -273,7 +273,7 @@ def build_candidate(
         arguments=script.arguments,
         directory=os.path.join(directory, chdir) if chdir else directory,
         cpus=cpus,
-        host_memory_mb=read_host_memory_mb(options, cpus),
+        host_memory_mb=read_host_memory_mb(options, cpus, gpus.count),
         gpus=gpus.count,
         gpu_type=gpus.type,
         gpu_memory_mb=gpu_memory,
@@ -318,7 +318,10 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
         with open(path, "rb") as file:
             items = file.read().split(b"\0")
     except OSError as error:
-        raise UsageProblem(f"--export-file={path}: {os.strerror(error.errno or 0)}") from error
+        raise UsageProblem(
+            f"{options.origin('export-file')}: --export-file={path}: "
+            f"{os.strerror(error.errno or 0)}"
+        ) from error
     pairs = (
         item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
     )
