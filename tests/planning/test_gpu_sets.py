@@ -282,6 +282,28 @@ def test_known_jobs_of_which_each_fills_a_gpu_wait_for_each_other_or_get_more_no
     assert all(pack.request is not None for pack in made.packs)
 
 
+@pytest.mark.parametrize(("exchange", "sizes"), [(0.05, [3, 3]), (0.95, [1] * 6)])
+def test_known_jobs_of_two_gpus_share_them_where_what_they_exchange_leaves_room(
+    exchange: float, sizes: list[int]
+) -> None:
+    jobs = build_jobs(6, gpus=2)
+    profile = build_profile(nvlink_share=exchange, sm_activity=0.35, engine_activity=0.6)
+    policy = Policy(measures=True, modes=(SharingMode.MPS,), slowdown_bound=1.8)
+    made = plan(jobs, dict.fromkeys(range(6), profile), NODE, policy, H200)
+    assert [len(pack.members) for pack in made.packs] == sizes
+    assert all(pack.known for pack in made.packs if len(pack.members) > 1)
+    for pack in made.packs:
+        assert pack.request is None or pack.request.gpus == 2
+        assert [member.gpus for member in pack.members] == [2] * len(pack.members)
+
+
+def test_what_is_not_known_to_be_exchanged_is_measured() -> None:
+    jobs = build_jobs(4, gpus=2)
+    profiles = {i: build_profile(pcie_share=None, sm_activity=0.9) for i in range(4)}
+    made = plan(jobs, profiles, NODE, Policy(measures=True), H200)
+    assert [(len(pack.members), pack.known) for pack in made.packs] == [(2, False)] * 2
+
+
 def test_how_many_gpus_a_pack_has() -> None:
     jobs = build_jobs(3)
     shared = dataclasses.replace(NODE, gives_whole_nodes=False)
