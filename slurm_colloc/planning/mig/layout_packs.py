@@ -53,8 +53,10 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
     for need in needs:
         subject = build_subject(question, need.index)
         misfit = describe_misfit(labels[need.index], subject, seats)
-        if misfit and question.policy.pack_size and find_larger_seat(subject, gpu):
-            # It waits until those that end have left it enough slices.
+        is_shared = count_places(question.policy, seats) > len(seats)
+        may_wait = bool(question.policy.pack_size) and not is_shared
+        if misfit and may_wait and find_larger_seat(subject, gpu):
+            # It waits until those that end have left it enough slices: an MPS server has none.
             misfit = ""
         if misfit:
             if ShareRequest.parse(question.policy.share).strict:

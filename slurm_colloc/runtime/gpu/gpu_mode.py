@@ -179,24 +179,18 @@ class GpuMode:
 
     def _has_settled_mig(self) -> bool:
         """Try to take the node's MIG instances; True where nothing else is left to be tried."""
-        from slurm_colloc.runtime.gpu.node_daemon import find_instances
-        from slurm_colloc.runtime.gpu.take_instances import go_without_layout, take_instances
+        from slurm_colloc.runtime.gpu.take_instances import take_instances
 
-        found = find_instances(self._slurm_environment)
-        if found.gpu is not None and not found.reason:
-            self.instances = take_instances(
-                found,
-                self._record,
-                self._settled,
-                self._preparation,
-                self._journal,
-                share=self._share_instances,
-            )
-            return True
-        if go_without_layout(found, self._request, self._settled, self._preparation):
-            self._start_daemon()
-            return True
-        return self.is_settled
+        self.instances, is_done = take_instances(
+            self._slurm_environment,
+            self._record,
+            self._settled,
+            self._preparation,
+            self._journal,
+            share=self._share_instances,
+            start_daemon=self._start_daemon,
+        )
+        return is_done
 
     def _share_instances(self, instances: PackInstances) -> None:
         """Start MPS in the instances that members share."""

@@ -38,8 +38,8 @@ def place_on_shared_gpu(
     shared = SharedGpu(
         gpus,
         setup.gpu_memory_mb,
-        count_on_one_gpu(max(1, min(degree, record.degree)), len(gpus), len(setup.gpus)),
-        count_on_one_gpu(likely, len(gpus), len(setup.gpus)),
+        count_on_one_gpu(max(1, min(degree, record.degree)), share.widest, len(setup.gpus)),
+        count_on_one_gpu(likely, share.widest, len(setup.gpus)),
         pipe_directory,
     )
     if share.gpu_memory_mb is not None:
@@ -58,10 +58,10 @@ def count_on_one_gpu(members: int, gpus: int, of_gpus: int) -> int:
 
     Args:
         members: How many there are.
-        gpus: How many GPUs each has.
+        gpus: How many GPUs each has at most.
         of_gpus: How many there are.
     """
-    return -(-members * gpus // max(1, of_gpus))
+    return -(-members * min(gpus, of_gpus) // max(1, of_gpus))
 
 
 def place_without_mps(

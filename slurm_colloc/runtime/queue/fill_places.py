@@ -182,6 +182,7 @@ class PlaceFiller:
             self._memory.choose_limit_mb(member),
             self._choose_client_priority(member),
             self._memory.choose_gpus(member),
+            max(other.spec.plan.gpus for other in self._members.list_members()),
         )
 
     def _choose_client_priority(self, member: Member) -> int | None:

@@ -218,7 +218,7 @@ class JobSets:
 
 
 def _count_gpus(record: PackRecord) -> int:
-    return record.gpu_sets[record.gpu_set] if record.gpu_set < len(record.gpu_sets) else 1
+    return max(1, 1 if record.request is None else record.request.gpus)
 
 
 def _is_out(path: Path, attempt: int) -> bool:
