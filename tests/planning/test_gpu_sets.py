@@ -88,6 +88,14 @@ def test_a_limit_of_an_array_counts_over_all_gpus() -> None:
         assert made.packs_at_once is not None
 
 
+def test_members_wait_in_the_slurm_jobs_that_may_run() -> None:
+    limited = dataclasses.replace(NODE, limits=UserLimits(1))
+    assert list_sets(make(build_jobs(70), limited, ON_NODE).packs) == [[9] * 6 + [8] * 2]
+    # Not for longer than Slurm lets a job run.
+    short = dataclasses.replace(limited, time_limit_max_s=2000)
+    assert len(list_sets(make(build_jobs(70), short, ON_NODE).packs)) == 2
+
+
 def test_one_gpu_each_is_a_gpu_set_with_one_place() -> None:
     policy = Policy(1, mode=SharingMode.EXCLUSIVE, share="exclusive", gpus_per_pack=8)
     made = make(build_jobs(11), NODE, policy)

@@ -93,8 +93,8 @@ def _spread(
     }
     # With one set to a Slurm job, as many as are filled.
     waits = question.policy.goal is not Goal.LATENCY and gpus_per_pack >= 2 * min(kinds)
-    # No more run at the same time than `%limit` says, so the others might as well wait here.
-    most = None if limit is None else 1
+    # What cannot run at the same time anyway might as well wait here.
+    most = 1 if limit is not None else question.capacity.limits.jobs_at_once
     least = 1
     while True:
         spread = choose_spread(
