@@ -48,6 +48,8 @@ class Settings:
         templates_dir: Templates here are used before the ones that came with csub.
         degree: Members that share a GPU at the same time.
         pack_size: Members of a pack; those above the degree wait in it. 0: as many as the degree.
+        gpus_per_pack: GPUs of a pack: a number, `node` (those of a node) or `auto` (a node's where
+            Slurm gives whole nodes, else mostly one).
         slowdown_bound: Accepted slowdown; wall limits are stretched by it.
         share: How members share a GPU: `auto` (MPS where the node has it), `mps`, `timeslice` or
             `exclusive`; with `!` behind it, no other mode instead.
@@ -63,6 +65,8 @@ class Settings:
             alone) or `never`.
         mig: The nodes' prologs cut GPUs into MIG instances: `share = "auto"` uses them for jobs
             that MPS does not hold (docs/mig.md).
+        mig_mps_inside: Their policy lets MPS run inside an instance: `--share=mig=3g+3g --degree=6`
+            puts several members on one.
         hook_feature: The node feature by which Slurm knows nodes with hooks; empty for none.
         slurm_access: How Slurm is asked: `commands`, `pyslurm`, or `auto` (pyslurm where it
             matches the running Slurm, else the commands).
@@ -87,6 +91,7 @@ class Settings:
     templates_dir: str = ""
     degree: int = 4
     pack_size: int = 0
+    gpus_per_pack: str = "auto"
     slowdown_bound: float = 1.5
     share: str = "auto"
     start_margin_s: int = 60
@@ -96,6 +101,7 @@ class Settings:
     join: str = "auto"
     hooks: str = "auto"
     mig: bool = False
+    mig_mps_inside: bool = False
     hook_feature: str = ""
     slurm_access: str = "auto"
     monitor: bool = True

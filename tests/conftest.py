@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .suites import CHOICES, belongs
+from .suites import CHOICES, belongs, is_in_part
 
 FOLDER = Path(__file__).parent
 LONGEST = (
@@ -37,6 +37,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=CHOICES,
         help="only what `make test` runs (quick), or one part of what it leaves out",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of another part are not even read: importing all takes longer than many a part."""
+    suite = config.getoption("--suite")
+    if (
+        suite
+        and collection_path.name.startswith("test_")
+        and collection_path.is_relative_to(FOLDER)
+    ):
+        file = collection_path.relative_to(FOLDER).as_posix()
+        return None if is_in_part(suite, file) else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,8 +27,13 @@ def find_part(file: str) -> int:
     return zlib.crc32(file.encode()) % PARTS + 1
 
 
+def is_in_part(suite: str, file: str) -> bool:
+    """Whether a file may have tests of a suite, before it is read."""
+    return suite == QUICK or find_part(file) == int(suite)
+
+
 def belongs(suite: str, file: str, marks: Container[str]) -> bool:
     """Whether a test is one of a suite: `quick`, or a part's number."""
     if suite == QUICK:
         return is_quick(marks)
-    return not is_quick(marks) and find_part(file) == int(suite)
+    return not is_quick(marks) and is_in_part(suite, file)

@@ -1,4 +1,4 @@
-"""Programs that take a fraction of the whole GPU's memory, whoever shares it; pure."""
+"""Programs that take a fraction of the whole GPU's memory, no matter what shares it; pure."""
 
 from __future__ import annotations
 

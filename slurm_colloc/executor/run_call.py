@@ -1,4 +1,4 @@
-"""The program that a member of an Executor runs: one call, its result written beside it.
+"""The program that a member of an Executor runs: one call, its result written next to it.
 
 It is started by its path, under the Python that the call was pickled with, and imports nothing of
 slurm_colloc.

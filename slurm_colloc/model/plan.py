@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
+
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
 
@@ -83,6 +85,8 @@ class UsageProfile:
         tensor_activity: Mean activity of the tensor cores, 0 to 1.
         engine_activity: Share of the time in which the GPU works for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        nvlink_share: The same of NVLink. Figures of a job with several GPUs are those of one of
+            them.
         cpu_cores: Mean CPU cores.
         power_w: Mean power of the GPU while it runs, in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
@@ -114,11 +118,12 @@ class UsageProfile:
     pressure: float = 0.0
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: int | None = None
+    nvlink_share: float | None = None
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one GPU of the partition brings with it: the smallest share over its nodes.
+    """What one GPU of the partition, or a GPU set, brings with it: the smallest over its nodes.
 
     Attributes:
         cpus_per_gpu: The node's CPUs over its GPUs; None where unknown.
@@ -127,6 +132,10 @@ class Capacity:
         time_limit_max_s: The least of the partition's MaxTime, the QoS's MaxWall and the site's
             cap; None where infinite or unknown.
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
+        gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
+        gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
+        limits: How much the user may have at the same time, by QoS and account.
+        gpus: How many GPUs the shares of CPUs and host memory are of; GPU memory is that of one.
     """
 
     cpus_per_gpu: int | None = None
@@ -134,6 +143,10 @@ class Capacity:
     gpu_memory_mb: int | None = None
     time_limit_max_s: int | None = None
     time_limit_default_s: int | None = None
+    gpus_per_node: int | None = None
+    gives_whole_nodes: bool = False
+    limits: UserLimits = NO_LIMITS
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,12 @@ class Policy:
             have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
+        gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
+        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
+        mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
+            them together.
+        mps_inside: Members may share a MIG instance by MPS where more of them run at once than
+            the layout has instances.
     """
 
     degree: int = 4
@@ -189,6 +208,10 @@ class Policy:
     is_small_for_queue: bool = False
     join: str = "never"
     may_cut: bool = False
+    gpus_asked: str = "auto"
+    gpus_per_pack: int = 1
+    mps_inside: bool = False
+    mixes_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +227,7 @@ class PlannedSeat:
         memory_mb: Its memory (MiB); None where the GPU is not known.
         sms: What it computes with.
         gpu_slices: Memory slices of the whole GPU.
+        places: Members that have it at once: more than one share it by MPS.
     """
 
     word: str
@@ -214,6 +238,7 @@ class PlannedSeat:
     memory_mb: int | None
     sms: int
     gpu_slices: int
+    places: int = 1
 
 
 def name_seat(word: str, number: int) -> PlannedSeat:
@@ -239,6 +264,7 @@ class MemberPlan:
         max_slowdown: The slowdown that is accepted for it; None where that was not said.
         instance: The word of its MIG instance, or of one that it may have once it no longer
             waits; empty where it has none.
+        gpus: GPUs of its set that it uses.
     """
 
     job_index: int
@@ -252,6 +278,7 @@ class MemberPlan:
     max_slowdown: float | None = None
     model_slowdown: float | None = None
     instance: str = ""
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -292,6 +319,8 @@ class PackPlan:
             unknown.
         known: The loads of all members are known, and so is how far they slow each other down.
         layout: The MIG instances for those that run at once; none in other modes.
+        slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
+            one that has its job to itself.
     """
 
     members: tuple[MemberPlan, ...]
@@ -304,6 +333,7 @@ class PackPlan:
     predicted_finish_s: float | None = None
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
+    slurm_job: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ ACCESS_CHOICES = ("auto", "commands", "pyslurm")
 ACTIVITY_CHOICES = ("gpm", "dcgm")
 GOAL_CHOICES = tuple(goal.value for goal in Goal)
 RULE_CHOICES = tuple(rule.value for rule in Rule)
+GPU_COUNTS = ("auto", "node")
+"""What `gpus_per_pack` may be besides a number."""
+GPUS_MOST = 64
+"""GPUs of a pack, which all lie in one node."""
 
 SLOWDOWN_MOST = 100
 """A user who accepts a larger slowdown means something else."""
@@ -64,6 +68,11 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     caps = values.get("caps", {})
     _check_ranges(path, values, "")
     _check_ranges(path, caps, "caps.")
+    try:
+        check_gpus_per_pack(values.get("gpus_per_pack", "auto"))
+    except ValueError as error:
+        shown = values["gpus_per_pack"]
+        raise UsageProblem(f"{path}: gpus_per_pack = {shown!r}: {error}") from error
     feature = values.get("hook_feature", "")
     if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
         raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")
@@ -77,6 +86,18 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
             parse_time_limit_s(caps["pack_time"])
         except ValueError as error:
             raise UsageProblem(f"{path}: caps.pack_time: {error}") from error
+
+
+def check_gpus_per_pack(text: str) -> str:
+    """How many GPUs a pack is to have, as it was written.
+
+    Raises:
+        ValueError: It is neither a number of GPUs, nor `node`, nor `auto`.
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= 3
+    if text in GPU_COUNTS or (is_number and 1 <= int(text) <= GPUS_MOST):
+        return text
+    raise ValueError(f"a number from 1 to {GPUS_MOST}, node or auto is needed")
 
 
 def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import drop_temporaries, read_json, write_json
 from slurm_colloc.store.pack.sample_files import monitor_path
 
 
@@ -29,7 +29,7 @@ class MonitorRecord:
         rows_dropped: Rows that could not be written for so long that they were given up.
         mode: The pack's sharing mode.
         gpus: The GPUs that were watched.
-        gpu_models: By UUID what GPU it is, as `name` and `memory_mb`.
+        gpu_models: By UUID what GPU it is, as `name`, `memory_mb` and `index`, nvidia-smi's.
         earlier: The same of the attempts before.
     """
 
@@ -49,7 +49,11 @@ class MonitorRecord:
     earlier: list[dict[str, Any]] = field(default_factory=list)
 
     def take_over(self) -> None:
-        """Keep what the monitor before has said, which this one's file replaces."""
+        """Keep what the monitor before has said, which this one's file replaces.
+
+        Half a file that it was killed at is removed.
+        """
+        drop_temporaries(monitor_path(self.pack))
         try:
             before = read_json(monitor_path(self.pack))
         except StateError:

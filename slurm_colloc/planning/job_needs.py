@@ -57,6 +57,7 @@ class Need:
         max_slowdown: How much slower than alone it may get; None where the policy decides.
         gpu_memory_limit_mb: What it may use at most, its first seconds included; None for
             `gpu_memory_mb`.
+        gpus: GPUs, on each of which it takes that.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Need:
     time_limit_s: int | None
     max_slowdown: float | None = None
     gpu_memory_limit_mb: int | None = None
+    gpus: int = 1
 
 
 def choose_bound(asking: Job | Need, policy: Policy) -> float:
@@ -89,7 +91,8 @@ def compute_need(
     """
     host_memory_mb = job.host_memory_mb
     if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
-        host_memory_mb = max(1, capacity.host_memory_mb_per_gpu // policy.degree)
+        places = policy.degree * capacity.gpus
+        host_memory_mb = max(1, capacity.host_memory_mb_per_gpu * max(1, job.gpus) // places)
     return Need(
         index,
         job.cpus,
@@ -98,6 +101,7 @@ def compute_need(
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
         choose_gpu_memory_limit_mb(job, profile, calibration),
+        max(1, job.gpus),
     )
 
 
@@ -157,7 +161,8 @@ def build_load(profile: UsageProfile | None, calibration: Calibration | None = N
         sm=sm,
         dram=dram,
         tensor=_share(profile.tensor_activity) or 0.0,
-        pcie=_share(profile.pcie_share) or 0.0,
+        # What GPUs exchange goes over NVLink where they have it, and else over PCIe.
+        pcie=max(_share(profile.pcie_share) or 0.0, _share(profile.nvlink_share) or 0.0),
         cpu_cores=cores if cores is not None and _is_amount(cores) else 1.0,
         power_w=max(0.0, power_w - idle_w) if power_w is not None and _is_amount(power_w) else 0.0,
         sensitivity=_finite(profile.sensitivity),

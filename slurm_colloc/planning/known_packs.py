@@ -214,6 +214,7 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
                 choose_gpu_memory_limit_mb(
                     job, question.profiles.get(member.index), question.calibration
                 ),
+                max(1, job.gpus),
             )
         )
     return needs

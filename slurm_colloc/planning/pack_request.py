@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
@@ -19,9 +21,12 @@ from slurm_colloc.model.plan import (
     SharingMode,
     is_watched,
 )
-from slurm_colloc.planning.job_needs import Need, choose_bound
+from slurm_colloc.planning.job_needs import Need, Question, choose_bound
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.time_limits import compute_time, compute_wall_limit_s
+
+if TYPE_CHECKING:
+    from slurm_colloc.planning.mig.planned_gpu import PlannedGpu
 
 MEASURED = (
     "how many run at once is measured as it starts: members of the other packs start here where "
@@ -49,6 +54,7 @@ class Prediction:
         reasons: Why it was made so, a sentence each.
         may_probe: One of them was not measured itself, nor a relative: it is measured as it starts.
         is_borrowed: The calibration is that of another GPU model.
+        allowed: Of each member the places, from 0, that it may have; empty for any.
     """
 
     degree: int
@@ -61,15 +67,33 @@ class Prediction:
     may_probe: bool = False
     model_slowdowns: tuple[float, ...] | None = None
     is_borrowed: bool = False
+    allowed: tuple[tuple[int, ...], ...] = ()
+
+
+def find_cut_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu | None:
+    """The GPU whose MIG instances jobs would have; None where they share it otherwise."""
+    if question.policy.mode is not SharingMode.MIG:
+        return None
+    # Only packs with MIG instances wait for it.
+    from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
+
+    return find_planned_gpu(question, indices)
 
 
 def compute_overload(
     members: Sequence[Need],
     at_once: int,
     capacity: Capacity,
-    mode: SharingMode = SharingMode.MPS,
+    cut: PlannedGpu | None = None,
 ) -> str:
-    """Name the resource of which the largest `at_once` members need more than there is, or ''."""
+    """Name the resource of which the largest `at_once` members need more than there is, or ''.
+
+    Args:
+        members: What they need.
+        at_once: How many run at the same time.
+        capacity: What one GPU brings with it.
+        cut: The GPU whose MIG instances they have; None where they share it otherwise.
+    """
     cpus = sum(heapq.nlargest(at_once, (need.cpus for need in members)))
     if capacity.cpus_per_gpu is not None and cpus > capacity.cpus_per_gpu:
         return f"{at_once} at once need {cpus} CPUs, the GPU's share is {capacity.cpus_per_gpu}"
@@ -77,23 +101,36 @@ def compute_overload(
     share = capacity.host_memory_mb_per_gpu
     if share is not None and memory > share:
         return f"{at_once} at once need {memory} MB of host memory, the GPU's share is {share} MB"
-    gpu_memory = sum(heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members)))
+    gpu_memories = ((need.gpu_memory_mb or 0) * need.gpus for need in members)
+    gpu_memory = -(-sum(heapq.nlargest(at_once, gpu_memories)) // capacity.gpus)
     usable = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
     if usable is not None and gpu_memory > usable:
         return f"{at_once} at once need {gpu_memory} MB of GPU memory, {usable} MB are usable"
-    if mode is SharingMode.MIG and usable is not None and at_once > 1:
-        from slurm_colloc.planning.mig.choose_layout import find_misfit
-        from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
+    return _describe_misfit(members, at_once, cut) if cut is not None else ""
 
-        needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
-        misfit = find_misfit(needs_mb, choose_planned_gpu(capacity.gpu_memory_mb))
-        if misfit is not None:
-            largest, room_mb = misfit
-            return (
-                f"one needs {largest} MB of GPU memory, and with {at_once} MIG instances the "
-                f"largest that is left for it has room for {room_mb} MB"
-            )
-    return ""
+
+def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> str:
+    """Why a GPU has no MIG instances for the largest members at once, or ''."""
+    from slurm_colloc.planning.mig.choose_layout import find_misfit
+
+    most = len(gpu.equal_rooms_mb) - 1
+    if at_once > most:
+        return f"{at_once} would run at once, a GPU has at most {most} MIG instances"
+    needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
+    misfit = find_misfit(needs_mb, gpu)
+    if misfit is None:
+        return ""
+    need_mb, room_mb = misfit
+    largest_mb = gpu.equal_rooms_mb[1]
+    if largest_mb is not None and need_mb > largest_mb:
+        return (
+            f"one needs {need_mb} MB of GPU memory, which no MIG instance of "
+            f"{gpu.model or 'the GPU'} holds: the largest has room for {largest_mb} MB"
+        )
+    return (
+        f"one needs {need_mb} MB of GPU memory, and with {at_once} MIG instances the "
+        f"largest that is left for it has room for {room_mb} MB"
+    )
 
 
 def compute_places_most(policy: Policy) -> int | None:
@@ -103,13 +140,22 @@ def compute_places_most(policy: Policy) -> int | None:
     return MPS_CLIENTS_MAX if policy.mode is SharingMode.MPS else None
 
 
-def choose_degree(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
-    """The largest number of members that may run at once, at least 1."""
+def choose_degree(
+    members: Sequence[Need], capacity: Capacity, policy: Policy, cut: PlannedGpu | None = None
+) -> int:
+    """The largest number of members that may run at once, at least 1; see `compute_overload`."""
     most = compute_places_most(policy) or len(members)
-    for degree in range(min(policy.degree, most, len(members)), 1, -1):
-        if not compute_overload(members, degree, capacity, policy.mode):
+    for degree in range(min(_count_placed(members, capacity, policy), most), 1, -1):
+        if not compute_overload(members, degree, capacity, cut):
             return degree
     return 1
+
+
+def _count_placed(members: Sequence[Need], capacity: Capacity, policy: Policy) -> int:
+    """How many members find places at once: each one on every GPU that it uses."""
+    places = policy.degree * capacity.gpus
+    taken = itertools.accumulate(sorted((need.gpus for need in members), reverse=True))
+    return sum(gpus <= places for gpus in taken)
 
 
 def compute_thread_percentage(degree: int, mode: SharingMode) -> int | None:
@@ -150,8 +196,8 @@ def build_pack(
     """
     if prediction:
         rates = prediction.solo_steps_per_s
-    degree = prediction.degree if prediction else choose_degree(needs, capacity, policy)
-    degree = places or degree
+    surely = prediction.degree if prediction else choose_degree(needs, capacity, policy)
+    degree = places or surely
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     if not may_probe or degree == 1 or not is_watched(host_memory_mb):
@@ -164,7 +210,11 @@ def build_pack(
     ]
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
-    time_limit_s, cap_s, time_reason = compute_time(needs, walls, degree, capacity, policy)
+    # Members above what surely runs at once may have to wait, however much room there is.
+    allowed = prediction.allowed if prediction else ()
+    time_limit_s, cap_s, time_reason = compute_time(
+        needs, walls, surely, capacity, policy, allowed=allowed
+    )
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:
@@ -180,6 +230,7 @@ def build_pack(
             None if places else compute_thread_percentage(degree, mode),
             max_slowdown=need.max_slowdown,
             solo_steps_per_s=rates[place] if rates else None,
+            gpus=need.gpus,
         )
         if prediction:
             alone = prediction.model_slowdowns
@@ -210,7 +261,7 @@ def build_pack(
         degree=degree,
         mode=mode,
         request=PackRequest(
-            gpus=1,
+            gpus=capacity.gpus,
             gpu_type=first.gpu_type,
             cpus=cpus,
             host_memory_mb=host_memory_mb,
@@ -234,6 +285,7 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
         wall_limit_s=job.time_limit_s,
         gpu_memory_limit_mb=None,
         max_slowdown=job.max_slowdown,
+        gpus=max(1, job.gpus),
     )
     return PackPlan(
         members=(member,),

@@ -22,6 +22,7 @@ from slurm_colloc.model.plan import (
     UsageProfile,
 )
 from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job, number_slurm_jobs
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -73,22 +74,21 @@ def plan(
     """
     question = ask(jobs, profiles, capacity, policy, calibration)
     policy = question.policy
-    packs: list[PackPlan] = []
+    lone: list[PackPlan] = []
     buckets = find_buckets(question)
     shared = {index for indices in buckets for index in indices}
     for index, job in enumerate(jobs):
         if index not in shared:
             why = compute_reason_to_run_alone(job, policy)
-            packs.append(build_lone_pack(index, job, why))
-    for indices in buckets:
-        packs += _plan_bucket(question, indices)
+            lone.append(build_lone_pack(index, job, why))
+    packs = number_slurm_jobs([lone, *(_plan_bucket(question, indices) for indices in buckets)])
     if policy.may_cut:
         packs = _add_walls(question, packs)
     ordered = tuple(sorted(packs, key=find_first))
     packs_at_once = None
     reasons: list[str] = []
     if policy.running_limit is not None:
-        widest = max((pack.degree for pack in ordered), default=1)
+        widest = max(map(_count_running, group_by_slurm_job(ordered)), default=1)
         packs_at_once = max(1, policy.running_limit // widest)
         reasons.append(
             f"at most {describe_count(policy.running_limit, 'member')} at the same time: "
@@ -239,11 +239,10 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
         return job.alone_because
     if not job.came_together:
         return "a single script runs alone unless another joins it, or it joins one (--join)"
-    if job.gpus != 1:
-        return (
-            f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus else "it asks for no GPU"
-        )
-    if policy.degree == 1 and (policy.pack_size or 1) == 1:
+    reason = _describe_gpus(job, policy)
+    if reason:
+        return reason
+    if policy.degree == 1 and (policy.pack_size or 1) == 1 and policy.gpus_per_pack == 1:
         if policy.mode is SharingMode.EXCLUSIVE:
             return "each job gets a GPU of its own (share=exclusive)"
         return "the degree is 1"
@@ -255,15 +254,48 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
     return ""
 
 
+def _describe_gpus(job: Job, policy: Policy) -> str:
+    """Why a job may not share for the number of its GPUs; empty where it may."""
+    if not job.gpus:
+        return "it asks for no GPU"
+    if job.gpus == 1:
+        return ""
+    if policy.mode is SharingMode.MIG:
+        return f"it asks for {job.gpus} GPUs, and MIG instances are parts of one"
+    if not (policy.measures or policy.degree_is_asked):
+        return (
+            f"it asks for {job.gpus} GPUs, and nothing measures here whether sharing them pays "
+            "(--degree asks for it)"
+        )
+    return ""
+
+
 def find_first(pack: PackPlan) -> int:
     """The first job of a pack, in the user's order."""
     return min(member.job_index for member in pack.members)
+
+
+def _count_running(packs: Sequence[PackPlan]) -> int:
+    """How many members the packs of one Slurm job run at once."""
+    return sum(pack.degree for pack in packs)
 
 
 def _plan_bucket(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     if len(indices) == 1:
         # It gets what it asked for: no share of a node, no stretched time.
         return [build_lone_pack(indices[0], question.jobs[indices[0]], _NOBODY)]
+    has_several = question.policy.gpus_per_pack > 1 or any(
+        question.jobs[index].gpus > 1 for index in indices
+    )
+    if has_several:
+        from slurm_colloc.planning.gpu_sets.gpu_set_packs import plan_gpu_sets
+
+        return plan_gpu_sets(question, indices, _plan_alike)
+    return _plan_alike(question, indices)
+
+
+def _plan_alike(question: Question, indices: Sequence[int]) -> list[PackPlan]:
+    """Packs of jobs that may share with each other, each on GPUs of its own."""
     layout = ShareRequest.parse(question.policy.share).layout
     if layout and question.policy.mode is SharingMode.MIG:
         from slurm_colloc.planning.mig.layout_packs import plan_on_layout

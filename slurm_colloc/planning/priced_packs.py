@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -65,6 +66,8 @@ class Limits:
         members: Members at most.
         finish_s: Seconds that a pack may last, its setup and its margin included.
         has_instances: Each member has one of equal MIG instances, whatever else there is.
+        instance_rooms_mb: What a need may fill of each of 0, 1, 2... equal MIG instances, in MB,
+            as far as there can be so many; None where their memory is unknown.
     """
 
     cpus: int | None = None
@@ -73,6 +76,12 @@ class Limits:
     members: int | None = None
     finish_s: float | None = None
     has_instances: bool = False
+    instance_rooms_mb: tuple[int | None, ...] = (None,) * (MIG_INSTANCES_MAX + 1)
+
+    def list_rooms_mb(self, most: int) -> list[float]:
+        """The same up to a number of instances: infinite where unknown, below 0 for too many."""
+        rooms = [math.inf if room is None else float(room) for room in self.instance_rooms_mb]
+        return (rooms + [-1.0] * most)[: most + 1]
 
 
 @dataclass(frozen=True)
@@ -119,13 +128,3 @@ MIG_SLICES = (7, 7, 3, 2, 1, 1, 1, 1)
 """Slices of each of 0, 1, 2... equal instances: all that fit onto 7 slices and 8 eighths."""
 MIG_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Eighths of the GPU's memory that an instance of so many slices gets."""
-
-
-def compute_mig_memory_share(count: int) -> float:
-    """Share of the GPU's memory that each of so many equal instances has."""
-    return MIG_EIGHTHS[MIG_SLICES[min(count, MIG_MEMBERS_MAX)]] / 8
-
-
-def compute_instance_mb(usable_mb: int, count: int) -> int:
-    """What needs may fill of the memory of each of so many equal instances, in MB."""
-    return int(usable_mb * compute_mig_memory_share(count))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, PackPlan, Policy, Rule, SharingMode
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -22,8 +23,12 @@ from slurm_colloc.planning.pack_request import (
     compute_overload,
     compute_places_most,
     describe_count,
+    find_cut_gpu,
 )
 from slurm_colloc.planning.time_limits import compute_makespan_s, compute_wall_limit_s
+
+if TYPE_CHECKING:
+    from slurm_colloc.planning.mig.planned_gpu import PlannedGpu
 
 _NAMED_MOST = 8
 """Jobs that are named in a sentence; the others are counted."""
@@ -148,8 +153,9 @@ def _build_on_instances(question: Question, needs: Sequence[Need], closing_reaso
     from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 
     subjects = [build_subject(question, need.index) for need in needs]
-    degree = choose_degree(needs, question.capacity, question.policy)
-    planned = plan_seats(question, subjects, at_once=degree)
+    cut = find_cut_gpu(question, [need.index for need in needs])
+    degree = choose_degree(needs, question.capacity, question.policy, cut)
+    planned = plan_seats(question, subjects, at_once=degree, gpu=cut)
     assert planned is not None
     return build_instance_pack(question, needs, subjects, planned, closing_reason)
 
@@ -160,8 +166,8 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
     What a pack refuses it refuses for good, since members only come on top. So none is asked
     twice for the same need, and none at all that would refuse even the least need of all.
     """
-    capacity, policy = question.capacity, question.policy
     needs = compute_needs(question, indices)
+    cut = find_cut_gpu(question, indices)
     least = _find_least(needs)
     packs: list[list[Need]] = []
     places: list[int] = []
@@ -172,7 +178,7 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
         refused_up_to = asked.get(key, -1)
         place = len(packs)
         for candidate in is_open[bisect.bisect_right(is_open, refused_up_to) :]:
-            if not compute_refusal([*packs[candidate], need], capacity, policy):
+            if not compute_refusal([*packs[candidate], need], question, cut):
                 place = candidate
                 break
         if place == len(packs):
@@ -181,7 +187,7 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
         packs[place].append(need)
         places.append(place)
         asked[key] = place - 1
-        if compute_refusal([*packs[place], least], capacity, policy):
+        if compute_refusal([*packs[place], least], question, cut):
             is_open.remove(place)
     reasons = [""] * len(packs)
     explained = 0
@@ -189,7 +195,7 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
     for position in range(len(needs) - 1, -1, -1):
         for place in range(explained, places[position]):
             before = [need for need in packs[place] if need.index < needs[position].index]
-            reasons[place] = compute_refusal([*before, needs[position]], capacity, policy)
+            reasons[place] = compute_refusal([*before, needs[position]], question, cut)
         explained = max(explained, places[position])
     return list(zip(packs, reasons, strict=True))
 
@@ -206,8 +212,17 @@ def _find_least(needs: Sequence[Need]) -> Need:
     )
 
 
-def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy) -> str:
-    """Name the limit that these members would break together, with both numbers, or ''."""
+def compute_refusal(
+    members: Sequence[Need], question: Question, cut: PlannedGpu | None = None
+) -> str:
+    """Name the limit that these members would break together, with both numbers, or ''.
+
+    Args:
+        members: What they need.
+        question: What planning is asked.
+        cut: As `find_cut_gpu` has it for them.
+    """
+    policy = question.policy
     size = policy.pack_size or policy.degree
     most = compute_places_most(policy)
     if most is not None and size > most and len(members) > most and not policy.pack_size:
@@ -215,10 +230,10 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
     if len(members) > size:
         return f"full with {describe_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
-    refusal = compute_overload(members, min(at_once, policy.degree), capacity, policy.mode)
+    refusal = compute_overload(members, min(at_once, policy.degree), question.capacity, cut)
     if refusal:
         return refusal
-    late = find_late(members, capacity, policy)
+    late = find_late(members, question, cut)
     if late is None:
         return ""
     span_s, limit_s = late
@@ -226,11 +241,11 @@ def compute_refusal(members: Sequence[Need], capacity: Capacity, policy: Policy)
 
 
 def find_late(
-    members: Sequence[Need], capacity: Capacity, policy: Policy
+    members: Sequence[Need], question: Question, cut: PlannedGpu | None = None
 ) -> tuple[int, int] | None:
     """How long members may take of whom some wait, and MaxTime, in seconds; None if less."""
-    limit_s = capacity.time_limit_max_s
-    degree = choose_degree(members, capacity, policy)
+    policy, limit_s = question.policy, question.capacity.time_limit_max_s
+    degree = choose_degree(members, question.capacity, policy, cut)
     if limit_s is None or len(members) <= degree:
         return None
     walls = [compute_wall_limit_s(need, degree, policy) for need in members]

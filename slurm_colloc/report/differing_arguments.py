@@ -31,7 +31,7 @@ def show_arguments(calls: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a table shows of members of a summary beside their names.
+    """What a table shows of members of a summary next to their names.
 
     Args:
         members: Their parts of the summary.

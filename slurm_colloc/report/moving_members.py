@@ -83,5 +83,10 @@ def _name_calls(views: Sequence[PackView], names: Sequence[str]) -> dict[str, st
 
 def _name_submissions(views: Sequence[PackView]) -> list[str]:
     """What is the same for the packs of one call: the name of its first Slurm job."""
-    first = {name: view.record.submission for view in views for name, _ in view.record.parts}
+    first = {
+        name: view.record.submission
+        for view in views
+        if not view.record.shown_id
+        for name, _ in view.record.parts
+    }
     return [first.get(view.record.submission, view.record.submission) for view in views]

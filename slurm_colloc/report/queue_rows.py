@@ -31,6 +31,19 @@ def pick(views: Iterable[PackView], *, finished: bool) -> Found:
     return [(view, [m for m in view.members if finished or not m.is_final]) for view in views]
 
 
+def join_gpu_sets(found: Found) -> Found:
+    """The same, with the members of a Slurm job's GPU sets in one order, by their numbers."""
+    jobs: dict[tuple[str, int], list[tuple[PackView, MemberView]]] = {}
+    for view, members in found:
+        own = jobs.setdefault((view.record.submission, view.record.index), [])
+        own += [(view, member) for member in members]
+    return [
+        (view, [member])
+        for job in jobs.values()
+        for view, member in sorted(job, key=lambda entry: entry[1].member.number)
+    ]
+
+
 def build_table(
     found: Found, now: float, to_end: Mapping[str, float] | None = None
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

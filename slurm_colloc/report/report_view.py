@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.summary_shape import Summary
@@ -80,16 +82,27 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
 
 
+def list_members(found: Sequence[Found]) -> list[_Member]:
+    """The members that are shown, pack by pack; those of GPU sets of one job by their numbers."""
+    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    if any(summary.get("gpu_sets") for summary, _ in found):
+        members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
+    return members
+
+
 def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styled: bool) -> str:
     summaries, chosen = [summary for summary, _ in found], choose_ids(found)
-    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    members = list_members(found)
     columns, rows = _build_rows(members, width)
     parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
+    if chosen is None and has_several(summaries):
+        parts += [build_table(*build_gpu_rows(summaries), width), ""]
     notes = [("Note", advice.say()) for advice in list_advice(summaries, chosen)]
     if detail:
-        parts.append(build_lines(notes))
+        balance = tell_balance(summaries) if chosen is None and has_several(summaries) else ""
+        parts.append(build_lines([*notes, *([("Balance", balance)] if balance else [])]))
         for summary, numbers in found:
             parts += [
                 "",
@@ -109,7 +122,7 @@ def _build_text(text: str) -> RenderableType:
 
 
 def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
-    """All that is told of a pack beside its table, as labelled sentences."""
+    """All that is told of a pack apart from its table, as labelled sentences."""
     members = _choose(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
@@ -123,13 +136,15 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
 
 def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
     """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
-    gpu, setup = summary["gpu"], summary["setup"]
-    where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
+    setup = summary["setup"]
     job = summary["job"] or summary["pack_id"]
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
-        (f"Pack {job}", f"{summary['name']}{state}"),
-        ("GPU", " on ".join(filter(None, (where, summary["node"])))),
+        (f"Pack {job}", f"{summary['name']}{_tell_gpu_set(summary)}{state}"),
+        *(
+            ("GPU", " on ".join(filter(None, (one, summary["node"]))))
+            for one in _list_gpus(summary)
+        ),
     ]
     # Those that it has taken over, and not those that another has taken from it.
     ran = [str(m["id"]) for m in _choose(summary, chosen) if m["started_at"] is not None]
@@ -148,8 +163,38 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
     asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
+    # A summary of an older csub has none.
+    if summary.get("layout") is not None:
+        lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def _tell_gpu_set(summary: Summary) -> str:
+    count = len(summary.get("gpu_sets") or ())
+    return f", GPU set {summary['gpu_set'] + 1} of {count}" if count > 1 else ""
+
+
+def _list_gpus(summary: Summary) -> list[str]:
+    """The pack's GPUs, one for an older csub's."""
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2:
+        gpu = summary["gpu"]
+        return [" ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))]
+    return [
+        f"{name_gpu(one['uuid'], one['index'])}, {one['model'] or 'a model that is not known'}"
+        for one in gpus
+    ]
+
+
+def tell_layout(layout: dict[str, Any]) -> str:
+    """A planned MIG layout, and what came, the largest first."""
+    planned = "+".join(layout["planned"]) or "nothing"
+    came = [
+        one["profile"] + (f" (for {one['places']} by MPS)" if one["places"] > 1 else "")
+        for one in sorted(layout["came"], key=lambda one: -(one["memory_mb"] or 0))
+    ]
+    return f"planned {planned}, came {'+'.join(came) or 'no instances'}"
 
 
 def _build_rows(
@@ -219,9 +264,21 @@ def _build_rows(
 
 
 def find_instance_word(member: _Member) -> str:
-    """The profile of a member's MIG instance; empty where it had none."""
+    """The profile of a member's MIG instance, and what was planned where that has other slices.
+
+    Empty where it had none.
+    """
     # A summary of an older csub does not know.
-    return (member.get("mig") or {}).get("profile") or ""
+    mig = member.get("mig") or {}
+    profile, planned = mig.get("profile") or "", mig.get("planned")
+    if not planned or _name_slices(planned) == _name_slices(profile):
+        return profile
+    return f"{profile} (planned {planned})"
+
+
+def _name_slices(word: str) -> str:
+    """What is left of `3g.40gb` or `1c.3g.40gb` without its size, which drivers round."""
+    return re.sub(r"\.\d+gb", "", word)
 
 
 def _choose_word(members: Sequence[_Member], name: str) -> str:

@@ -106,7 +106,7 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
         seated = _find_seated(view)
         lines += [
             f"            {one.profile} {one.uuid} ({one.memory_mb} MB, {one.sms} SMs): "
-            f"{seated.get(one.uuid, 'free')}"
+            f"{seated.get(one.uuid, 'free')}{_tell_places(one.places)}"
             for one in setup.instances
         ]
         if setup.can_change:
@@ -118,19 +118,22 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
 
 
 def _find_seated(view: PackView) -> dict[str, str]:
-    """Which member has which MIG instance, by the UUID of that; the last where several had it."""
-    found: dict[str, str] = {}
+    """Which members have which MIG instance, by the UUID of that; where none is left, the last."""
+    found: dict[str, list[str]] = {}
+    ended: dict[str, str] = {}
     for member in view.members:
         use = member.record.gpu if member.record else None
         if use is None or not use.instance:
             continue
-        is_over = member.record is not None and member.record.is_final
-        who = str(member.member)
-        if is_over:
-            who = f"{who} (ended)" if use.uuids[0] not in found else ""
-        if who:
-            found[use.uuids[0]] = who
-    return found
+        if member.record is not None and member.record.is_final:
+            ended[use.uuids[0]] = f"{member.member} (ended)"
+        else:
+            found.setdefault(use.uuids[0], []).append(str(member.member))
+    return ended | {uuid: ", ".join(names) for uuid, names in found.items()}
+
+
+def _tell_places(places: int) -> str:
+    return f" (MPS inside, for {places})" if places > 1 else ""
 
 
 def _list_degree(view: PackView, state: StateReader) -> list[str]:
@@ -156,6 +159,8 @@ def _render_gpu_use(use: GpuUse | None) -> str:
     parts = [use.mode]
     if use.instance:
         of_mb = f", {format_mb(use.gpu_memory_limit_mb)}" if use.gpu_memory_limit_mb else ""
+        if use.inside:
+            of_mb += f", shared by {use.inside}, threads at most {use.thread_percentage} %"
         return f"{use.mode}, {use.instance} {', '.join(use.uuids)}{of_mb}"
     if use.thread_percentage is not None:
         parts.append(f"threads at most {use.thread_percentage} %")

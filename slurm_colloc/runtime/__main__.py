@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,36 +23,57 @@ def main(argv: Sequence[str]) -> int:
     """Run the pack; the exit status is its worst member's."""
     pack = argv[0]
     local = argv[2] if len(argv) > 2 and argv[1] == "--local" else ""
-    announce = None if local else put_under_guard(pack)
+    guard = None if local else put_under_guard(pack, read_plan(pack))
+    if guard is not None and has_several_sets(read_plan(pack)):
+        from slurm_colloc.runtime.pack.start_runners import become_runner
+
+        pack = become_runner(pack, guard)
     from slurm_colloc.runtime.attempt import run_attempt
 
-    return run_attempt(pack, local, announce)
+    return run_attempt(pack, local, None if guard is None else guard.announce)
 
 
-def put_under_guard(pack: str) -> Callable[[str], None] | None:
-    """Put a guard above this process, except for a job alone, which is its batch script itself.
-
-    Returns:
-        How to tell it of a directory; None where there is no guard.
-    """
-    plan: dict[str, Any] = {}
-    # What is wrong with a pack is told where all of it is read.
+def read_plan(pack: str) -> dict[str, Any]:
+    """What its pack.json says; empty where it cannot be read, which is told where all is read."""
     with (
         contextlib.suppress(OSError, TypeError, ValueError),
         open(f"{pack}/pack.json", "rb") as file,
     ):
-        plan = dict(json.load(file))
+        return dict(json.load(file))
+    return {}
+
+
+def has_several_sets(plan: dict[str, Any]) -> bool:
+    """Whether its Slurm job has several GPU sets, each with a runner of its own."""
+    return isinstance(plan.get("gpu_sets"), list) and len(plan["gpu_sets"]) > 1
+
+
+def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
+    """Put a guard above this process, except for a job alone, which is its batch script itself.
+
+    Args:
+        pack: The pack's directory.
+        plan: Its pack.json.
+
+    Returns:
+        The line to it; None where there is no guard.
+    """
     if plan.get("request") is None:
         return None
     # Where a pack travels nothing outlives an attempt: what had ended would run again.
-    requeue = None if plan.get("carried") else partial(requeue_pack, pack)
-    with contextlib.suppress(OSError):
-        return stand_guard(requeue, partial(resume_paused, pack)).announce
-    return None
+    requeue = None if plan.get("carried") else requeue_pack
+    has_starter = has_several_sets(plan)
+    try:
+        return stand_guard(pack, requeue, resume_paused, has_starter=has_starter)
+    except OSError:
+        if has_starter:
+            # This process can be one runner, and not all.
+            raise
+        return None
 
 
 def requeue_pack(pack: str, number: int) -> bool:
-    """Have a pack started again whose runner was killed; called in the guard."""
+    """Have a job started again one of whose runners was killed; called in the guard."""
     from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
 
     return ask_slurm(pack, number)

@@ -97,7 +97,13 @@ class Runner:
         parts.steps.run("the monitor", parts.monitor.open)
         self.members.places, why = insist(
             "reading the members",
-            lambda: make_places(self.pack, self.record.degree, self.allocation, lone=parts.lone),
+            lambda: make_places(
+                self.pack,
+                self.record.degree,
+                self.allocation,
+                lone=parts.lone,
+                others=parts.job_sets.others,
+            ),
         )
         if why:
             self.journal.write("not_bound", reason=why)
@@ -162,7 +168,7 @@ class Runner:
         run("the GPU", parts.gpu_mode.work, parts.gpu_mode.give_up)
         run("the monitor", parts.monitor.work)
         run("MPS clients", parts.starts.note_clients)
-        run("stuck members", lambda: parts.control.end_stuck(parts.gpu_mode.list_stuck()))
+        run("stuck members", lambda: parts.control.end_stuck(self._list_stuck()))
         run("requests", parts.requests.work)
         parts.starts.collect()
         parts.ends.collect()
@@ -180,6 +186,12 @@ class Runner:
             return False
         run("taking members over", parts.take_over.work)
         return bool(run("starting members", self._fill, self._give_up("starting members")))
+
+    def _list_stuck(self) -> list[int]:
+        """Members that cannot go on, and do not end by themselves."""
+        if self._parts.gpu_mode.has_lost_gpu:
+            return [member.number for member in self.members.running()]
+        return self._parts.gpu_mode.list_stuck()
 
     def _measure(self, *, is_going_on: bool) -> None:
         measured = self._parts.measured_degree
@@ -203,13 +215,14 @@ class Runner:
         self.members.takes_one = parts.gpu_mode.takes_one_member
         parts.place_filler.work()
         if self._has_unfinished or parts.start_queue.is_undecided:
+            parts.job_sets.note_busy()
             return False
         # Before it closes it looks once more; what has come starts in the next turn.
         known = len(self.members.by_number)
         parts.steps.run("taking members over", partial(parts.take_over.work, at_once=True))
         if parts.take_over.is_busy or len(self.members.by_number) > known:
             return False
-        return parts.place_filler.close()
+        return parts.job_sets.may_close() and parts.place_filler.close()
 
     def _give_up(self, step: str) -> GiveUp:
         """What is done once a pack cannot go on: as long as a member runs, nothing."""

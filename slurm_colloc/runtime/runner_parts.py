@@ -20,6 +20,7 @@ from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
+from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
@@ -56,6 +57,7 @@ class RunnerParts:
     place_filler: PlaceFiller
     intake: MemberIntake
     take_over: MemberTakeOver
+    job_sets: JobSets
     starts: StartCollector
     ends: EndCollector
     pack_end: PackEnd

@@ -52,7 +52,7 @@ def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> 
     if not policy.exists():
         lines = [f'audit_log = "{layout.log}/hooks.log"\n']
         if may_divide:
-            lines.append('mig = "where-on"\n')
+            lines.append('mig = "where-on"\nmig_mps_inside = true\n')
         write_file(policy, "".join(lines), mode=0o644)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.slurm.option_definition import Argument, Option
-from slurm_colloc.slurm.option_table import OWN_OPTIONS, SRUN_ONLY
+from slurm_colloc.slurm.option_table import OWN_OPTIONS
+from slurm_colloc.slurm.srun_options import SRUN_ONLY
 
 
 class UnknownOption(UsageProblem):

@@ -1,4 +1,4 @@
-"""The options of sbatch, srun and csub itself as one table: argument, and concern to packing.
+"""The options of sbatch and csub itself as one table: argument, and concern to packing.
 
 Covers Slurm 22.05 to 26.05 (`slurm_opt.c`, sbatch(1)). Whether the installed Slurm knows an
 option is Slurm's to say: csub passes it on.
@@ -162,7 +162,13 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
     _alone("container-type", None, _REQ, _OCI, "SBATCH_CONTAINER_TYPE", since="26.05"),
     _alone("core-spec", "S", _REQ, _CORES, "SBATCH_CORE_SPEC"),
     _alone("cores-per-socket", None, _REQ, _PIN),
-    _alone("exclusive", None, _OPT, "it asks for a node of its own", "SBATCH_EXCLUSIVE"),
+    _alone(
+        "exclusive",
+        None,
+        _OPT,
+        "it asks for a node of its own (with --gpus-per-pack jobs of one call share it)",
+        "SBATCH_EXCLUSIVE",
+    ),
     _alone("extra-node-info", "B", _REQ, _PIN),
     Option(
         "get-user-env",
@@ -240,6 +246,12 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members run on the GPU at the same time"),
     _own("pack-size", _REQ, Concern.GROUP, "members per pack; those above the degree wait in it"),
     _own(
+        "gpus-per-pack",
+        _REQ,
+        Concern.GROUP,
+        "GPUs of a pack: a number, node (those of a node) or auto",
+    ),
+    _own(
         "share",
         _REQ,
         Concern.GROUP,
@@ -310,58 +322,3 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "csub plan only: the plan alongside one with other values, as in degree=4,mode=timeslice",
     ),
 )
-
-
-def _step(name: str, short: str | None, argument: Argument, *, since: str | None = None) -> Option:
-    return Option(name, short, argument, Concern.STEP, srun=True, since=since)
-
-
-SRUN_ONLY: tuple[Option, ...] = (
-    _step("accel-bind", None, _REQ),
-    _step("async", None, _NO, since="26.05"),
-    _step("bcast", None, _OPT),
-    _step("bcast-exclude", None, _REQ),
-    _step("compress", None, _OPT),
-    _step("cpu-bind", None, _REQ),
-    Option("cpu_bind", None, _REQ, Concern.STEP, srun=True, alias_of="cpu-bind"),
-    _step("debugger-test", None, _NO),
-    _step("disable-status", "X", _NO),
-    _step("epilog", None, _REQ),
-    _step("exact", None, _NO),
-    _step("external-launcher", None, _OPT, since="23.11"),
-    _step("het-group", None, _REQ),
-    Option("pack-group", None, _REQ, Concern.STEP, srun=True, alias_of="het-group"),
-    _step("ignore-signals", None, _REQ, since="26.05"),
-    _step("immediate", "I", _OPT),
-    _step("interactive", None, _NO),
-    _step("jobid", None, _REQ),
-    _step("kill-on-bad-exit", "K", _OPT),
-    _step("label", "l", _NO),
-    _step("mpi", None, _REQ),
-    _step("msg-timeout", None, _REQ),
-    _step("multi-prog", None, _NO),
-    _step("no-allocate", "Z", _NO),
-    _step("overlap", None, _OPT),
-    _step("preserve-env", "E", _NO),
-    _step("prolog", None, _REQ),
-    _step("pty", None, _OPT),
-    _step("quit-on-interrupt", None, _NO),
-    _step("relative", "r", _REQ),
-    _step("send-libs", None, _OPT),
-    _step("slurmd-debug", None, _REQ),
-    _step("task-epilog", None, _REQ),
-    _step("task-prolog", None, _REQ),
-    _step("threads", "T", _REQ),
-    _step("treewidth", None, _REQ, since="23.11"),
-    _step("unbuffered", "u", _NO),
-    # To sbatch --wait is a flag, to srun a number of seconds.
-    _step("wait", "W", _REQ),
-    _step("wait-for-children", None, _NO, since="25.05"),
-    _step("whole", None, _NO),
-)
-
-SRUN_OPTIONS: tuple[Option, ...] = (
-    *(option for option in SBATCH_OPTIONS if option.srun),
-    *SRUN_ONLY,
-)
-"""All that srun takes."""

@@ -19,7 +19,8 @@ from slurm_colloc.slurm.option_parser import (
     ParsedLine,
     UnknownOption,
 )
-from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, SRUN_ONLY, SRUN_OPTIONS
+from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
+from slurm_colloc.slurm.srun_options import SRUN_ONLY, SRUN_OPTIONS
 
 __all__ = [
     "COMMAND_LINE",

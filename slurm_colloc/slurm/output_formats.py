@@ -14,8 +14,8 @@ from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 QUEUE_FORMAT = "%i|%F|%T|%M|%L|%V|%N|%r|%k"
 """squeue -o: id, array id, state, time used, time left, submit time, nodes, reason, comment."""
 
-NODE_FORMAT = "%P|%c|%m|%G|%l|%L"
-"""sinfo -o: partition, CPUs and memory (MB) of a node, its GRES, MaxTime, DefaultTime."""
+NODE_FORMAT = "%P|%c|%m|%G|%l|%L|%h"
+"""sinfo -o: partition, a node's CPUs, memory (MB) and GRES, MaxTime, DefaultTime, OverSubscribe."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,18 @@ def parse_queue(text: str) -> list[SlurmJob]:
 
 @dataclass(frozen=True)
 class NodeShape:
-    """A kind of node in a partition, as sinfo shows it."""
+    """A kind of node in a partition, as sinfo shows it.
+
+    Attributes:
+        partition: The partition.
+        is_default: It is the partition of jobs that name none.
+        cpus: CPUs of a node.
+        host_memory_mb: Its memory.
+        gpus: Its GPUs, as type and number; the type is None where Slurm gives none.
+        time_limit_max_s: MaxTime of the partition; None for no limit.
+        time_limit_default_s: Its DefaultTime; None for none.
+        is_given_whole: A job there gets whole nodes (OverSubscribe=EXCLUSIVE).
+    """
 
     partition: str
     is_default: bool
@@ -82,6 +93,7 @@ class NodeShape:
     gpus: tuple[tuple[str | None, int], ...]
     time_limit_max_s: int | None
     time_limit_default_s: int | None
+    is_given_whole: bool = False
 
 
 _GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))?")
@@ -92,7 +104,7 @@ def parse_nodes(text: str) -> list[NodeShape]:
     shapes = []
     for line in text.split("\n"):
         fields = line.strip().split("|")
-        if len(fields) != 6:
+        if len(fields) not in (6, 7):
             continue
         try:
             cpus, host_memory_mb = int(fields[1].rstrip("+")), int(fields[2].rstrip("+"))
@@ -107,6 +119,7 @@ def parse_nodes(text: str) -> list[NodeShape]:
                 gpus=tuple((m["type"], int(m["count"])) for m in _GPU.finditer(fields[3])),
                 time_limit_max_s=_parse_partition_time_s(fields[4]),
                 time_limit_default_s=_parse_partition_time_s(fields[5]),
+                is_given_whole=fields[6:] == ["EXCLUSIVE"],
             )
         )
     return shapes

@@ -30,15 +30,16 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
+from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack_reading import (
     SOURCES,
     UNFINISHED_S,
-    JobIndex,
     StateReader,
     build_index_path,
     build_takers_path,
+    name_gpu_set,
 )
 from slurm_colloc.store.record_files import read_record
 
@@ -90,7 +91,7 @@ class State(StateReader):
     def _drop_unfinished_files(self, submission: str) -> bool:
         """Remove temporary files of a killed csub; False if one may be of a living process."""
         done = True
-        for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}.*/*.tmp*")):
+        for folder, pattern in ((self.jobs, "*.tmp*"), (self.packs, f"{submission}[.~]*/*.tmp*")):
             for path in folder.glob(pattern):
                 with contextlib.suppress(FileNotFoundError):
                     changed_at = path.stat().st_mtime
@@ -294,7 +295,8 @@ def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     path = build_index_path(root, job_id, record.cluster)
     with contextlib.suppress(StateError):
         known = read_record(path, JobIndex)
-        if known is not None and (record.submission, record.indices) in known.list_parts():
+        own = (name_gpu_set(record.submission, record.gpu_set), record.indices)
+        if known is not None and own in known.list_parts():
             return
     index = JobIndex(record.submission, record.indices, record.parts)
     write_json(path, dataclasses.asdict(index))

@@ -69,6 +69,15 @@ def name_temporary(path: Path | str) -> str:
     return f"{path}.tmp{os.getpid()}-{host}-{os.urandom(4).hex()}"
 
 
+def drop_temporaries(path: Path | str) -> None:
+    """Remove what a killed writer has left of a file; only its next writer may call this."""
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(folder):
+            if entry.startswith(f"{name}.tmp"):
+                os.unlink(os.path.join(folder, entry))
+
+
 def write_all(
     contents: Mapping[Path | str, bytes], mode: int = 0o600, *, outlives_crash: bool = True
 ) -> None:

@@ -202,7 +202,8 @@ class StateReader:
             element_id = read_slurm_job_id(path) if path.is_dir() else None
             if element_id:
                 found.append(element_id.partition("_")[0])
-        return tuple(found)
+        # The GPU sets of one Slurm job are parts with the same id.
+        return tuple(dict.fromkeys(found))
 
 
 def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
@@ -211,6 +212,28 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
         return error
     reason = os.strerror(error.errno) if error.errno else str(error)
     return StateError(f"cannot read {error.filename or path}: {reason}")
+
+
+def name_gpu_set(submission: str, number: int) -> str:
+    """The name that the packs of a GPU set have in the state: a part of the call like others.
+
+    Args:
+        submission: The name of the Slurm job's packs.
+        number: The GPU set's number, from 0; the first has no name of its own.
+    """
+    return f"{submission}~{number}" if number else submission
+
+
+def list_gpu_set_packs(record: PackRecord) -> list[str]:
+    """Ids of the packs of all GPU sets of a pack's Slurm job, its own among them, in order."""
+    count = max(1, len(record.gpu_sets))
+    names = (name_gpu_set(record.submission, number) for number in range(count))
+    return [build_pack_id(name, record.index) for name in names]
+
+
+def find_submission(pack_id: str) -> str:
+    """The name of the Slurm job's packs, from a pack's id."""
+    return pack_id.rpartition(".")[0].partition("~")[0]
 
 
 def build_index_path(root: Path, job_id: str, cluster: str) -> Path:

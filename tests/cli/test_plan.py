@@ -344,8 +344,8 @@ def test_a_pack_lasts_no_longer_than_its_qos_allows(node: LoginNode) -> None:
     # 30 min stretched by 1.5, and a minute to start and end.
     assert find_limit("--qos=short") == 2760
     answers = (
-        "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal,short|';; "
-        "*) echo 'short|00:40:00|';; esac"
+        "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal,short|||||';; "
+        "*) echo 'short|00:40:00|||||';; esac"
     )
     (node.home / "bin" / "sacctmgr").write_text(f"#!/bin/sh\n{answers}\n")
     (node.home / "bin" / "scontrol").write_text("#!/bin/sh\necho 'PartitionName=gpu QoS=N/A'\n")

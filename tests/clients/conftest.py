@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -20,9 +22,29 @@ __all__ = ["accounts"]
 ROOT = Path(__file__).parents[2]
 
 
+HERE = Path(__file__).parent
+MAKING_S = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first waits for a gigabyte of packages."""
+    for item in items:
+        if "clients_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(MAKING_S))
+
+
 @pytest.fixture(scope="session")
 def clients_python() -> Path:
-    """The Python that has the packages of the extra `clients`."""
+    """The Python that has the packages of the extra `clients`; one worker at a time makes it."""
+    lock = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return make_python()
+    finally:
+        os.close(lock)
+
+
+def make_python() -> Path:
     folder = ROOT / ".clients"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = project["optional-dependencies"]["clients"]

@@ -195,9 +195,12 @@ def test_a_pack_whose_good_end_is_needed_completes_at_once_and_empty(user: CsubU
 def test_who_is_cancelled_stays_so_wherever_it_waits(user: CsubUser) -> None:
     say_room(user, 12)
     user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}")
+    # Until both are said no pack begins, which would take them over.
+    blocker = user.run(["sbatch", "--parsable", "--gres=gpu:1", "--wrap=sleep 600"]).stdout.strip()
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     user.csub("cancel", f"{job_id}/11")
     user.csub("hold", f"{job_id}/12")
+    user.run(["scancel", blocker])
     user.wait_for_states(job_id, dict.fromkeys(range(1, 11), "RUNNING"))
     user.csub("cancel", f"{job_id}/10")
     user.wait_for_states(job_id, {10: "CANCELLED", 11: "CANCELLED", 12: "PENDING"})

@@ -77,7 +77,38 @@ def test_more_at_once_than_instances_is_refused(user: CsubUser) -> None:
     )
     assert refused.returncode == 2
     assert "--degree=3, but --share=mig=3g+3g has 2 MIG instances" in refused.stderr
+    assert "this site does not let them share instances (mig_mps_inside)" in refused.stderr
     assert list_jobs(user) == []
+
+
+def test_more_at_once_than_instances_share_them_where_the_site_says_so(
+    user: CsubUser, slurm: FakeSlurm
+) -> None:
+    settings = user.home / ".config" / "slurm_colloc" / "settings.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("mig_mps_inside = true\n")
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    answer = user.csub(
+        "--share=mig=4g+2g", "--degree=5", *OPTIONS, "--array=1-5", "--json", "train.sh"
+    )
+    (submitted,) = json.loads(answer.stdout)["submitted"]
+    (pack,) = submitted["packs"]
+    assert (pack["degree"], len(pack["members"])) == (5, 5)
+    (record,) = user.state.glob("packs/*/pack.json")
+    assert json.loads(record.read_text())["layout_places"] == [3, 2]
+    assert read_comments(slurm)[0].endswith(" [csub/1 mig=4g+2g]")
+
+
+def test_more_members_than_instances_wait_in_one_pack(user: CsubUser, slurm: FakeSlurm) -> None:
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    for size, packs in ((), [7]), (("--pack-size=3",), [3, 3, 1]):
+        answer = user.csub(
+            "--share=mig=3g+3g", *size, *OPTIONS, "--array=1-7", "--json", "train.sh"
+        )
+        (submitted,) = json.loads(answer.stdout)["submitted"]
+        assert [len(pack["members"]) for pack in submitted["packs"]] == packs
 
 
 def test_what_no_prolog_is_asked_for_is_refused_where_nothing_else_will_do(user: CsubUser) -> None:

@@ -12,7 +12,7 @@ _KNOWN = {
     "--all": 0, "--exact": 0, "--format": 1, "--Node": 0, "--noheader": 0, "--nodes": 1,
     "--version": 0,
 }  # fmt: skip
-_KINDS = "%P|%c|%m|%G|%l|%L"
+_KINDS = "%P|%c|%m|%G|%l|%L|%h"
 _STATES = "%N|%P|%T|%G|%v|%E"
 VERSION = "22.05.8"
 
@@ -27,7 +27,7 @@ def sinfo(argv: Sequence[str]) -> int:
     elif form == _KINDS and "--noheader" in line.options:
         for partition in ("gpu*", "preempt"):
             sys.stdout.write(
-                f"{partition}|{CPUS_PER_NODE}|{HOST_MEMORY_MB}|gpu:{GPUS_PER_NODE}|7-00:00:00|1:00:00\n"
+                f"{partition}|{CPUS_PER_NODE}|{HOST_MEMORY_MB}|gpu:{GPUS_PER_NODE}|7-00:00:00|1:00:00|NO\n"
             )
     elif form == _STATES and "--noheader" in line.options:
         for node in NODES:

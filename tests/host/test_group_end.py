@@ -400,3 +400,22 @@ def test_forks_are_forbidden_before_the_first_signal(start: Start) -> None:
         ]
         assert {path.read_text().strip() for path in limits if path.exists()} == {"0"}
         assert end(group) == ""
+
+
+def test_groups_are_made_while_other_hooks_take_the_common_parent_away(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(str(tmp_path), 1)
+    others = (
+        "import os, sys\n"
+        "while True:\n"
+        "    try: os.mkdir(sys.argv[1])\n"
+        "    except OSError: pass\n"
+        "    try: os.rmdir(sys.argv[1])\n"
+        "    except OSError: pass\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", others, str(tmp_path / NAME)])
+    try:
+        for number in range(2000):
+            assert remove_groups([make_group(hierarchy, f"{LABEL}-{number}")]) == ()
+    finally:
+        child.kill()
+        child.wait()

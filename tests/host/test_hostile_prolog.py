@@ -11,11 +11,14 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
 
-from .hook_bed import OTHER, PATIENCE_S, Bed, check_clean
+from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
+
+from .hook_bed import NODE, OTHER, PATIENCE_S, Bed, check_clean, require_strace
 
 pytestmark = [
     pytest.mark.root,
@@ -126,6 +129,33 @@ def test_the_job_starts_without_and_nothing_is_left(bed: Bed, name: str) -> None
     assert after.audit["action"] == "prepared", after.audit
     assert bed.epilog("11").status == 0
     assert bed.epilog("12").status == 0
+    check_clean(bed)
+
+
+def test_a_daemon_that_forks_before_its_hook_goes_on_leaves_nothing(bed: Bed) -> None:
+    """Of one that is the user's before it is in its groups, what leaves its session gets away."""
+    require_strace()
+    label = f"{NODE}-11-{zlib.crc32(os.fsencode(str(bed.run))):08x}"
+    entries = [f"{one.mount}/{NAME}/{label}/cgroup.procs" for one in read_hierarchies()]
+    if not entries:
+        pytest.skip("this machine has no control groups to make any in")
+    hostile = replace_programs(bed, BEHAVIOURS["forks and leaves its session"])
+    hostile.write_policy(deadline_s=8.0, stop_s=3.0)
+    # As slowly as a busy kernel moves a process into a group.
+    slowly = [word for path in entries for word in ("-P", path)]
+    slowly += ["-e", "inject=write:delay_enter=1000000:when=1"]
+    ended = subprocess.run(
+        ["strace", "-o", "/dev/null", "-e", "trace=write", *slowly, *hostile.argv("prolog")],
+        env=hostile.environment("11"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended
+    assert bed.read_audit()[-1]["action"] == "told"
+    assert list_strays(bed.home) == []
+    assert bed.epilog("11").status == 0
     check_clean(bed)
 
 

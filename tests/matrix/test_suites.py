@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..suites import CHOICES, PARTS, QUICK, belongs, find_part, is_quick
+from ..suites import CHOICES, PARTS, QUICK, belongs, find_part, is_in_part, is_quick
 
 MARKS = ("slurm", "smoke", "long", "exhaustive", "demo", "torch", "root")
 FILES = [f"cluster/test_{name}.py" for name in ("packs", "cancel", "hooks", "mps", "ramp", "why")]
@@ -47,3 +47,9 @@ def test_all_parts_are_used() -> None:
 def test_the_automatic_run_chooses_among_as_many_parts() -> None:
     run = Path(__file__).resolve().parents[2] / ".ci" / "run"
     assert f" % {PARTS} + 1))" in run.read_text()
+
+
+def test_a_part_is_chosen_by_the_name_of_a_file_alone() -> None:
+    for suite, file in itertools.product(CHOICES, FILES):
+        may = any(belongs(suite, file, marks) for marks in ((), ("long",), ("slurm", "smoke")))
+        assert is_in_part(suite, file) is may

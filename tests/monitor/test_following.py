@@ -15,7 +15,7 @@ from slurm_colloc.store.pack.progress_counters import (
     read_member_progress,
     write_follow_request,
 )
-from slurm_colloc.submission.jobs.call_jobs import LONGEST, parse_progress_regex
+from slurm_colloc.submission.jobs.job_options import REGEX_MOST, parse_progress_regex
 
 from .bed import Bed
 
@@ -142,7 +142,7 @@ def test_rubbish_is_no_request(tmp_path: Path) -> None:
         ("", "it is empty"),
         ("(", "it is no regular expression of Python's: missing )"),
         ("(?P<steps>[0-9]+)", "its group 'steps' means nothing: named groups are step and samples"),
-        ("x" * (LONGEST + 1), f"it has {LONGEST + 1} characters, and may have {LONGEST}"),
+        ("x" * (REGEX_MOST + 1), f"it has {REGEX_MOST + 1} characters, and may have {REGEX_MOST}"),
         ("x*", "it matches where there is nothing"),
     ],
 )

@@ -71,6 +71,9 @@ limits = st.builds(
     gpu_memory_mb=st.none() | st.integers(1000, 136_000),
     members=st.none() | st.integers(1, 8),
     finish_s=st.none() | st.floats(10.0, 200_000.0),
+    instance_rooms_mb=st.lists(st.none() | st.integers(0, 136_000), min_size=2, max_size=8).map(
+        tuple
+    ),
 )
 goals = st.sampled_from(list(Goal))
 modes = st.lists(st.sampled_from(ALL), min_size=1, unique=True)

@@ -262,6 +262,20 @@ def test_auto_cuts_the_gpu_where_mps_breaks_a_bound_that_instances_keep() -> Non
     assert max(pack.predicted_slowdown or ()) * 1.05 <= 1.75
     (why,) = [text for text in pack.reasons if text.startswith("MIG, as MPS would break")]
     assert "--max-slowdown is 1.75" in why
+    assert "no earlier pack has measured it" in why
+
+
+def test_auto_cuts_the_gpu_for_what_was_measured_under_mps() -> None:
+    shown = dataclasses.replace(HUNGRY, sm_activity=0.4, dram_activity=0.2, engine_activity=0.9)
+    policy = dataclasses.replace(AUTO, slowdown_bound=1.9)
+    jobs, known = build_call(("a", shown), ("b", shown))
+    (pack,) = plan_auto(jobs, known, policy).packs
+    assert pack.mode is SharingMode.MPS, "by the model they may share so"
+    known = {index: dataclasses.replace(one, sensitivity=0.7) for index, one in known.items()}
+    (pack,) = plan_auto(jobs, known, policy).packs
+    assert pack.mode is SharingMode.MIG
+    (why,) = [text for text in pack.reasons if text.startswith("MIG, as MPS would break")]
+    assert "as measured in earlier packs; the model alone says 1." in why
 
 
 def test_auto_leaves_to_mps_what_mps_holds() -> None:

@@ -20,7 +20,7 @@ from slurm_colloc.planning.limits.broken_limits import Weighing, format_above
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.plan_packs import TIME_RATIO, ask, find_keys, plan
 from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.priced_packs import Limits, Subject, compute_mig_memory_share
+from slurm_colloc.planning.priced_packs import Limits, Subject
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (
@@ -58,8 +58,8 @@ def relax(
                 for s in subjects
             ]
         elif constraint == "mig":
-            room_mb = int(have / compute_mig_memory_share(len(subjects))) + 1
-            limits = dataclasses.replace(limits, gpu_memory_mb=room_mb)
+            rooms_mb = tuple(room and max(room, int(have)) for room in limits.instance_rooms_mb)
+            limits = dataclasses.replace(limits, instance_rooms_mb=rooms_mb)
         else:
             name = _OF_THE_GPU[constraint]
             raised = have * 1.0001 if name == "finish_s" else int(have)
@@ -284,8 +284,8 @@ def test_small_mig_instances_are_told_with_both_numbers_beside_other_limits() ->
     large = dataclasses.replace(SMALL, gpu_memory_peak_mb=40_000)
     pair = explain(("a", large), ("b", large), ("huge", large), policy=MIG).pairs[0]
     found = [(b.constraint, b.have, b.limit) for b in pair.broken]
-    usable = int(143_771 * 0.95)
-    assert found == [("mig", 43_024, usable * 2 // 8)]
+    # A 2g.35gb of the H200 has 33280 MB, of which needs may fill 95 %.
+    assert found == [("mig", 43_024, int(33_280 * 0.95))]
     assert "a needs 43024 MB of GPU memory, each of 3 MIG instances has" in pair.text
     huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=70_000)
     narrow = dataclasses.replace(ROOMY, cpus_per_gpu=1)

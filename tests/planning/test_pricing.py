@@ -218,9 +218,12 @@ def test_mig_gives_equal_instances_with_memory_of_their_own() -> None:
     # 1 - B + B/e; 1/e of one slice: (7/1 + 8/1) / 2.
     assert pricing.predict(0, (0,) * 7) == pytest.approx([1 - 0.05 + 0.05 * 7.5] * 7)
     assert pricing.price(range(8)) is None
-    # An instance of one slice has an eighth of the memory, one of two has two.
-    larger = dataclasses.replace(member, gpu_memory_mb=136_000 // 8 + 1)
-    pricing = make_pricing([larger] * 4, modes=[SharingMode.MIG])
+    # Each of four equal instances has less than each of three.
+    rooms_mb = (0, 136_000, 68_000, 34_000, 17_000)
+    limits = dataclasses.replace(LIMITS, instance_rooms_mb=rooms_mb)
+    larger = dataclasses.replace(member, gpu_memory_mb=17_001)
+    pricing = Pricing([larger] * 5, limits, CALIBRATION, modes=[SharingMode.MIG])
+    assert pricing.price(range(5)) is None
     assert pricing.price(range(4)) is None
     assert pricing.price(range(3)) is not None
 

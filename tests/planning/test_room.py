@@ -82,9 +82,14 @@ def test_who_says_how_many_gets_no_more(policy: Policy) -> None:
     assert {(len(pack.members), pack.degree) for pack in packs} == {(4, 4)}
 
 
-@pytest.mark.parametrize("unknown", ["cpus_per_gpu", "host_memory_mb_per_gpu"])
-def test_where_the_share_is_unknown_the_degree_counts(unknown: str) -> None:
-    capacity = dataclasses.replace(CAPACITY, **{unknown: None})
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        dataclasses.replace(CAPACITY, cpus_per_gpu=None),
+        dataclasses.replace(CAPACITY, host_memory_mb_per_gpu=None),
+    ],
+)
+def test_where_the_share_is_unknown_the_degree_counts(capacity: Capacity) -> None:
     packs = make(12, capacity=capacity, cpus=1, host_memory_mb=1000)
     assert {(len(pack.members), pack.degree) for pack in packs} == {(4, 4)}
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.summary_file import summary_path

@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.summary_shape import Summary
 

@@ -10,7 +10,7 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import show_arguments
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.lines.submission_mail import render_mail
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import group_submissions, render_reports
 from slurm_colloc.report.sharing_gain import compute_gain, compute_part_gain

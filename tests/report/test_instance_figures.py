@@ -33,7 +33,8 @@ def build_run(use: GpuUse, sm: list[float | None]) -> tuple[PackRun, MemberRun]:
         }
     )
     stay = SimpleNamespace(begin=0.0, end=float(count - 1))
-    view = SimpleNamespace(record=SimpleNamespace(gpu=use))
+    plan = SimpleNamespace(instance="1g")
+    view = SimpleNamespace(record=SimpleNamespace(gpu=use), spec=SimpleNamespace(plan=plan))
     member = SimpleNamespace(view=view, present=[stay], starts=[None])
     run = SimpleNamespace(samples=SimpleNamespace(gpus={UUID: GpuSamples(table)}))
     return cast(PackRun, cast(Any, run)), cast(MemberRun, cast(Any, member))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.pack.member_pauses import MEASURED
@@ -18,6 +18,7 @@ from slurm_colloc.store.pack.member_pauses import MEASURED
 from .generated import Truth, make_pack, write_stops
 from .generated_days import write_days
 from .situations import SITUATIONS, is_there
+from .test_instances_on_page import make_walled
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -149,6 +150,23 @@ def test_everything_is_drawn(opened: Opened) -> None:
     names = opened.page.locator(".chart").evaluate_all("all => all.map(one => one.ariaLabel)")
     assert "4711/2 from 1:00 to 2:00" in names[0]
     assert all(names)
+
+
+def test_each_mig_instance_is_drawn(browser: Any, tmp_path: Path) -> None:
+    pack = make_walled(tmp_path)
+    file = tmp_path / "mig.html"
+    file.write_text(render_page([PageSource(build_summary(pack, tmp_path), pack)]))
+    opened = Opened(browser, file)
+    titles = opened.page.locator(".figure h3").all_inner_texts()
+    assert [title for title in titles if "instance" in title] == [
+        "SM activity by instance",
+        "GPU memory by instance",
+    ]
+    names = opened.page.locator(".chart").evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert any("4g.40gb of 39.5 GB: /1: mean 80 %" in name for name in names)
+    assert opened.wrong == []
+    assert opened.find_barriers() == []
+    opened.page.close()
 
 
 def test_pointing_at_a_moment_tells_who_was_there_and_how_fast(opened: Opened) -> None:

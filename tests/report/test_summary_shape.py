@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.page.page_values import PageSource
+from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary.pack_summary import build_summary

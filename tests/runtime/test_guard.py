@@ -14,18 +14,20 @@ import pytest
 import slurm_colloc
 from slurm_colloc.host.system.process_owner import read_parent
 
+from ..wait_until import wait_until
+
 ROOT = Path(slurm_colloc.__file__).parents[1]
 
 _RUN = """
 import os, signal, sys, time
 from slurm_colloc.runtime.pack.guard import stand_guard
 heard = []
-def requeue(number):
-    print("killed by", number, flush=True)
+def requeue(pack, number):
+    print(f"{pack} killed by", number, flush=True)
     if sys.argv[2] == "fails":
         raise RuntimeError("no Slurm, no memory, whatever")
     return sys.argv[2] == "ends"
-guarded = stand_guard(None if sys.argv[2] == "none" else requeue)
+guarded = stand_guard("p", None if sys.argv[2] == "none" else requeue)
 for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
 for directory in sys.argv[3:]:
@@ -128,14 +130,14 @@ def test_once_the_files_are_gone_it_asks_what_is_to_be_done_about_a_killed_runne
     os.kill(runner, number)
     directory.rmdir()
     said, _ = process.communicate(timeout=60)
-    assert said == f"killed by {int(number)}\n"
+    assert said == f"p killed by {int(number)}\n"
     assert process.returncode == -number
 
 
 def test_where_slurm_ends_the_rest_it_waits_for_that_and_no_signal_ends_it_before() -> None:
     process, runner, child = start("leave", requeue="ends")
     os.kill(runner, signal.SIGKILL)
-    assert read_line(process) == "killed by 9"
+    assert read_line(process) == "p killed by 9"
     assert read_parent(child) == process.pid
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGURG):
         process.send_signal(number)
@@ -165,7 +167,7 @@ def test_orphans_of_a_living_runner_are_collected() -> None:
     program = """
 import os, sys, time
 from slurm_colloc.runtime.pack.guard import stand_guard
-stand_guard(lambda number: False)
+stand_guard("p", lambda pack, number: False)
 read_end, write_end = os.pipe()
 if os.fork() == 0:
     if os.fork() == 0:
@@ -195,3 +197,96 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
         ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.pack",
          "slurm_colloc.runtime.pack.guard", "slurm_colloc.runtime.__main__"]
     )  # fmt: skip
+
+
+# -- several runners --------------------------------------------------------------------------
+
+_SETS = """
+import os, signal, sys, time
+from slurm_colloc.runtime.pack.guard import stand_guard
+def requeue(pack, number):
+    print(f"{pack} killed by", number, flush=True)
+    return sys.argv[1] == "ends"
+def resume(pack):
+    print("resumed", pack, flush=True)
+guarded = stand_guard("s", requeue, resume, has_starter=True)
+heard = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: heard.append(int(number)))
+go_read, go_write = os.pipe()
+runners = {}
+for name in "abc":
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_write)
+        os.read(go_read, 1)
+        break
+    runners[pid] = name
+else:
+    guarded.name_runners(runners)
+    print(*runners, os.getppid(), flush=True)
+    os.write(go_write, b"!!!")
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+while not heard:
+    time.sleep(0.01)
+print(name, heard, flush=True)
+sys.exit({"a": 3, "b": 7, "c": 0}[name])
+"""
+
+
+def start_sets(what: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A guard of three runners, and their pids."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _SETS, what], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    *runners, guard = map(int, process.stdout.readline().split())
+    assert guard == process.pid
+    wait_until(lambda: all(read_parent(pid) == guard for pid in runners), "they are adopted")
+    return process, runners
+
+
+@pytest.mark.parametrize("what", ["no", "dies"])
+def test_all_runners_hear_what_the_guard_is_sent_and_it_ends_as_the_worst(what: str) -> None:
+    process, _ = start_sets(what)
+    process.send_signal(signal.SIGUSR1)
+    said, _ = process.communicate(timeout=60)
+    heard = [line for line in said.splitlines() if "killed" not in line]
+    assert sorted(heard) == ["a [10]", "b [10]", "c [10]"]
+    assert process.returncode == 7
+
+
+def test_where_a_killed_runner_is_not_requeued_the_others_go_on() -> None:
+    process, runners = start_sets("no")
+    os.kill(runners[1], signal.SIGKILL)
+    assert read_line(process) == "resumed b"
+    assert read_line(process) == "b killed by 9"
+    assert process.poll() is None
+    process.send_signal(signal.SIGUSR1)
+    said, _ = process.communicate(timeout=60)
+    assert sorted(said.splitlines()) == ["a [10]", "c [10]"]
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_where_slurm_ends_the_job_the_others_hear_of_it_and_are_waited_for() -> None:
+    process, runners = start_sets("ends")
+    os.kill(runners[0], signal.SIGSEGV)
+    assert read_line(process) == "resumed a"
+    assert read_line(process) == "a killed by 11"
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert sorted(said.splitlines()) == ["b [15]", "c [15]"]
+    assert process.returncode == -signal.SIGSEGV
+
+
+def test_a_starter_that_fails_ends_it_as_a_runner_would() -> None:
+    program = """
+import sys
+from slurm_colloc.runtime.pack.guard import stand_guard
+stand_guard("s", lambda pack, number: False, has_starter=True)
+sys.exit(6)
+"""
+    ended = subprocess.run([sys.executable, "-I", "-c", program], check=False, timeout=60)
+    assert ended.returncode == 6

@@ -48,7 +48,7 @@ def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
     """Give the pack a GPU with these instances."""
     mode = bed.parts.gpu_mode
     mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
-    mode.mode = SharingMode.MIG
+    mode._settled.mode = SharingMode.MIG
     return mode.instances
 
 
@@ -204,25 +204,25 @@ def test_what_root_has_cut_is_read_and_what_it_has_not_is_said() -> None:
         pytest.skip("only root can write what is believed")
     with tempfile.TemporaryDirectory(dir="/run") as run:
         environment = {"SLURM_JOB_ID": "7", RUN_VARIABLE: run}
-        assert "prepared nothing" in find_instances(environment)[2]
+        assert "prepared nothing" in find_instances(environment).reason
         folder = Path(run) / "7"
         folder.mkdir()
         Path(run).chmod(0o755)
         setup = build_setup("7", ["3g.40gb", "1g.10gb"], "/run/x/mig.sock")
         (folder / "setup.json").write_text(json.dumps(setup))
-        gpu, socket, reason = find_instances(environment)
-        assert gpu is not None
-        assert [one.uuid for one in gpu.instances] == [name_instance(1), name_instance(2)]
-        assert (socket, reason) == ("/run/x/mig.sock", "")
+        finding = find_instances(environment)
+        assert finding.gpu is not None
+        assert [one.uuid for one in finding.gpu.instances] == [name_instance(1), name_instance(2)]
+        assert (finding.socket, finding.reason) == ("/run/x/mig.sock", "")
         for change, told in (
             ({"mode": "", "reason": "MIG is off"}, "no MIG instances: MIG is off"),
             ({"mig": {"gpus": 3}}, "is damaged"),
             ({"mig": {**setup["mig"], "gpus": []}}, "cut 0 GPUs"),
         ):
             (folder / "setup.json").write_text(json.dumps({**setup, **change}))
-            found, _, why = find_instances(environment)
-            assert found is None
-            assert told in why
+            found = find_instances(environment)
+            assert found.gpu is None
+            assert told in found.reason
 
 
 def test_an_srun_inside_a_member_stays_on_its_instance() -> None:

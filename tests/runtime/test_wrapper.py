@@ -20,7 +20,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
-from slurm_colloc.runtime.programs import wrapper
+from slurm_colloc.runtime.programs import own_descendants, wrapper
 
 from ..wait_until import wait_until
 
@@ -379,7 +379,7 @@ def test_one_thread_that_has_gone_hides_no_child_of_the_others(
 
     try:
         monkeypatch.setattr(os, "listdir", list_one_more)
-        assert child.pid in wrapper.list_descendants()
+        assert child.pid in own_descendants.list_descendants()
     finally:
         child.kill()
         child.wait()

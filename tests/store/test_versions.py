@@ -34,6 +34,7 @@ from slurm_colloc.store.learned.kept_cluster import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
+from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare
 from slurm_colloc.store.pack.member_home import HomeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
@@ -121,6 +122,7 @@ CASES = [
         "attempt",
     ),
     build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
+    build_case(GpuDivision(1, "n1", (GpuSetShare(("GPU-1",), ("0",), (0, 1), 4096),), True), ""),
     build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),

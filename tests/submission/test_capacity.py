@@ -6,13 +6,14 @@ from slurm_colloc.model.plan import Capacity
 from slurm_colloc.slurm.output_formats import parse_nodes
 from slurm_colloc.submission.plan.target_nodes import compute_capacity
 
-# sinfo --exact -o "%P|%c|%m|%G|%l|%L"
+# sinfo --exact -o "%P|%c|%m|%G|%l|%L|%h"; an older csub kept six fields.
 SINFO = """\
 gpu*|64|512000|gpu:a100:4(S:0-1)|1-00:00:00|1:00:00
 gpu*|32|256000|gpu:a100:4|1-00:00:00|1:00:00
 cpu|128|1000000|(null)|infinite|n/a
 mixed|64+|512000+|gpu:a100:2,gpu:h100:2|2:00:00|n/a
-long|16|64000|gpu:1(S:0),shard:4|infinite|infinite
+long|16|64000|gpu:1(S:0),shard:4|infinite|infinite|NO
+whole|64|512000|gpu:8|infinite|n/a|EXCLUSIVE
 """
 
 
@@ -20,15 +21,18 @@ long|16|64000|gpu:1(S:0),shard:4|infinite|infinite
     ("partitions", "gpu_type", "expected"),
     [
         # The smallest node on which the pack may land.
-        (None, None, Capacity(8, 64000, 80000, 86400, 3600)),
-        (None, "a100", Capacity(8, 64000, 80000, 86400, 3600)),
+        (None, None, Capacity(8, 64000, 80000, 86400, 3600, 4)),
+        (None, "a100", Capacity(8, 64000, 80000, 86400, 3600, 4)),
         ("cpu", None, Capacity(None, None, 80000, None, None)),
         # The node's CPUs belong to all of its GPUs, whichever type is asked for.
-        ("mixed", "h100", Capacity(16, 128000, 80000, 7200, None)),
-        ("mixed", None, Capacity(16, 128000, 80000, 7200, None)),
+        ("mixed", "h100", Capacity(16, 128000, 80000, 7200, None, 2)),
+        ("mixed", None, Capacity(16, 128000, 80000, 7200, None, 4)),
         ("mixed", "v100", Capacity(None, None, 80000, 7200, None)),
-        ("long", None, Capacity(16, 64000, 80000, None, None)),
-        ("gpu,mixed,long", None, Capacity(8, 64000, 80000, 7200, 3600)),
+        ("long", None, Capacity(16, 64000, 80000, None, None, 1)),
+        ("whole", None, Capacity(8, 64000, 80000, None, None, 8, gives_whole_nodes=True)),
+        # One of them does not give whole nodes.
+        ("whole,long", None, Capacity(8, 64000, 80000, None, None, 1)),
+        ("gpu,mixed,long", None, Capacity(8, 64000, 80000, 7200, 3600, 1)),
         ("none", None, Capacity(None, None, 80000, None, None)),
     ],
 )

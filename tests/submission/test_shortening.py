@@ -45,7 +45,11 @@ def build_batch(*limits_s: int | None) -> Batch:
 
 
 def list_limits(batch: Batch) -> list[int | None]:
-    return [request.time_limit_s for request in choose_requests(batch) if request]
+    return [request.time_limit_s for request in list_requests(batch) if request]
+
+
+def list_requests(batch: Batch) -> list[PackRequest | None]:
+    return [request for of_element in choose_requests(batch) for request in of_element]
 
 
 class Slurm:
@@ -77,7 +81,7 @@ def submit(root: Path, batch: Batch) -> tuple[State, list[PackRecord]]:
     ]
     packs = [
         dataclasses.replace(pack, record=dataclasses.replace(pack.record, request=request))
-        for pack, request in zip(packs, choose_requests(batch), strict=True)
+        for pack, request in zip(packs, list_requests(batch), strict=True)
     ]
     with state.writing(packs):
         pass
@@ -115,11 +119,11 @@ def test_no_element_gets_less_than_it_needs_or_more_than_the_array(
 
 
 def test_cpus_and_host_memory_are_the_largest_of_all() -> None:
-    requests = choose_requests(build_batch(HOUR, 600, 600))
+    requests = list_requests(build_batch(HOUR, 600, 600))
     assert [(r.cpus, r.host_memory_mb, r.time_limit_s) for r in requests if r] == [
         (6, 1002, HOUR), (6, 1002, 600), (6, 1002, 600)
     ]  # fmt: skip
-    (alone,) = choose_requests(build_batch(777))
+    (alone,) = list_requests(build_batch(777))
     assert alone is not None
     assert alone.time_limit_s == 777
 

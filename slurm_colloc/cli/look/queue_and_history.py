@@ -70,10 +70,11 @@ def queue(
     else:
         views = session.survey_all() if everything else session.survey_open()
         found = rows.pick(views, finished=everything)
+    joined = rows.join_gpu_sets(found) if any(v.record.gpu_set for v, _ in found) else found
     now = time.time()
-    listed = [(view, member) for view, members in found for member in members]
+    listed = [(view, member) for view, members in joined for member in members]
     if as_json:
-        say(json.dumps(rows.build_json(found, now)))
+        say(json.dumps(rows.build_json(joined, now)))
     elif line_format:
         _say_formatted(line_format, listed, now, header=not no_header)
     else:
@@ -85,7 +86,7 @@ def queue(
             for member in members
             if member.place == number
         }
-        table = rows.build_table(found, now, to_end)
+        table = rows.build_table(joined, now, to_end)
         _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
 

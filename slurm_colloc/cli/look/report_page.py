@@ -40,7 +40,7 @@ def write_page(sources: Sequence[Source], file: str | None, *, opens: bool) -> N
         )
     (group,) = groups
     # numpy and jinja2 are loaded where a page is really made.
-    from slurm_colloc.report.page.page_values import PageSource
+    from slurm_colloc.report.page.page_shape import PageSource
     from slurm_colloc.report.page.render_page import render_page
 
     summaries = [summary for summary, _ in group]

@@ -21,6 +21,7 @@ from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import build_element_id, make_submission_id
+from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.batch_script import build_batch_environment
 from slurm_colloc.submission.packs.call_batches import Batch
@@ -72,7 +73,7 @@ def describe(submitted: Sequence[Submitted]) -> str:
     modes = dict.fromkeys(
         ShareRequest.parse(record.share).describe_mode(record.mode) for record in records
     )
-    packs = f"in {len(records)} pack{'s' if len(records) > 1 else ''}, {' and '.join(modes)}"
+    packs = f"in {_count_packs(records)}, {' and '.join(modes)}"
     others = [entry.job_id for entry in submitted[1:] if not entry.records[0].local]
     if others:
         shown = ", ".join(others[:_SHOWN_MOST]) + (", ..." if len(others) > _SHOWN_MOST else "")
@@ -84,6 +85,16 @@ def describe(submitted: Sequence[Submitted]) -> str:
     return f"members {job_id}/{format_task_ids(tuple(numbers))} {packs}"
 
 
+def _count_packs(records: Sequence[PackRecord]) -> str:
+    """How many packs there are, in words; those of several GPUs with their GPUs."""
+    gpus = [sum(record.gpu_sets) for record in records if record.gpu_set == 0]
+    count = f"{len(gpus)} pack{'s' if len(gpus) > 1 else ''}"
+    if not any(gpus):
+        return count
+    each = set(gpus)
+    return f"{count} of {gpus[0]} GPUs" if len(each) == 1 else f"{count} of up to {max(gpus)} GPUs"
+
+
 def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
     """Why the packs look as they do, a sentence each."""
     texts = list(made.plan.reasons)
@@ -91,6 +102,8 @@ def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
         for record, numbers in zip(entry.records, entry.members, strict=True):
             name = build_element_id(record, entry.job_id)
             members = format_task_ids(tuple(sorted(numbers)))
+            if record.gpu_sets:
+                name += f", GPU set {record.gpu_set + 1} of {len(record.gpu_sets)}"
             texts += [f"pack {name} (members {members}): {text}" for text in record.reasons]
     return texts
 
@@ -118,6 +131,7 @@ def build_answer_json(
                         "mode": record.mode.value,
                         "share": record.share,
                         "degree": record.degree,
+                        "gpu_set": record.gpu_set if record.gpu_sets else None,
                         "members": [f"{job_id}/{number}" for number in numbers],
                         "reasons": list(record.reasons),
                     }
@@ -140,13 +154,17 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     for text in made.plan.reasons:
         say(escape_controls(text))
     for batch in group_call(made, None if local else session.slurm):
-        for pack in batch.packs:
-            numbers = format_task_ids(
-                tuple(sorted(candidate.job.number for candidate in pack.candidates))
-            )
-            mode = share.describe_mode(pack.plan.mode)
-            say(f"Pack of members {numbers}: {mode}, degree {pack.plan.degree}")
-            for text in pack.plan.reasons:
+        for element in batch.elements:
+            if batch.gpu_sets:
+                say(f"Pack of {sum(batch.gpu_sets)} GPUs:")
+            for place, pack in enumerate(element):
+                numbers = format_task_ids(
+                    tuple(sorted(candidate.job.number for candidate in pack.candidates))
+                )
+                mode = share.describe_mode(pack.plan.mode)
+                of = _name_gpus(batch.gpu_sets, place)
+                say(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
+            for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
                 say(f"  {escape_controls(text)}")
         if local:
             continue
@@ -154,6 +172,15 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
             say(f"  {text}")
     sys.stdout.flush()
     return 0
+
+
+def _name_gpus(gpu_sets: Sequence[int], place: int) -> str:
+    """How a pack is called in its Slurm job: `Pack of`, or `  GPUs 1-2:` of one with several."""
+    if not gpu_sets:
+        return "Pack of"
+    first = 1 + sum(gpu_sets[:place])
+    last = first + gpu_sets[place] - 1
+    return f"  GPU {first}," if first == last else f"  GPUs {first}-{last},"
 
 
 def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:

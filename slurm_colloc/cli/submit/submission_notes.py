@@ -60,6 +60,6 @@ def _find_reason(packs: Sequence[PackPlan]) -> str:
     return ""
 
 
-def is_watched() -> bool:
+def has_reader() -> bool:
     """A person reads standard error."""
     return sys.stderr is not None and sys.stderr.isatty()

@@ -17,7 +17,7 @@ from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
-    is_watched,
+    has_reader,
     list_missing_directories,
 )
 from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
@@ -113,7 +113,7 @@ def _tell(
         tell_packs(session, call, submitted)
     answer(call.options, made, submitted)
     sys.stdout.flush()
-    if is_watched() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
+    if has_reader() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
         why = describe_nothing_shared(made)
         if why:
             note(why)

@@ -149,7 +149,7 @@ class JobUndo:
             dict.fromkeys((*checkpoint.cgroups, *(p for one in found for p in one.groups)))
         )
         groups: list[ControlGroup | ProcessSession] = [ControlGroup(paths)] if paths else []
-        # A prolog may have been killed before it had moved the daemon into its control group.
+        # A daemon that has written itself down may not have entered its control groups yet.
         groups += [ProcessSession(leader.id) for leader in leaders]
         # A damaged checkpoint does not say whose job it was.
         owner = next((leader.uid for leader in leaders), checkpoint.uid)

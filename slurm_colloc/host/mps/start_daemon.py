@@ -126,7 +126,7 @@ def start_daemon(
     Args:
         options: What is wanted.
         owner: As root: the job's user.
-        confinement: As root: where the daemon writes itself down, and is to be. Its control
+        confinement: As root: where the daemon writes itself down, and is kept. Its control
             programs end before the hook does, and are out of the user's reach by their group id.
         directory: Its private directory, where the caller has made that already.
 

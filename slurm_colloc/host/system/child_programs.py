@@ -37,7 +37,7 @@ class Confinement:
     """What keeps hold of a program that root starts for a user.
 
     Args:
-        groups: Control groups that it is moved into.
+        groups: Control groups that it enters while it is still root's.
         record: Descriptor of a file of root's. The program's process writes itself into it while it
             is still root's: pid, start and uid in the first line, then each group. One that stays
             root's does so as well.
@@ -89,7 +89,7 @@ def start_program(
         stdout: See there.
         stderr: See there.
         owner: As root: whom it runs as, without a way back.
-        confinement: As root: where it writes itself down, and is to be.
+        confinement: As root: where it writes itself down, and is from its first instruction on.
         own_session: Make it the leader of a session. As root: one that is none dies with the hook.
         directory: Where it runs.
         umask: Its mask for the modes of new files.
@@ -106,6 +106,8 @@ def start_program(
         if confinement is not None:
             uid = owner.uid if owner else os.geteuid()
             os.write(confinement.record, _describe_self(uid, confinement.groups))
+            # Before it is another program: what that forks at once could leave its session.
+            enter_groups(confinement.groups)
         if owner is None:
             return
         assert libc is not None
@@ -121,7 +123,7 @@ def start_program(
 
     preexec: Callable[[], None] | None = restrict if owner or confinement else None
     try:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             list(argv),
             stdin=stdin,
             stdout=stdout,
@@ -134,12 +136,8 @@ def start_program(
             preexec_fn=preexec,  # noqa: PLW1509 - hooks and keeper have one thread
         )
     except subprocess.SubprocessError as error:
-        raise OSError(errno.EPERM, "it cannot become its user") from error
-    if confinement is not None:
-        # The kernel takes a while for that (cgroup_threadgroup_rwsem), in which the program comes
-        # up. It is in its session meanwhile, and out of the user's reach by its group id.
-        enter_groups(confinement.groups, child.pid)
-    return child
+        reason = "it cannot enter its control groups as its user"
+        raise OSError(errno.EPERM, reason) from error
 
 
 def _describe_self(uid: int, groups: Sequence[str]) -> bytes:

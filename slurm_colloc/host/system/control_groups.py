@@ -18,6 +18,7 @@ NAME = "slurm_colloc"
 WANTED = ("devices", "memory", "pids", "freezer", "cpu")
 """Controllers of version 1 that limit the daemon, or help to end it."""
 
+_ATTEMPTS = 100
 _REMOVAL_S = 0.5
 _POLL_S = 0.005
 _STEP_DAEMON = "slurmstepd"
@@ -118,16 +119,29 @@ def make_group(hierarchy: Hierarchy, label: str) -> str:
         OSError: It cannot be made.
     """
     path = build_group_path(hierarchy, label)
+    for left in reversed(range(_ATTEMPTS)):
+        _make_parent(hierarchy, os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o755)
+            break
+        except FileExistsError:
+            break
+        except FileNotFoundError:
+            # Another hook has taken the common parent along, as remove_groups does.
+            if not left:
+                raise
+    return path
+
+
+def _make_parent(hierarchy: Hierarchy, parent: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent, 0o755)
     if hierarchy.version == 2:
         # A controller is in a group only where all groups above pass it on.
-        parent = os.path.dirname(path)
-        os.makedirs(parent, 0o755, exist_ok=True)
         for above in (hierarchy.mount, parent):
             for controller in ("memory", "pids", "cpu"):
                 with contextlib.suppress(OSError):
                     write_setting(f"{above}/cgroup.subtree_control", f"+{controller}")
-    os.makedirs(path, 0o755, exist_ok=True)
-    return path
 
 
 def write_setting(path: str, text: str) -> None:
@@ -143,18 +157,17 @@ def write_setting(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def enter_groups(groups: Iterable[str], pid: int = 0) -> None:
-    """Move a process into groups.
+def enter_groups(groups: Iterable[str]) -> None:
+    """Move this process into groups.
 
     Args:
         groups: Their paths.
-        pid: The process, a child of this one that is not collected yet; 0 for this one itself.
 
     Raises:
         OSError: One does not take it.
     """
     for group in groups:
-        write_setting(f"{group}/cgroup.procs", str(pid))
+        write_setting(f"{group}/cgroup.procs", "0")
 
 
 def set_ordinary_oom_score() -> None:

@@ -1,4 +1,4 @@
-"""What a MIG layout looks like, for whoever only has to know one when they see it; pure.
+"""What a MIG layout looks like, for code that only has to recognize one; pure.
 
 hooks/prolog.sh and site-config/job_submit.lua know the same grammar.
 """

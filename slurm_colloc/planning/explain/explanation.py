@@ -68,7 +68,9 @@ class SeatExplanation:
         memory_mb: Its memory; None where the GPU is not known.
         sms: Its streaming multiprocessors.
         gpu_slices: Memory slices of the GPU.
+        places: Members that have it at once.
         number: The member, by its number within the call; None where it is free.
+        others: Those that share it with that one.
     """
 
     word: str
@@ -79,7 +81,9 @@ class SeatExplanation:
     memory_mb: int | None
     sms: int
     gpu_slices: int
+    places: int
     number: int | None
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,11 @@ class PackExplanation:
         time_limit_s: What is asked of Slurm; None for its default or what the job asked for.
         reasons: A sentence each.
         layout: Its MIG instances, and who sits on each; none in other modes.
+        gpus: Its GPUs.
+        slurm_job: Packs with the same number are GPU sets of one Slurm job; None for one that has
+            its job to itself.
+        cpus: CPUs that it asks for; None for what the job asked for.
+        host_memory_mb: The same of host memory; None also for Slurm's default.
     """
 
     members: tuple[MemberExplanation, ...]
@@ -124,6 +133,10 @@ class PackExplanation:
     time_limit_s: int | None
     reasons: tuple[str, ...]
     layout: tuple[SeatExplanation, ...] = ()
+    gpus: int = 1
+    slurm_job: int | None = None
+    cpus: int | None = None
+    host_memory_mb: int | None = None
 
 
 @dataclass(frozen=True)

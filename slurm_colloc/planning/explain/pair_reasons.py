@@ -21,7 +21,7 @@ from slurm_colloc.planning.limits.broken_limits import (
 )
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
-from slurm_colloc.planning.pack_request import compute_places_most
+from slurm_colloc.planning.pack_request import compute_places_most, find_cut_gpu
 from slurm_colloc.planning.plan_packs import find_keys
 from slurm_colloc.planning.priced_packs import Subject
 from slurm_colloc.planning.unknown_packs import (
@@ -105,6 +105,9 @@ class PairReasons:
         differences = find_differences(self._question, self.keys, self._names, i, j)
         if differences:
             return differences, ()
+        spread = self._find_spread(i, j)
+        if spread is not None:
+            return (spread,), ()
         if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
             packs = [_list_jobs(self._plan.packs[self.places[index]]) for index in (i, j)]
             return find_by_rule(
@@ -116,6 +119,20 @@ class PairReasons:
         if any(known):
             return (build_unknown(self._names[i if known[1] else j]),), ()
         return self._find_by_words(i, j)
+
+    def _find_spread(self, i: int, j: int) -> Broken | None:
+        """That jobs lie on different GPUs because they are spread over several."""
+        one, other = (self._plan.packs[self.places[index]] for index in (i, j))
+        if one.slurm_job is not None and one.slurm_job == other.slurm_job:
+            return Broken("gpus", None, None, "they are in one pack, on different GPUs")
+        gpus = self._question.policy.gpus_per_pack
+        if gpus > 1:
+            return Broken("gpus", None, None, f"jobs are spread evenly over packs of {gpus} GPUs")
+        gpus = self._question.jobs[i].gpus
+        if gpus > 1:
+            text = f"{one.degree} of them share {gpus} GPUs at most"
+            return Broken("gpus", one.degree + 1, one.degree, text)
+        return None
 
     def _is_known(self, index: int) -> bool:
         if self._question.calibration is None or self._question.policy.rule is not Rule.CSUB:
@@ -186,13 +203,13 @@ class PairReasons:
     def _find_by_words(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
         """Jobs of unknown load share as far as their users' words allow."""
         question = self._question
-        policy, capacity = question.policy, question.capacity
+        policy = question.policy
         if policy.goal is Goal.LATENCY and is_open_ended(policy):
             return (Broken("unknown", None, None, SPREAD),), ()
         earlier = min(i, j, key=self.places.__getitem__)
         members = _list_jobs(self._plan.packs[self.places[earlier]])
         new = j if i in members else i
-        limits = build_limits(question, [])
+        limits = build_limits(question, [self._subjects[index] for index in (i, j)])
         size, most = policy.pack_size or policy.degree, compute_places_most(policy)
         if most is not None and not policy.pack_size and not limits.has_instances:
             size = min(size, most)
@@ -217,8 +234,9 @@ class PairReasons:
         too_large = find_too_large(chosen, names, limits)
         if too_large:
             return tuple(too_large), members
-        refusal = compute_refusal(needs, capacity, policy)
-        late = find_late(needs, capacity, policy)
+        cut = find_cut_gpu(question, (i, j))
+        refusal = compute_refusal(needs, question, cut)
+        late = find_late(needs, question, cut)
         if late is not None:
             return (Broken("time", *late, refusal),), members
         text = refusal or "packs are filled in the order of the call, and each takes what comes"

@@ -119,6 +119,10 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         time_limit_s=pack.request.time_limit_s if pack.request else None,
         reasons=pack.reasons,
         layout=_explain_layout(pack, question.jobs),
+        gpus=pack.request.gpus if pack.request else max(member.gpus for member in pack.members),
+        slurm_job=pack.slurm_job,
+        cpus=pack.request.cpus if pack.request else None,
+        host_memory_mb=pack.request.host_memory_mb if pack.request else None,
     )
 
 
@@ -129,11 +133,17 @@ def _explain_layout(pack: PackPlan, jobs: Sequence[Job]) -> tuple[SeatExplanatio
     ]
     seats = []
     for instance in pack.layout:
-        mine = next((one for one in free if one[0] == instance.word), None)
-        if mine is not None:
-            free.remove(mine)
-        number = None if mine is None else mine[1]
-        seats.append(SeatExplanation(**dataclasses.asdict(instance), number=number))
+        mine = [one for one in free if one[0] == instance.word][: instance.places]
+        for one in mine:
+            free.remove(one)
+        numbers = tuple(number for _, number in mine)
+        seats.append(
+            SeatExplanation(
+                **dataclasses.asdict(instance),
+                number=numbers[0] if numbers else None,
+                others=numbers[1:],
+            )
+        )
     return tuple(seats)
 
 

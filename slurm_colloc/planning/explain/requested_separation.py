@@ -47,6 +47,13 @@ def find_differences(
     if (one.group, one.gpu_type) != (other.group, other.gpu_type):
         text = "partition, account, QoS, GPU type or another option for sbatch is not equal"
         return (Broken("group", None, None, text),)
+    counts = [question.jobs[index].gpus for index in (i, j)]
+    if counts[0] != counts[1] and not question.policy.mixes_gpus:
+        text = (
+            f"{names[i]} needs {counts[0]} and {names[j]} {counts[1]} GPUs: they share a GPU set "
+            "where csub pack or --degree puts them together"
+        )
+        return (Broken("gpus", counts[0], counts[1], text),)
     if one.is_over != other.is_over:
         return (_build_over(question, names, i if one.is_over else j),)
     if one.longest_s != other.longest_s:

@@ -82,7 +82,7 @@ def _find_broken(
     new: int,
 ) -> tuple[Broken, ...]:
     """What is in the way of a job that comes on top of others."""
-    limits = dataclasses.replace(build_limits(question, []), finish_s=None)
+    limits = dataclasses.replace(build_limits(question, [subjects[new]]), finish_s=None)
     broken = list(find_broken([subjects[index] for index in (*residents, new)], limits))
     if question.policy.rule is Rule.CARMA:
         broken += _find_taken([subjects[index] for index in residents])

@@ -13,6 +13,7 @@ from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.job_needs import Question, build_subject, compute_need
+from slurm_colloc.planning.pack_request import find_cut_gpu
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.planning.priced_packs import Subject
 from slurm_colloc.planning.unknown_packs import build_unknown_pack, compute_refusal
@@ -97,7 +98,7 @@ def plan_pending_join(
         )
         for index, job in enumerate(jobs)
     ]
-    refusal = compute_refusal(needs, capacity, policy)
+    refusal = compute_refusal(needs, question, find_cut_gpu(question, range(len(jobs))))
     return refusal or build_unknown_pack(question, needs, "")
 
 

@@ -12,7 +12,7 @@ from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken_instances
 from slurm_colloc.planning.predict.pack_pricing import SLACK, Pricing
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, Family, predict_in
-from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Priced, Setting, Subject
+from slurm_colloc.planning.priced_packs import Limits, Priced, Setting, Subject
 
 _UNBOUNDED = -1e12
 """A margin with which no slowdown is too large and no pack too dear."""
@@ -127,7 +127,7 @@ def name_needy(broken: Broken, names: Sequence[str], subjects: Sequence[Subject]
         subjects: The members.
     """
     count = len(subjects)
-    if broken.constraint != "mig" or broken.limit is None or count > MIG_MEMBERS_MAX:
+    if broken.constraint != "mig" or broken.limit is None or broken.have == count:
         return broken
     # Of equal needs that of the one that came last is named, as of slowdowns.
     need_mb, place = max((s.gpu_memory_mb or 0, place) for place, s in enumerate(subjects))

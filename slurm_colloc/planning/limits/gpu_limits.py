@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Policy, Rule, SharingMode
@@ -27,14 +28,22 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
     longest_s = capacity.time_limit_max_s
     if longest_s is not None and are_timed(question, subjects):
         finish_s = float(max(1, longest_s - policy.start_margin_s))
-    return Limits(
+    modes = list_modes(policy)
+    limits = Limits(
         cpus=capacity.cpus_per_gpu,
         host_memory_mb=capacity.host_memory_mb_per_gpu,
         gpu_memory_mb=compute_usable_gpu_memory_mb(capacity.gpu_memory_mb),
         members=max(1, members),
         finish_s=finish_s,
-        has_instances=set(list_modes(policy)) == {SharingMode.MIG},
+        has_instances=set(modes) == {SharingMode.MIG},
     )
+    if SharingMode.MIG not in modes:
+        return limits
+    # Only packs with MIG instances wait for it.
+    from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
+
+    gpu = find_planned_gpu(question, [subject.index for subject in subjects])
+    return dataclasses.replace(limits, instance_rooms_mb=gpu.equal_rooms_mb)
 
 
 def list_modes(policy: Policy) -> tuple[SharingMode, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
-from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject, compute_instance_mb
+from slurm_colloc.planning.priced_packs import Limits, Subject
 
 GPU_MEMORY_SHARE = 0.95
 """Part of a GPU's memory that needs may fill; the rest is for contexts."""
@@ -170,14 +170,13 @@ def find_broken_instances(subjects: Sequence[Subject], limits: Limits) -> list[B
         limits: What one GPU has.
     """
     count = len(subjects)
-    if count > MIG_MEMBERS_MAX:
-        text = f"{count} would run at once, a GPU has at most {MIG_MEMBERS_MAX} MIG instances"
-        return [Broken("mig", count, MIG_MEMBERS_MAX, text)]
-    if limits.gpu_memory_mb is None:
-        return []
+    most = len(limits.instance_rooms_mb) - 1
+    if count > most:
+        text = f"{count} would run at once, a GPU has at most {most} MIG instances"
+        return [Broken("mig", count, most, text)]
     need_mb = max(subject.gpu_memory_mb or 0 for subject in subjects)
-    room_mb = compute_instance_mb(limits.gpu_memory_mb, count)
-    if need_mb <= room_mb:
+    room_mb = limits.instance_rooms_mb[count]
+    if room_mb is None or need_mb <= room_mb:
         return []
     text = f"one needs {need_mb} MB of GPU memory, each of {count} MIG instances has {room_mb} MB"
     return [Broken("mig", need_mb, room_mb, text)]

@@ -18,12 +18,9 @@ from slurm_colloc.planning.job_needs import Need, Question, are_timed, choose_bo
 from slurm_colloc.planning.mig.choose_layout import SeatedLayout, choose_layout
 from slurm_colloc.planning.mig.compare_with_mps import describe_cost_of_walls
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu
-from slurm_colloc.planning.mig.seat_members import (
-    compute_own_slowdown,
-    fits,
-    seat_members,
-)
+from slurm_colloc.planning.mig.seat_members import compute_own_slowdown, fits
 from slurm_colloc.planning.mig.seats import Seat, build_seats
+from slurm_colloc.planning.mig.shared_seats import add_neighbours, share_seats
 from slurm_colloc.planning.pack_description import describe_bounds, describe_sources
 from slurm_colloc.planning.pack_request import Prediction, build_pack
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
@@ -65,7 +62,8 @@ def plan_seats(
         question: What planning is asked.
         subjects: The members, in start order.
         seats: The seats of the layout that was asked for; none for one that csub chooses.
-        at_once: How many run at once; 0 for all, or for as many as there are seats.
+        at_once: How many run at once; 0 for all, or for as many as there are seats. Where it is
+            more than those, several share one.
         gpu: The GPU; None for that on which these jobs will run, as far as that is known.
 
     Returns:
@@ -81,7 +79,7 @@ def plan_seats(
     running = [subjects[place] for place in first]
     if seats:
         first, running = list(range(degree)), list(subjects[:degree])
-        seating = seat_members(running, seats)
+        seating = share_seats(running, seats)
         layout = None if seating is None else SeatedLayout(tuple(seats), seating)
     else:
         layout = choose_layout(running, gpu)
@@ -90,13 +88,15 @@ def plan_seats(
     mine = {place: layout.find_seat(number) for number, place in enumerate(first)}
     found = []
     for place, subject in enumerate(subjects):
-        seat = mine.get(place) or _find_smallest(subject, layout.seats)
+        seat = mine.get(place) or find_smallest_seat(subject, layout.seats)
         if seat is None and seats:
             seat = find_larger_seat(subject, gpu)
         if seat is None:
             return None
         found.append(seat)
     slowdowns = predict_on(question, subjects, found)
+    if slowdowns is not None and degree > len(layout.seats):
+        slowdowns = add_neighbours(running, first, layout, slowdowns, question.calibration)
     duration_s = None
     if slowdowns is not None:
         taken = [s.run_s * slowdown for s, slowdown in zip(subjects, slowdowns, strict=True)]
@@ -105,8 +105,8 @@ def plan_seats(
     return InstancePlan(gpu, layout, tuple(found), slowdowns, duration_s)
 
 
-def _find_smallest(subject: Subject, seats: Sequence[Seat]) -> Seat | None:
-    """The smallest seat that a waiting member may have."""
+def find_smallest_seat(subject: Subject, seats: Sequence[Seat]) -> Seat | None:
+    """The smallest seat that a waiting member may have; None where none is large enough."""
     enough = [seat for seat in seats if fits(subject, seat)]
     return max(enough, key=lambda seat: seat.stretch, default=None)
 
@@ -118,7 +118,7 @@ def find_larger_seat(subject: Subject, gpu: PlannedGpu) -> Seat | None:
         for profile in gpu.profiles
         if (placed := find_places([profile])) is not None
     ]
-    return _find_smallest(subject, every)
+    return find_smallest_seat(subject, every)
 
 
 def predict_on(
@@ -169,8 +169,16 @@ def build_instance_pack(
     """
     policy = question.policy
     slowdowns = planned.slowdowns
+    crowds = {seat.word: seat.places for seat in describe_seats(planned)}
     stretched = [
-        _stretch_bound(need, subject, seat, None if slowdowns is None else slowdowns[place], policy)
+        slow_down(
+            need,
+            subject,
+            seat,
+            policy,
+            slowdown=None if slowdowns is None else slowdowns[place],
+            crowd=crowds.get(seat.word, 1),
+        )
         for place, (need, subject, seat) in enumerate(
             zip(needs, subjects, planned.seats, strict=True)
         )
@@ -190,6 +198,7 @@ def build_instance_pack(
             describe_cost_of_walls(question, subjects, planned.duration_s, slowdowns),
             *notes,
         ),
+        allowed=_list_allowed(planned, subjects),
     )
     pack = build_pack(
         question.jobs, stretched, question.capacity, policy, closing_reason, prediction=prediction
@@ -205,16 +214,38 @@ def build_instance_pack(
     return dataclasses.replace(pack, members=members, layout=describe_seats(planned))
 
 
-def _stretch_bound(
-    need: Need, subject: Subject, seat: Seat, slowdown: float | None, policy: Policy
+def _list_allowed(
+    planned: InstancePlan, subjects: Sequence[Subject]
+) -> tuple[tuple[int, ...], ...]:
+    """The places that each member may have: those on instances that hold it, the first in turn.
+
+    One that needs a larger instance than stands has it made of all.
+    """
+    seats = [planned.layout.seats[number] for number in planned.layout.seating.places]
+    every = tuple(range(len(seats)))
+    return tuple(
+        tuple(place for place in every if fits(subject, seats[place])) or every
+        for subject in subjects
+    )
+
+
+def slow_down(
+    need: Need,
+    subject: Subject,
+    seat: Seat,
+    policy: Policy,
+    *,
+    slowdown: float | None = None,
+    crowd: int = 1,
 ) -> Need:
     """A need whose wall limit leaves it the time that its instance takes: none sits there unasked.
 
-    Nothing is measured within walls, so of what is not known the worst is assumed.
+    Nothing is measured within walls, so of what is not known the worst is assumed: where several
+    share the instance, that they take turns.
     """
     if need.max_slowdown is not None:
         return need
-    worst = slowdown * SLOWDOWN_MARGIN if slowdown else compute_own_slowdown(subject, seat)
+    worst = slowdown * SLOWDOWN_MARGIN if slowdown else compute_own_slowdown(subject, seat) * crowd
     bound = max(policy.slowdown_bound, math.ceil(worst * 10) / 10)
     return dataclasses.replace(need, max_slowdown=bound)
 
@@ -249,8 +280,9 @@ def describe_seats(planned: InstancePlan) -> tuple[PlannedSeat, ...]:
             seat.profile.memory_mb if planned.gpu.has_memory else None,
             seat.profile.sms * seat.compute_slices // seat.profile.compute_slices,
             planned.gpu.memory_slices,
+            max(1, planned.layout.seating.places.count(number)),
         )
-        for seat in planned.layout.seats
+        for number, seat in enumerate(planned.layout.seats)
     )
 
 

@@ -17,10 +17,11 @@ from slurm_colloc.planning.mig.instance_packs import (
     find_larger_seat,
     plan_seats,
 )
+from slurm_colloc.planning.mig.open_layout import OpenLayout, count_places
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
-from slurm_colloc.planning.mig.seat_members import fits, seat_members
+from slurm_colloc.planning.mig.seat_members import fits
 from slurm_colloc.planning.mig.seats import Seat, read_seats
-from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
+from slurm_colloc.planning.pack_request import build_lone_pack, describe_count
 from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject
 
 _MERGED_MOST = 24
@@ -45,12 +46,14 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
     seats = read_seats(layout, gpu)
     labels = label_jobs((job.name, job.number) for job in question.jobs)
     packs: list[PackPlan] = []
-    open_packs: list[list[tuple[Need, Subject]]] = []
+    open_packs: list[OpenLayout] = []
     for need in needs:
         subject = build_subject(question, need.index)
         misfit = describe_misfit(labels[need.index], subject, seats)
-        if misfit and question.policy.pack_size and find_larger_seat(subject, gpu):
-            # It waits until those that end have left it enough slices.
+        is_shared = count_places(question.policy, seats) > len(seats)
+        may_wait = bool(question.policy.pack_size) and not is_shared
+        if misfit and may_wait and find_larger_seat(subject, gpu):
+            # It waits until those that end have left it enough slices: an MPS server has none.
             misfit = ""
         if misfit:
             if ShareRequest.parse(question.policy.share).strict:
@@ -58,13 +61,12 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
             packs.append(build_lone_pack(need.index, question.jobs[need.index], misfit))
             continue
         one = (need, subject)
-        for members in open_packs:
-            if not find_refusal(question, [*members, one], seats):
-                members.append(one)
-                break
+        taking = next((pack for pack in open_packs if not pack.find_refusal(one)), None)
+        if taking is None:
+            open_packs.append(OpenLayout(question, seats, one))
         else:
-            open_packs.append([one])
-    return packs + [_build(question, members, seats, gpu) for members in open_packs]
+            taking.add(one)
+    return packs + [_build(question, pack, seats, gpu) for pack in open_packs]
 
 
 def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
@@ -79,53 +81,18 @@ def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
     )
 
 
-def find_refusal(
-    question: Question, members: Sequence[tuple[Need, Subject]], seats: Sequence[Seat]
-) -> str:
-    """Why these jobs do not share one GPU with this layout; empty where they do."""
-    policy = question.policy
-    size = max(policy.pack_size or 0, min(policy.degree, len(seats)))
-    if len(members) > size:
-        return f"full with {describe_count(size, 'member')}"
-    at_once = min(len(members), policy.degree, len(seats))
-    needs = [dataclasses.replace(need, gpu_memory_mb=None) for need, _ in members]
-    overload = compute_overload(needs, at_once, question.capacity)
-    if overload:
-        return overload
-    subjects = [subject for _, subject in members if any(fits(subject, seat) for seat in seats)]
-    if not subjects:
-        return "all of them need larger instances than the layout has"
-    if len(subjects) <= len(seats) and seat_members(subjects, seats) is None:
-        return "its instances are too small for one more such job"
-    return ""
-
-
 def _build(
     question: Question,
-    members: Sequence[tuple[Need, Subject]],
+    pack: OpenLayout,
     seats: Sequence[Seat],
     gpu: PlannedGpu,
 ) -> PackPlan:
-    if len(members) == 1:
-        index = members[0][0].index
+    if len(pack.members) == 1:
+        index = pack.members[0][0].index
         return build_lone_pack(index, question.jobs[index], "no other job fits beside it")
-
-    def comes_late(subject: Subject) -> bool:
-        return not any(fits(subject, seat) for seat in seats)
-
-    ordered = sorted(members, key=lambda one: (comes_late(one[1]), -one[1].run_s, one[1].index))
-    needs, subjects = [need for need, _ in ordered], [subject for _, subject in ordered]
-    seated = sum(not comes_late(subject) for subject in subjects)
-    at_once = min(seated, question.policy.degree, len(seats))
+    ordered, at_once = pack.order()
+    needs, subjects = map(list, zip(*ordered, strict=True))
     planned = plan_seats(question, subjects, seats, at_once, gpu)
-    if planned is None:
-        # The longest would all have a seat only one after the other.
-        order = sorted(
-            range(len(subjects)),
-            key=lambda at: (comes_late(subjects[at]), -(subjects[at].gpu_memory_mb or 0)),
-        )
-        needs, subjects = [needs[at] for at in order], [subjects[at] for at in order]
-        planned = plan_seats(question, subjects, seats, at_once, gpu)
     assert planned is not None
     notes = []
     if len(subjects) > at_once:
@@ -134,7 +101,23 @@ def _build(
             f"{describe_count(left, 'member')} wait{'s' if left == 1 else ''} until an instance "
             "that is large enough is free, or can be made of free ones"
         )
+    if at_once > len(seats):
+        notes.append(_describe_sharing(planned))
     return build_instance_pack(question, needs, subjects, planned, notes=notes)
+
+
+def _describe_sharing(planned: InstancePlan) -> str:
+    """Who shares an instance, in a sentence."""
+    counts = [planned.layout.seating.places.count(at) for at in range(len(planned.layout.seats))]
+    told = [
+        f"{count} on {seat.word}"
+        for seat, count in zip(planned.layout.seats, counts, strict=True)
+        if count > 1
+    ]
+    return (
+        f"members share instances by MPS, each with a daemon of its own: {', '.join(told)}. A "
+        "fault on the GPU ends all members of its instance, and none of another"
+    )
 
 
 def merge_parts(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.mig.layout_words import parse_layout, resolve_word
+from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
 from slurm_colloc.planning.job_needs import Question
@@ -59,6 +61,19 @@ class PlannedGpu:
         """What needs may fill of an instance's memory, in MB; None where that is unknown."""
         return int(profile.memory_mb * GPU_MEMORY_SHARE) if self.has_memory else None
 
+    @functools.cached_property
+    def equal_rooms_mb(self) -> tuple[int | None, ...]:
+        """What needs may fill of each of 0, 1, 2... equal instances, as far as there are so many.
+
+        None where that is unknown.
+        """
+        rooms: list[int | None] = [0]
+        while True:
+            fitting = [one for one in self.profiles if place([one] * len(rooms)) is not None]
+            if not fitting:
+                return tuple(rooms)
+            rooms.append(self.compute_room_mb(max(fitting, key=lambda one: one.memory_mb)))
+
 
 def choose_planned_gpu(gpu_memory_mb: int | None, models: Sequence[str] = ()) -> PlannedGpu:
     """The GPU on which jobs will run: by its model, else by its memory, else one of seven slices.
@@ -96,10 +111,18 @@ def recognise_gpu(layout: str) -> PlannedGpu | None:
 
 
 def find_planned_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu:
-    """The GPU on which these jobs will run; see `choose_planned_gpu`."""
-    profiles = (question.profiles.get(index) for index in indices)
-    models = [question.jobs[index].gpu_type or "" for index in indices]
-    models += [profile.gpu_model for profile in profiles if profile is not None]
+    """The GPU on which these jobs will run; see `choose_planned_gpu`.
+
+    Those that ask for one GPU type get the same, whichever of them are asked for: what is planned
+    for some of them has to hold on the GPU whose limits were looked at for all.
+    """
+    types = {question.jobs[index].gpu_type for index in indices}
+    models = sorted(gpu_type for gpu_type in types if gpu_type)
+    models += [
+        profile.gpu_model
+        for index, profile in question.profiles.items()
+        if question.jobs[index].gpu_type in types
+    ]
     return choose_planned_gpu(question.capacity.gpu_memory_mb, tuple(dict.fromkeys(models)))
 
 

@@ -14,6 +14,7 @@ from slurm_colloc.planning.job_needs import Question, build_subject, label_jobs
 from slurm_colloc.planning.known_packs import build_needs, is_known, weigh
 from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 from slurm_colloc.planning.mig.layout_packs import merge_parts, plan_known
+from slurm_colloc.planning.priced_packs import Subject
 from slurm_colloc.planning.unknown_packs import fill_packs
 
 _CULPRIT = (
@@ -78,7 +79,25 @@ def _pack_slowed(question: Question, walled: Question, indices: Sequence[int]) -
         planned = plan_known(walled, members) if slow is not None else None
         if slow is None or planned is None:
             continue
-        note = f"MIG, as MPS would break a bound that instances keep: {slow.text}"
+        source = _describe_source(question, members)
+        note = f"MIG, as MPS would break a bound that instances keep: {slow.text}; {source}"
         needs = build_needs(walled, members)
         packs.append(build_instance_pack(walled, needs, members, planned, notes=[note]))
     return packs
+
+
+def _describe_source(question: Question, members: Sequence[Subject]) -> str:
+    """What the slowdown by MPS rests on: packs in which it was measured, or the model."""
+    loads = [member.load for member in members if member.load is not None]
+    if not any(load.sensitivity or load.pressure for load in loads):
+        return "by the model of what each takes alone; no earlier pack has measured it"
+    uncorrected = [
+        dataclasses.replace(
+            member,
+            load=member.load and dataclasses.replace(member.load, sensitivity=0.0, pressure=0.0),
+        )
+        for member in members
+    ]
+    priced = weigh(question, uncorrected).price_freely(range(len(members)))
+    by_model = "" if priced is None else f"; the model alone says {max(priced.slowdowns):.2f}"
+    return f"as measured in earlier packs{by_model}"

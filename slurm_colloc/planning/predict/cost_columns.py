@@ -25,7 +25,7 @@ from slurm_colloc.planning.predict.sharing_ways import (
     SETUP_S,
     is_tried,
 )
-from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Priced, compute_instance_mb
+from slurm_colloc.planning.priced_packs import Priced
 
 _CHUNK = 1024
 _SMALL = 8
@@ -289,15 +289,9 @@ class Columns:
 
     def _fit_instances(self, trials: Trials) -> Array:
         sizes = trials.taken.sum(axis=0)
-        fits = sizes <= MIG_MEMBERS_MAX
-        usable_mb = self._pricing.limits.gpu_memory_mb
-        if usable_mb is not None:
-            rooms_mb = [0.0] + [
-                compute_instance_mb(usable_mb, size) for size in range(1, len(trials.kinds) + 1)
-            ]
-            needs_mb = self._gpu_memory_mb[trials.kinds].max(axis=0)
-            fits &= needs_mb <= np.array(rooms_mb)[sizes]
-        return np.asarray(fits)
+        rooms_mb = self._pricing.limits.list_rooms_mb(len(trials.kinds))
+        needs_mb = self._gpu_memory_mb[trials.kinds].max(axis=0)
+        return np.asarray(needs_mb <= np.array(rooms_mb)[sizes])
 
 
 def choose_width(size: int) -> int:

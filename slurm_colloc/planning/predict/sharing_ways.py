@@ -149,7 +149,8 @@ def predict_in(
 
     MIG instances have SMs and DRAM of their own, and a member on one gets slower as
     `1 - B + B/e`, with B the larger of its SM and DRAM activity; only PCIe, host and power are
-    common (science.md, model M3).
+    common (science.md, model M3). What earlier packs showed them to do to each other was without
+    walls: it is no part of it.
     """
     if family.mode is not SharingMode.MIG:
         limits = [percent / _PERCENT for percent in percentages]
@@ -164,7 +165,10 @@ def predict_in(
             larger=larger,
         )
     outside = [
-        dataclasses.replace(load, engine=0.0, sm=0.0, dram=0.0, tensor=0.0) for load in loads
+        dataclasses.replace(
+            load, engine=0.0, sm=0.0, dram=0.0, tensor=0.0, sensitivity=0.0, pressure=0.0
+        )
+        for load in loads
     ]
     common = predict_slowdowns(
         outside,

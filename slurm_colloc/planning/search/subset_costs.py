@@ -28,7 +28,6 @@ from slurm_colloc.planning.predict.sharing_ways import (
     count_activity,
     predict_in,
 )
-from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, compute_instance_mb
 
 _CHUNK_BITS = 13
 """Subsets are rated 8192 at a time: what that takes stays in the processor's cache."""
@@ -124,15 +123,9 @@ class _Subsets:
     def _fits(self, family: Family) -> Array | bool:
         if family.mode is not SharingMode.MIG:
             return True
-        fits = np.asarray(self.sizes <= MIG_MEMBERS_MAX)
-        usable_mb = self._pricing.limits.gpu_memory_mb
-        if usable_mb is not None:
-            largest = _fold([s.gpu_memory_mb or 0 for s in self._subjects], np.maximum)
-            rooms = [0.0] + [
-                compute_instance_mb(usable_mb, size) for size in range(1, self.members + 1)
-            ]
-            fits &= largest <= np.array(rooms)[self.sizes]
-        return fits
+        largest = _fold([s.gpu_memory_mb or 0 for s in self._subjects], np.maximum)
+        rooms_mb = self._pricing.limits.list_rooms_mb(self.members)
+        return np.asarray(largest <= np.array(rooms_mb)[self.sizes])
 
     def _group_by_size(self, legal: Array) -> Iterator[tuple[Array, Array]]:
         """Legal subsets of one size, and their members' numbers: a row for each place."""

@@ -17,7 +17,7 @@ from slurm_colloc.planning.job_needs import Need, Question, label_jobs
 from slurm_colloc.planning.limits.broken_limits import Weighing, find_too_slow, predict_setting
 from slurm_colloc.planning.pack_description import describe_setting, describe_sources
 from slurm_colloc.planning.pack_prediction import build_lone, build_prediction, forget_packs
-from slurm_colloc.planning.pack_request import build_pack, choose_degree
+from slurm_colloc.planning.pack_request import build_pack, choose_degree, find_cut_gpu
 from slurm_colloc.planning.predict.pack_pricing import SLACK
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.planning.priced_packs import Setting, Subject
@@ -90,7 +90,8 @@ def plan_waiting(
             return filled
         cuts = [_count_in_time(pack, setting, finish_s) for pack in filled]
         if cuts == [len(pack.members) for pack in filled]:
-            dear = _tell_dear(filled, setting, weighing, parts)
+            # The GPUs of a pack that has several are held until the last of its members ends.
+            dear = policy.gpus_per_pack == 1 and _tell_dear(filled, setting, weighing, parts)
             if dear:
                 return dear
             late = "" if size == policy.pack_size else _tell_late(size, finish_s)
@@ -159,7 +160,9 @@ def _fill(
         if len(members) == 1:
             packs.append(_Filled(needs, members, 1, (1.0,), [0.0], reason))
             continue
-        at_once = choose_degree(needs, question.capacity, policy)
+        at_once = choose_degree(
+            needs, question.capacity, policy, find_cut_gpu(queued, [s.index for s in members])
+        )
         if at_once == 1:
             return "no two of its members fit at once by their users' words"
         slowdowns = _predict_beside_heaviest(members, at_once, setting, question.calibration)

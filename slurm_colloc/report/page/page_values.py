@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.page.drawn_instances import (
+    build_instance_drawings,
+    count_instance_series,
+    name_instances,
+)
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
+from slurm_colloc.report.page.page_shape import (
+    GpuTable,
+    Member,
+    MemberRow,
+    PackPart,
+    Page,
+    PageSource,
+    StallRow,
+    Summary,
+)
 from slurm_colloc.report.page.read_series import PackSeries, read_series
 from slurm_colloc.report.report_view import (
     choose_ids,
     find_instance_word,
     list_details,
+    list_members,
     list_setup,
     name_submission,
 )
@@ -44,99 +59,6 @@ _NAME_MOST = 60
 _TOLD_LEAST_S = 2.0
 """Points of less are the readings themselves."""
 
-Summary = dict[str, Any]
-Member = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PageSource:
-    """A pack that is to be on the page.
-
-    Attributes:
-        summary: Its summary.
-        path: Its directory.
-        chosen: The numbers of the members to show; None for all.
-    """
-
-    summary: Summary
-    path: Path
-    chosen: Collection[int] | None = None
-
-    @property
-    def members(self) -> list[Member]:
-        """The members to show."""
-        return [
-            member
-            for member in self.summary["members"]
-            if self.chosen is None or member["member"] in self.chosen
-        ]
-
-
-@dataclass(frozen=True)
-class MemberRow:
-    """A member in the table; texts are harmless already."""
-
-    id: str
-    name: str
-    arguments: str
-    state: str
-    rate: str
-    alone: str
-    slowdown: str
-    predicted: str
-    over: bool
-    gpu_memory: str
-    sm: str
-    cpus: str
-    wait: str
-    exit: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class StallRow:
-    """What the time of a member went into, in whole per cent; the rest is kernels."""
-
-    id: str
-    data: int | None
-    host: int | None
-    device: int | None
-    sharing: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class PackPart:
-    """What the page says of one pack; texts are harmless already."""
-
-    job: str
-    title: str
-    drawn: bool
-    resolution: str
-    setup: list[tuple[str, str]]
-    planned: list[tuple[str, str, str]]
-    curve: list[tuple[str, str, str, str]]
-    moments: list[tuple[str, str]]
-    stalls: list[StallRow]
-    details: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page; texts are harmless already."""
-
-    job: str
-    title: str
-    headline: str
-    when: str
-    advice: list[tuple[str, str]]
-    attributions: dict[str, str]
-    rows: list[MemberRow]
-    rows_left_out: int
-    packs: list[PackPart]
-    packs_not_drawn: int
-    drawing: dict[str, Any] = field(default_factory=dict)
-
 
 def build_page(sources: Sequence[PageSource]) -> Page:
     """All that is on the page of one submission.
@@ -149,7 +71,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
     """
     summaries = [source.summary for source in sources]
     chosen = choose_ids([(source.summary, source.chosen) for source in sources])
-    members = [member for source in sources for member in source.members]
+    members = list_members([(source.summary, source.chosen) for source in sources])
     points, drawn = _choose_points(sources)
     parts, drawing = [], []
     for place, source in enumerate(sources):
@@ -174,9 +96,21 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
         rows=_build_rows(members[:ROWS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
+        gpus=_build_gpus(summaries) if chosen is None else None,
         packs=parts,
         packs_not_drawn=len(sources) - drawn,
         drawing={"packs": drawing},
+    )
+
+
+def _build_gpus(summaries: Sequence[Summary]) -> GpuTable | None:
+    if not has_several(summaries):
+        return None
+    columns, rows = build_gpu_rows(summaries)
+    return GpuTable(
+        heads=[(column.title.replace("\n", " "), column.is_number) for column in columns],
+        rows=[tuple(escape_controls(cell) for cell in row) for row in rows],
+        balance=tell_balance(summaries),
     )
 
 
@@ -185,7 +119,8 @@ def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
     budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
     series = 0
     for source in sources:
-        more = 3 * (_SERIES_OF_GPU + len(source.members))
+        walls = count_instance_series(source.summary)
+        more = 3 * (_SERIES_OF_GPU + walls + len(source.members))
         if drawn and series + more > budget:
             break
         series += more
@@ -247,10 +182,11 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     series = None
     if points is not None and window is not None:
         edges = (window["from"], window["to"])
-        series = read_series(source.path, edges, summary["gpu"]["uuid"], pauses, points)
+        uuids = (_list_uuids(summary), list(name_instances(summary)))
+        series = read_series(source.path, edges, uuids, pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
     moments = list_moments({**summary, "members": source.members}, bands, source.path)
-    where = summary["gpu"]["model"] or "a GPU that is not known"
+    where = _name_gpus(summary)
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"
     node = f" on {summary['node']}" if summary["node"] else ""
@@ -271,6 +207,20 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         details=_clean(list_details(summary, source.chosen)),
     )
     return part, drawing
+
+
+def _list_uuids(summary: Summary) -> list[str]:
+    """Its GPUs; one for an older csub's."""
+    gpus = [gpu["uuid"] for gpu in summary.get("gpus") or ()]
+    return gpus or ([] if summary["gpu"]["uuid"] is None else [summary["gpu"]["uuid"]])
+
+
+def _name_gpus(summary: Summary) -> str:
+    model = summary["gpu"]["model"] or "a GPU that is not known"
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2 and not summary.get("gpu_sets"):
+        return str(model)
+    return f"{', '.join(name_gpu(one['uuid'], one['index']) for one in gpus)}, {model}"
 
 
 def _clean(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -301,7 +251,9 @@ def _build_drawing(
         "step": series.step_s,
         "count": series.count,
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
+        "gpus": len(_list_uuids(summary)),
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
+        "instances": build_instance_drawings(summary, series),
         "members": [
             {
                 "id": escape_controls(str(member["id"])),
@@ -319,20 +271,16 @@ def _build_drawing(
     }
 
 
-def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str]]:
-    """Of each member with a prediction: its id, what was predicted and what came."""
+def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, str]]:
+    """What was planned of members and what came: id, slowdowns, MIG instances (empty for none)."""
     found = []
     for member in members:
-        predicted = member.get("predicted_slowdown")
-        came = member.get("together_slowdown") or member["slowdown"]
-        if predicted is not None:
-            found.append(
-                (
-                    escape_controls(str(member["id"])),
-                    format_slowdown(predicted),
-                    format_slowdown(came),
-                )
-            )
+        predicted, mig = member.get("predicted_slowdown"), member.get("mig") or {}
+        wanted, instance = (escape_controls(mig.get(name) or "") for name in ("planned", "profile"))
+        if predicted is not None or wanted:
+            came = format_slowdown(member.get("together_slowdown") or member["slowdown"])
+            who = escape_controls(str(member["id"]))
+            found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.report.member_remarks import BAD_STATES
-from slurm_colloc.report.page.page_values import PageSource, build_page
+from slurm_colloc.report.page.page_shape import PageSource
+from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.words.report_words import WORDS
 
 if TYPE_CHECKING:

@@ -56,6 +56,15 @@ def _tell_box(group: Sequence[SeatExplanation], *, tells_who: bool) -> list[str]
     words = " ".join(seat.word for seat in group)
     first = group[0]
     size = [] if first.memory_mb is None else [f"{first.memory_mb / 1024:.0f}G"]
-    who = ", ".join("-" if seat.number is None else f"/{seat.number}" for seat in group)
+    who = ", ".join(_tell_members(seat) for seat in group)
     lines = [words, *size, f"{sum(seat.sms for seat in group)} SMs"]
     return [*lines, who] if tells_who else lines
+
+
+def _tell_members(seat: SeatExplanation) -> str:
+    """Who has an instance; of many the first two, and how many more."""
+    if seat.number is None:
+        return "-"
+    told = [f"/{number}" for number in (seat.number, *seat.others)]
+    more = f" +{len(told) - 2}" if len(told) > 3 else ""
+    return " ".join(told[:2] if more else told) + more

@@ -29,7 +29,8 @@ class PlanFigures:
     """What a plan comes to; None where it is unknown of a job.
 
     Attributes:
-        packs: Packs, and so GPUs.
+        packs: Packs.
+        gpus: Their GPUs.
         gpu_hours: For how long GPUs are held.
         serial_gpu_hours: The same if every job had a GPU of its own.
         energy_wh: Energy of the GPUs while they are held, in watt hours.
@@ -40,6 +41,7 @@ class PlanFigures:
     """
 
     packs: int
+    gpus: int
     gpu_hours: float | None
     serial_gpu_hours: float | None
     energy_wh: float | None
@@ -50,31 +52,54 @@ class PlanFigures:
 
 def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
     """What a plan comes to."""
-    held = [_find_finish_s(pack) for pack in explanation.packs]
+    jobs = group_slurm_jobs(explanation.packs)
+    held = [_find_last_s(packs) for packs in jobs]
+    gpus = [sum(pack.gpus for pack in packs) for packs in jobs]
     slowdowns = [
         1.0 if len(pack.members) == 1 else member.slowdown
         for pack in explanation.packs
         for member in pack.members
     ]
     known = [slowdown for slowdown in slowdowns if slowdown is not None]
-    held_s = _sum_known(held)
+    # A Slurm job holds all its GPUs until the last of its members ends.
+    held_s = _sum_known(
+        [None if s is None else s * count for s, count in zip(held, gpus, strict=True)]
+    )
     serial_s = _sum_known([run_s for pack in explanation.packs for run_s in _find_run_s(pack)])
     is_known = bool(known) and len(known) == len(slowdowns)
     return PlanFigures(
-        packs=len(explanation.packs),
+        packs=len(jobs),
+        gpus=sum(gpus),
         gpu_hours=None if held_s is None else held_s / 3600,
         serial_gpu_hours=None if serial_s is None else serial_s / 3600,
         energy_wh=_sum_known([pack.energy_wh for pack in explanation.packs]),
         # Rounding puts no mean above all that it is of.
         mean_slowdown=min(math.fsum(known) / len(known), max(known)) if is_known else None,
         worst_slowdown=max(known) if is_known else None,
-        finish_s=None if held_s is None else _find_end_s(held, _count_at_once(explanation)),
+        finish_s=None if held_s is None else _find_end_s(held, _count_at_once(explanation, gpus)),
     )
 
 
-def _count_at_once(explanation: PlanExplanation) -> int | None:
+def group_slurm_jobs(packs: Sequence[PackExplanation]) -> list[list[PackExplanation]]:
+    """The packs of each Slurm job, in order of their first: one for each of its GPU sets."""
+    found: dict[object, list[PackExplanation]] = {}
+    for place, pack in enumerate(packs):
+        key = ("alone", place) if pack.slurm_job is None else pack.slurm_job
+        found.setdefault(key, []).append(pack)
+    return list(found.values())
+
+
+def _find_last_s(packs: Sequence[PackExplanation]) -> float | None:
+    """For how long a Slurm job holds its GPUs; None where no earlier runs tell."""
+    ends = [_find_finish_s(pack) for pack in packs]
+    return None if None in ends else max(end for end in ends if end is not None)
+
+
+def _count_at_once(explanation: PlanExplanation, gpus: Sequence[int]) -> int | None:
     """Packs that can run at the same time: as many as may, and as there are GPUs."""
-    known = [limit for limit in (explanation.packs_at_once, explanation.gpus) if limit]
+    there = explanation.gpus
+    by_gpus = None if not there else max(1, there // max(gpus, default=1))
+    known = [limit for limit in (explanation.packs_at_once, by_gpus) if limit]
     return min(known, default=None)
 
 

@@ -18,7 +18,12 @@ from slurm_colloc.planning.explain.explanation import (
     PlanExplanation,
 )
 from slurm_colloc.report.plan.layout_picture import draw_layout
-from slurm_colloc.report.plan.plan_figures import compute_plan_figures, render_budget, tell_pairs
+from slurm_colloc.report.plan.plan_figures import (
+    compute_plan_figures,
+    group_slurm_jobs,
+    render_budget,
+    tell_pairs,
+)
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,
@@ -62,9 +67,11 @@ def render_plan(
         waits: How long each pack waits in the queue; none where nothing tells.
     """
     parts: list[RenderableType] = [_fold(_tell_head(explanation), width)]
+    places = {id(pack): place for place, pack in enumerate(explanation.packs)}
     for numbers, packs in group_packs(explanation.packs):
-        parts += ["", *_render_packs(numbers, packs, width, explain=explain)]
-        wait = waits[numbers[0] - 1] if waits else None
+        render_alike = _render_packs if packs[0].slurm_job is None else _render_gpu_sets
+        parts += ["", *render_alike(numbers, packs, width, explain=explain)]
+        wait = waits[places[id(packs[0])]] if waits else None
         if wait is not None:
             parts.append(_fold(_tell_wait(wait), width, "  "))
     if explain:
@@ -76,6 +83,8 @@ def _tell_head(explanation: PlanExplanation) -> str:
     figures = compute_plan_figures(explanation)
     jobs = sum(len(pack.members) for pack in explanation.packs)
     text = f"{_count(jobs, 'job')} in {_count(figures.packs, 'pack')}"
+    if figures.gpus > figures.packs:
+        text += f" with {figures.gpus} GPUs"
     if figures.gpu_hours is None:
         return f"{text}; how long they hold a GPU is not known yet"
     text += f": {_tell_hours(figures.gpu_hours)} of GPU time"
@@ -106,15 +115,22 @@ def _count(number: int, word: str) -> str:
 def group_packs(
     packs: Sequence[PackExplanation],
 ) -> list[tuple[tuple[int, ...], tuple[PackExplanation, ...]]]:
-    """Packs that look alike together, with their numbers from 1 on."""
+    """Packs that look alike together, with their numbers from 1 on.
+
+    The GPU sets of a Slurm job are one pack, and stand together whatever they look like.
+    """
     found: dict[object, list[int]] = {}
-    for number, pack in enumerate(packs, start=1):
+    jobs = group_slurm_jobs(packs)
+    for number, (pack, *others) in enumerate(jobs, start=1):
+        if others:
+            found[number] = [number]
+            continue
         members = tuple(_key(member) for member in pack.members)
         layout = tuple(dataclasses.replace(seat, number=None) for seat in pack.layout)
         key = (dataclasses.replace(pack, members=(), reasons=(), layout=layout), members)
         found.setdefault(key, []).append(number)
     return [
-        (tuple(numbers), tuple(packs[number - 1] for number in numbers))
+        (tuple(numbers), tuple(pack for number in numbers for pack in jobs[number - 1]))
         for numbers in found.values()
     ]
 
@@ -154,6 +170,55 @@ def _render_packs(
         parts += _tell_who(numbers, packs, width)
     if explain:
         parts += [_fold(text, width, "  because ") for text in pack.reasons]
+        parts += [_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)]
+    return parts
+
+
+def _render_gpu_sets(
+    numbers: Sequence[int], packs: Sequence[PackExplanation], width: int, *, explain: bool
+) -> list[RenderableType]:
+    """A pack of several GPUs: who begins on which of them."""
+    members = [member for pack in packs for member in pack.members]
+    words = [f"{len(members)} members", packs[0].mode.value]
+    if any(pack.is_measured for pack in packs):
+        words.append("measured as it starts")
+    limits = [pack.time_limit_s for pack in packs if pack.time_limit_s is not None]
+    if len(limits) == len(packs):
+        words.append(f"time limit {format_time_limit(max(limits))}")
+    gpus = sum(pack.gpus for pack in packs)
+    head = f"Pack {numbers[0]}, {gpus} GPUs of one node: {', '.join(words)}"
+    parts: list[RenderableType] = [_fold(head, width, hanging=2)]
+    columns = [
+        Column("GPU", is_number=False),
+        Column("BEGINS WITH", is_number=False, gives_way=True),
+        Column("WAIT"),
+        Column("PLACES"),
+        Column("CPUS"),
+        Column("HOST_MEM"),
+        Column("ENDS AFTER"),
+    ]
+    rows, first = [], 1
+    for pack in packs:
+        last = first + pack.gpus - 1
+        own = format_task_ids(sorted(member.number for member in pack.members))
+        end_s = pack.predicted_finish_s
+        rows.append(
+            (
+                f"{first}" if first == last else f"{first}-{last}",
+                own,
+                str(max(0, len(pack.members) - pack.degree)),
+                str(pack.degree),
+                "unknown" if pack.cpus is None else str(pack.cpus),
+                format_mb_figure(pack.host_memory_mb),
+                "unknown" if end_s is None else format_span(end_s),
+            )
+        )
+        first = last + 1
+    parts += _indent(render([build_table(columns, rows, width - 2)], width - 2))
+    parts += _indent(_render_members(packs, width - 2))
+    if explain:
+        told = dict.fromkeys(text for pack in packs for text in pack.reasons)
+        parts += [_fold(text, width, "  because ") for text in told]
         parts += [_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)]
     return parts
 

@@ -1,4 +1,7 @@
-"""What a member used of its MIG instance: measured on that alone, so exact."""
+"""What a member used of its MIG instance: measured on that alone, so exact, unless others share it.
+
+What is told of an instance that members share is of all of them, and none's alone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def attribute_instance_sm(run: PackRun, member: MemberRun) -> AttributedPart | N
     """A member's part of the whole GPU's SMs, by what its instance did; None where unknown."""
     use = find_instance(member)
     mean = compute_instance_mean(run, member, "sm_active")
-    if use is None or mean is None or not use.instance_sms or not use.gpu_sms:
+    if use is None or use.inside or mean is None or not use.instance_sms or not use.gpu_sms:
         return None
     return AttributedPart(mean * use.instance_sms / use.gpu_sms, Attribution.EXACT)
 
@@ -42,6 +45,7 @@ def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
     track = run.samples.gpus.get(use.uuids[0], NO_GPU).get("gpu_memory_mb")
     known = [value for value in (track.values if track else ()) if value is not None]
     return {
+        "planned": member.view.spec.plan.instance or None,
         "profile": use.instance,
         "uuid": use.uuids[0],
         "memory_mb": use.gpu_memory_limit_mb,
@@ -49,5 +53,27 @@ def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
         "gpu_memory_peak_mb": max(known, default=None),
         "sm_active": compute_instance_mean(run, member, "sm_active"),
         "dram_active": compute_instance_mean(run, member, "dram_active"),
-        "attribution": Attribution.EXACT.value,
+        "shared_by": use.inside or None,
+        "attribution": None if use.inside else Attribution.EXACT.value,
+    }
+
+
+def build_layout(run: PackRun) -> dict[str, Any] | None:
+    """The planned MIG layout beside what came, as it stands in summary.json; None without one."""
+    planned = run.view.record.layout
+    came = () if run.setup is None else run.setup.instances
+    if not planned and not came:
+        return None
+    return {
+        "planned": list(planned),
+        "came": [
+            {
+                "profile": one.profile,
+                "uuid": one.uuid,
+                "memory_mb": one.memory_mb,
+                "sms": one.sms,
+                "places": one.places,
+            }
+            for one in came
+        ],
     }

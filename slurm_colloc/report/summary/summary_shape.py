@@ -118,7 +118,13 @@ _member = _is(
         "gpu_uuids": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
-        "mig": _maybe(_is({}, {"profile": _maybe(_is_text)})),
+        "mig": _maybe(
+            _is(
+                {},
+                _all(_maybe(_is_text), "planned profile uuid shared_by")
+                | {"memory_mb": _is_number},
+            )
+        ),
         "joined_at": _maybe(_is_moment),
         "request": _is(
             _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
@@ -181,7 +187,21 @@ _spread = _maybe(
         | {"attribution": _is_attribution}
     )
 )
+_instance = _is(_all(_is_text, "profile uuid") | _all(_is_number, "memory_mb sms places"))
+_layout = _is({"planned": _each(_is_text), "came": _each(_instance)})
 _window = _is(_all(_is_moment, "from to"))
+_gpu = _is(
+    {
+        "uuid": _is_text,
+        "index": _maybe(_is_count),
+        "model": _maybe(_is_text),
+        **_all(_is_number, "memory_mb energy_j"),
+        "members": _each(_is_count),
+        "use": _values(_spread),
+        "throttled_s": _values(_is_number),
+    }
+)
+_extreme = _is({"uuid": _is_text, "mean": lambda v: v is not None and _is_number(v)})
 _summary = _is(
     {
         **_all(_is_text, "pack_id name"),
@@ -205,7 +225,12 @@ _summary = _is(
     },
     {
         "submission": _maybe(_is_text),
+        "layout": _maybe(_layout),
         "degree": _maybe(_degree),
+        "gpu_set": _is_count,
+        "gpu_sets": _each(_is_count),
+        "gpus": _each(_gpu),
+        "imbalance": _maybe(_is({"metric": _is_text, "least": _extreme, "most": _extreme})),
         "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),
     },
 )  # fmt: skip

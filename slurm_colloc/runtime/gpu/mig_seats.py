@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.host.keeper.prepared_mig import MigInstance, PreparedGpu, count_slices
 from slurm_colloc.model.mig.mig_layout import place
@@ -40,12 +40,16 @@ class MigSeats:
     Args:
         gpu: The GPU, and what root has made of it.
         can_change: Root changes them on request.
+        places: How many members share an instance, by UUID; one has each that is not named.
     """
 
-    def __init__(self, gpu: PreparedGpu, *, can_change: bool) -> None:
+    def __init__(
+        self, gpu: PreparedGpu, *, can_change: bool, places: Mapping[str, int] | None = None
+    ) -> None:
         self._gpu = gpu
         self._can_change = can_change
-        self._occupants: dict[str, int] = {}
+        self._places = dict(places or {})
+        self._occupants: dict[int, tuple[MigInstance, int]] = {}
         self._refused: set[tuple[str, ...]] = set()
 
     @property
@@ -56,21 +60,62 @@ class MigSeats:
     def keep(self, running: Collection[int]) -> None:
         """Free the instances of members that no longer have a place."""
         self._occupants = {
-            uuid: number for uuid, number in self._occupants.items() if number in running
+            number: taken for number, taken in self._occupants.items() if number in running
         }
 
     def find(self, member: Member) -> MigInstance | None:
-        """The free instance that a member gets: the smallest that is enough; None for none."""
-        free = [one for one in self._gpu.instances if one.uuid not in self._occupants]
-        enough = [one for one in free if self._is_enough(one, read_need(member))]
-        return min(enough, key=_size, default=None)
+        """The instance that a member gets: the smallest free one that is enough; None for none.
+
+        Where members share instances, that for which it was planned, and the emptiest of those.
+        """
+        need = read_need(member)
+        enough = [one for one in self._gpu.instances if self._has_place(one, member)]
+
+        def rank(one: MigInstance) -> tuple[bool, int, tuple[int, int, int, int]]:
+            is_other = bool(self._places) and one.slices != need.slices
+            return is_other, len(self.list_members(one.uuid)), _size(one)
+
+        return min(enough, key=rank, default=None)
 
     def take(self, member: Member) -> MigInstance | None:
         """Give a member its instance; None where there is none."""
         instance = self.find(member)
         if instance is not None:
-            self._occupants[instance.uuid] = member.number
+            self._occupants[member.number] = instance, self._count_mb(instance, member)
         return instance
+
+    def count_places(self, uuid: str) -> int:
+        """How many members share an instance."""
+        return self._places.get(uuid, 1)
+
+    def close_to_others(self, uuid: str) -> None:
+        """Let one member at a time have an instance that several were to share."""
+        self._places.pop(uuid, None)
+
+    def list_members(self, uuid: str) -> list[int]:
+        """Those that have an instance now."""
+        return [number for number, (one, _) in self._occupants.items() if one.uuid == uuid]
+
+    def _has_place(self, instance: MigInstance, member: Member) -> bool:
+        """Whether an instance is free for a member, or has room for it alongside others."""
+        if not self._is_enough(instance, read_need(member)):
+            return False
+        inside = self.list_members(instance.uuid)
+        if not inside:
+            return True
+        if len(inside) >= self.count_places(instance.uuid) or member.record.retries.apart:
+            return False
+        taken_mb = sum(mb for one, mb in self._occupants.values() if one.uuid == instance.uuid)
+        need_mb = self._count_mb(instance, member)
+        return taken_mb + need_mb <= int(instance.memory_mb * GPU_MEMORY_SHARE)
+
+    def _count_mb(self, instance: MigInstance, member: Member) -> int:
+        """What a member takes of an instance's memory: as it needs, else its part of that."""
+        places = self.count_places(instance.uuid)
+        if member.record.retries.apart:
+            return instance.memory_mb
+        fair_mb = int(instance.memory_mb * GPU_MEMORY_SHARE) // places
+        return read_need(member).gpu_memory_mb or fair_mb
 
     def _is_enough(self, instance: MigInstance, need: SeatNeed) -> bool:
         if _has_room(instance.memory_mb, need) and _has_slices(instance.profile, need):
@@ -112,7 +157,7 @@ class MigSeats:
         """
         if not self._can_change or self.find(member) is not None:
             return None
-        busy = {one.gpu_instance for one in self._gpu.instances if one.uuid in self._occupants}
+        busy = {one.gpu_instance for one, _ in self._occupants.values()}
         free = sorted({one.gpu_instance for one in self._gpu.instances} - busy)
         for profile in self._list_profiles(read_need(member)):
             for count in range(len(free) + 1):
@@ -149,9 +194,7 @@ class MigSeats:
     def waits_for_taken(self, member: Member) -> bool:
         """Whether an instance stands that is enough for a member, and another member has it."""
         need = read_need(member)
-        return any(
-            self._is_enough(one, need) for one in self._gpu.instances if one.uuid in self._occupants
-        )
+        return any(self._is_enough(one, need) for one, _ in self._occupants.values())
 
     def describe(self, member: Member) -> str:
         """Why a member waits although it has a place; empty where it has an instance."""
@@ -166,6 +209,25 @@ class MigSeats:
         if self._list_profiles(need):
             return f"{NO_INSTANCE} with {wanted}: one is made as soon as enough slices are free"
         return f"{NO_INSTANCE} with {wanted}: the largest, {largest}, has {largest_mb} MB"
+
+
+def match_places(gpu: PreparedGpu, words: Sequence[str], places: Sequence[int]) -> dict[str, int]:
+    """How many members share each instance, by UUID, as it was planned for a layout.
+
+    Args:
+        gpu: The GPU with its instances.
+        words: The layout's words.
+        places: How many members have each at once; none for one each.
+    """
+    left = sorted(gpu.instances, key=_size)
+    found = {}
+    for word, count in zip(words, places, strict=bool(places)):
+        alike = [one for one in left if one.slices == count_slices(word)]
+        if alike and count > 1:
+            one = next((one for one in alike if one.profile == word), alike[0])
+            left.remove(one)
+            found[one.uuid] = count
+    return found
 
 
 def _has_room(memory_mb: int, need: SeatNeed) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,17 +92,23 @@ class MpsClients:
 
     def wants_status(self) -> bool:
         """The daemon should be asked now which its clients are."""
+        if not self.is_status_due(self._asked_at, self._members):
+            return False
+        self._asked_at = time.monotonic()
+        return True
+
+    def is_status_due(self, asked_at: float, numbers: Collection[int]) -> bool:
+        """Whether it should be asked for some members, where it was last asked at a time."""
         now = time.monotonic()
         ages = [
             now - seen.since
-            for seen in self._members.values()
-            if not (seen.is_client or seen.is_outside) and now < seen.since + LOOK_FOR_S
+            for number, seen in self._members.items()
+            if number in numbers
+            and not (seen.is_client or seen.is_outside)
+            and now < seen.since + LOOK_FOR_S
         ]
         # Each question starts some programs: one without a GPU for a minute is rarely asked for.
-        if not ages or now < self._asked_at + max(LOOK_INTERVAL_S, _LOOK_SHARE * min(ages)):
-            return False
-        self._asked_at = now
-        return True
+        return bool(ages) and now >= asked_at + max(LOOK_INTERVAL_S, _LOOK_SHARE * min(ages))
 
     def join(self, pid: int) -> None:
         """A process has become a client."""
@@ -174,15 +180,20 @@ class MpsClients:
 
     # -- faults -------------------------------------------------------------------------------
 
-    def note_fault(self, fault: Fault) -> None:
-        """A fault has hit all clients of a device."""
+    def note_fault(self, fault: Fault, within: Collection[int] | None = None) -> None:
+        """A fault has hit all clients of a device.
+
+        Args:
+            fault: What the server says.
+            within: The members whose server that is; None for all.
+        """
         self._hit_pids.update(fault.suspects)
         owners = {self._owners.get(pid) for pid in fault.suspects}
         numbers = {number for number in owners if number is not None}
         if None in owners or not numbers:
             # A client whose member is not found any more may be any member's: with one of them
             # left out, another would be taken for the only one.
-            numbers.update(self._members)
+            numbers.update(self._members if within is None else within)
         text = next((line.strip() for line in fault.text.splitlines() if line.strip()), "")
         suspects = tuple(sorted(numbers))
         self._journal.write("mps_fault", members=suspects, pids=fault.suspects, text=text)
@@ -195,9 +206,64 @@ class MpsClients:
         """Clients that a fault has hit and that have not ended."""
         return [n for n, seen in self._members.items() if seen.suspects and seen.is_client]
 
+    def lose(self, reason: str, within: Collection[int] | None = None) -> None:
+        """A server is gone, and with it the contexts of all clients.
+
+        Args:
+            reason: Why.
+            within: The members whose server that is; None for all.
+        """
+        for number, seen in self._members.items():
+            if within is None or number in within:
+                # One that had no context yet may have been about to get one.
+                seen.lost = reason
+        self._owners = {
+            pid: owner
+            for pid, owner in self._owners.items()
+            if within is not None and owner not in within
+        }
+
+
+class InstanceClients:
+    """The same as the daemon of one MIG instance has it: of the members on that alone.
+
+    Args:
+        clients: All members of the pack.
+        find_members: Those on the instance.
+    """
+
+    def __init__(self, clients: MpsClients, find_members: Callable[[], Collection[int]]) -> None:
+        self._clients = clients
+        self._find_members = find_members
+        self._asked_at = 0.0
+        self.statuses = 0
+        """How many answers to `ask_status` have come from this daemon."""
+
+    def join(self, pid: int) -> None:
+        """A process has become a client."""
+        self._clients.join(pid)
+
+    def wants_status(self) -> bool:
+        """The daemon should be asked now which its clients are."""
+        if not self._clients.is_status_due(self._asked_at, self._find_members()):
+            return False
+        self._asked_at = time.monotonic()
+        return True
+
+    def note_status(self, status: Status) -> None:
+        """The daemon's list of clients."""
+        self.statuses += 1
+        self._clients.note_status(status)
+
+    def note_fault(self, fault: Fault) -> None:
+        """A fault has hit all clients of the instance."""
+        self._clients.note_fault(fault, self._find_members())
+
+    def list_hit(self) -> list[int]:
+        """Clients that a fault has hit and that have not ended."""
+        mine = self._find_members()
+        return [number for number in self._clients.list_hit() if number in mine]
+
     def lose(self, reason: str) -> None:
-        """The server is gone, and with it the contexts of all clients."""
-        for seen in self._members.values():
-            # One that had no context yet may have been about to get one.
-            seen.lost = reason
-        self._owners.clear()
+        """The server is gone, and with it the contexts of its clients."""
+        self._clients.lose(reason, self._find_members())

@@ -57,29 +57,46 @@ def find_prepared(environ: Mapping[str, str], gpus: Sequence[str]) -> PreparedFi
     return PreparedFinding(daemon)
 
 
-def find_instances(environ: Mapping[str, str]) -> tuple[PreparedGpu | None, str, str]:
+@dataclass(frozen=True)
+class InstancesFinding:
+    """The MIG instances that the prolog has made.
+
+    Attributes:
+        reason: Why there is no layout; empty where there is one.
+        gpu: The GPU with its instances; None for none. With a reason, too, where the layout could
+            not be had and one instance has all of the GPU, because no process finds a GPU there
+            without any.
+        socket: Where they can be changed; empty where they cannot.
+        mps_inside: The site lets MPS run inside an instance.
+    """
+
+    reason: str
+    gpu: PreparedGpu | None = None
+    socket: str = ""
+    mps_inside: bool = False
+
+
+def find_instances(environ: Mapping[str, str]) -> InstancesFinding:
     """Look for the MIG instances that the prolog has made.
 
     Args:
         environ: The batch script's environment; empty where there is no Slurm.
-
-    Returns:
-        The GPU with its instances, and the socket where they can be changed; or None, and why
-        there are none. Both the GPU and a reason where the layout could not be had and one
-        instance has all of the GPU, because no process finds a GPU there without any.
     """
     try:
         setup = _read_setup(environ)
     except NodeError as error:
-        return None, "", f"the node's MIG instances are not used: {error.message}"
+        return InstancesFinding(f"the node's MIG instances are not used: {error.message}")
     if setup is None:
-        return None, "", "only a node's prolog can make MIG instances, and it has prepared nothing"
+        return InstancesFinding(
+            "only a node's prolog can make MIG instances, and it has prepared nothing"
+        )
     if setup.mode != "mig" or setup.mig is None:
-        return None, "", f"the node has made no MIG instances: {setup.reason}"
-    if len(setup.mig.gpus) != 1 or not setup.mig.gpus[0].instances:
-        return None, "", f"the node has cut {len(setup.mig.gpus)} GPUs, and a pack shares one"
-    is_whole = setup.reason.startswith(WHOLE_GPU)
-    return setup.mig.gpus[0], setup.mig.socket, setup.reason if is_whole else ""
+        return InstancesFinding(f"the node has made no MIG instances: {setup.reason}")
+    mig = setup.mig
+    if len(mig.gpus) != 1 or not mig.gpus[0].instances:
+        return InstancesFinding(f"the node has cut {len(mig.gpus)} GPUs, and a pack shares one")
+    reason = setup.reason if setup.reason.startswith(WHOLE_GPU) else ""
+    return InstancesFinding(reason, mig.gpus[0], mig.socket, mig.mps_inside)
 
 
 def _read_setup(environ: Mapping[str, str]) -> PreparedSetup | None:

@@ -22,7 +22,7 @@ from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
-from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.gpu.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.store.atomic_files import make_directory
 
@@ -72,6 +72,7 @@ class PackDaemon:
         listener: Is told what becomes of it.
         patience: How patient to be.
         prepared: A daemon that the node's prolog has started for this job.
+        logs: The folder for its logs below the pack's `mps`; empty for that itself.
     """
 
     def __init__(
@@ -81,18 +82,20 @@ class PackDaemon:
         environ: Mapping[str, str],
         label: str,
         *,
-        clients: MpsClients,
+        clients: MpsClients | InstanceClients,
         journal: Journal,
         listener: DaemonListener,
         patience: GpuPatience,
         prepared: PreparedDaemon | None = None,
+        logs: str = "",
     ) -> None:
+        logs_to = pack / "mps" / logs
         self._options = MpsOptions(
             gpus=gpus,
             bases=patience.bases,
             environment=choose_passed_environment(environ),
             path=environ.get("PATH", ""),
-            logs_to=str(pack / "mps"),
+            logs_to=str(logs_to),
             label=label,
             adopt="" if prepared is None else prepared.pipe_directory,
         )
@@ -124,7 +127,7 @@ class PackDaemon:
             ),
         }
         with contextlib.suppress(StateError):
-            make_directory(pack / "mps")
+            make_directory(logs_to)
 
     @property
     def by(self) -> str:

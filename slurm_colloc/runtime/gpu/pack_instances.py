@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES, NO_INSTANCE
 from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.gpu.mig_agent import ChangeAnswer, MigChange, begin_change
 from slurm_colloc.runtime.gpu.mig_seats import MigSeats
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import GpuUse
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
 
 
 class PackInstances:
@@ -22,10 +28,19 @@ class PackInstances:
         gpu: The GPU with its instances.
         socket: Where root changes them on request; empty where it does not.
         journal: The pack's log.
+        places: How many members share an instance, by UUID; one has each that is not named.
     """
 
-    def __init__(self, gpu: PreparedGpu, socket: str, journal: Journal) -> None:
-        self._seats = MigSeats(gpu, can_change=bool(socket))
+    def __init__(
+        self,
+        gpu: PreparedGpu,
+        socket: str,
+        journal: Journal,
+        places: Mapping[str, int] | None = None,
+    ) -> None:
+        self._seats = MigSeats(gpu, can_change=bool(socket), places=places)
+        self._shared = tuple(places or {})
+        self._daemons: InstanceDaemons | None = None
         self._socket = socket
         self._journal = journal
         self._call: BackgroundCall[ChangeAnswer] | None = None
@@ -44,7 +59,35 @@ class PackInstances:
 
     def filenos(self) -> list[int]:
         """What wakes the runner."""
-        return [] if self._call is None else [self._call.fileno()]
+        found = [] if self._call is None else [self._call.fileno()]
+        return found if self._daemons is None else found + self._daemons.filenos()
+
+    def use_mps(self, daemons: InstanceDaemons) -> None:
+        """Start MPS in the instances that members share."""
+        self._daemons = daemons
+        daemons.start(self._shared)
+
+    @property
+    def is_ready(self) -> bool:
+        """Members can start, as far as MPS inside goes: each daemon answers, or there is none."""
+        return self._daemons is None or all(map(self._daemons.is_settled, self._shared))
+
+    def list_members(self, uuid: str) -> list[int]:
+        """The members on an instance."""
+        return self._seats.list_members(uuid)
+
+    def count_places(self, uuid: str) -> int:
+        """How many members share an instance."""
+        return self._seats.count_places(uuid)
+
+    def follow_daemons(self) -> list[str]:
+        """Hear what has become of MPS inside; what is worth telling of it, a sentence each."""
+        if self._daemons is None:
+            return []
+        self._daemons.work()
+        for uuid in self._daemons.list_without():
+            self._seats.close_to_others(uuid)
+        return self._daemons.take_notes()
 
     def work(self) -> str | None:
         """Hear what has become of a change: why it failed, empty where it was done.
@@ -99,8 +142,14 @@ class PackInstances:
         """
         return self._call is None and self._seats.waits_for_taken(member)
 
-    def place(self, member: Member) -> tuple[GpuUse | None, dict[str, str]]:
+    def place(
+        self, member: Member, share: GpuShare = AS_PLANNED
+    ) -> tuple[GpuUse | None, dict[str, str]]:
         """How a member that starts now is put on its instance, and the environment that does it.
+
+        Args:
+            member: The member.
+            share: What it is given of an instance that it shares.
 
         Raises:
             OSError: None is free, which nothing but an error of ours makes happen.
@@ -119,10 +168,47 @@ class PackInstances:
             gpu_sms=max((profile.sms for profile in self.gpu.profiles), default=None),
         )
         # CUDA sees one instance at most, and of several GPUs none by its index.
-        return use, {"CUDA_VISIBLE_DEVICES": instance.uuid}
+        environment = {"CUDA_VISIBLE_DEVICES": instance.uuid}
+        daemon = None if self._daemons is None else self._daemons.get(instance.uuid)
+        if daemon is None or not daemon.pipe_directory or member.record.retries.apart:
+            return use, environment
+        from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
+
+        count = self._seats.count_places(instance.uuid)
+        inside, environment = place_under_mps(
+            SharedGpu((instance.uuid,), instance.memory_mb, count, count, daemon.pipe_directory),
+            member.spec.plan,
+            1,
+            client_priority=share.client_priority,
+        )
+        limit_mb = inside.gpu_memory_limit_mb
+        return dataclasses.replace(
+            use,
+            inside=SharingMode.MPS.value,
+            thread_percentage=inside.thread_percentage,
+            gpu_memory_limit_mb=use.gpu_memory_limit_mb if limit_mb is None else limit_mb,
+        ), environment
+
+    # -- MPS inside ---------------------------------------------------------------------------
+
+    def list_stuck(self) -> list[int]:
+        """Members that a fault has hit and that keep their server from taking new clients."""
+        return [] if self._daemons is None else self._daemons.list_stuck()
+
+    def catch_up(self) -> None:
+        """Hear all that the daemons have said up to now; waits for a moment at most."""
+        if self._daemons is not None:
+            self._daemons.catch_up()
+
+    def let_go(self) -> None:
+        """Leave no files behind: Slurm is about to kill all that is left of the pack."""
+        if self._daemons is not None:
+            self._daemons.let_go()
 
     def close(self) -> None:
-        """Forget what is under way."""
+        """Forget what is under way, and end the daemons."""
         if self._call is not None:
             self._call.close()
             self._call = None
+        if self._daemons is not None:
+            self._daemons.close()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
+    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
 
 class SetupRecord:
@@ -51,11 +52,14 @@ class SetupRecord:
             notes=finding.notes,
         )
 
-    def note_instances(self, gpu: PreparedGpu, *, can_change: bool) -> None:
+    def note_instances(
+        self, gpu: PreparedGpu, instances: PackInstances, *, can_change: bool
+    ) -> None:
         """The MIG instances that stand on the GPU.
 
         Args:
             gpu: The GPU with its instances.
+            instances: How many members share each.
             can_change: They can be changed while the pack runs.
         """
         whole = max((profile.memory_mb for profile in gpu.profiles), default=None)
@@ -65,7 +69,14 @@ class SetupRecord:
             gpu_name=gpu.name,
             gpu_memory_mb=whole,
             instances=tuple(
-                SetupInstance(one.uuid, one.profile, one.gpu_instance, one.memory_mb, one.sms)
+                SetupInstance(
+                    one.uuid,
+                    one.profile,
+                    one.gpu_instance,
+                    one.memory_mb,
+                    one.sms,
+                    instances.count_places(one.uuid),
+                )
                 for one in gpu.instances
             ),
             can_change=can_change,

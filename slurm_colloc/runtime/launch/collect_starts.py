@@ -7,7 +7,6 @@ import time
 from functools import partial
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
@@ -85,7 +84,7 @@ class StartCollector:
             gpu=member.gpu,
             cause="",
         )
-        if member.gpu is not None and member.gpu.mode == SharingMode.MPS.value:
+        if member.gpu is not None and member.gpu.is_under_mps:
             self._clients.watch(member)
         use = None if member.gpu is None else dataclasses.asdict(member.gpu)
         self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)

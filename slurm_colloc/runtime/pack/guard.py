@@ -1,9 +1,14 @@
-"""The batch script's own process: the parent of a runner, which it outlives where that is killed.
+"""The batch script's own process: the parent of the runners, which it outlives if one is killed.
 
 Slurm ends all that a batch script has left in the moment in which its own process ends. So that
 process is this one. It does nothing but hand on signals and wait. After a runner that died of a
-signal it waits until the files of the pack's MPS daemon are gone, and has Slurm asked to start the
-pack again; then its members have their time to end, as at every requeue.
+signal it waits until the files of that pack's MPS daemon are gone, and has Slurm asked to start the
+job again; then all members have their time to end, as at every requeue. Where that is refused, the
+other runners of the job go on.
+
+A job with several GPU sets has a runner for each. What they need is loaded, and the job divided, by
+the guard's only child, the starter: it forks the runners, names them to the guard, which adopts
+them, and ends.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 # A guard stands for as long as its pack runs: nothing is loaded for its types alone.
 TYPE_CHECKING = False
@@ -33,13 +38,14 @@ FILES_WAIT_S = 3.0
 """How long the keeper may take to remove its files; it needs milliseconds."""
 
 ORPHANS_WAIT_S = 600.0
-"""How long Slurm may take to end what a runner has left; it does after KillWait at the latest."""
+"""How long Slurm may take to end what is left of a job; it does after KillWait at the latest."""
 
-ResumePaused = Callable[[], object]
-"""Lets members go on that the runner had paused."""
+ResumePaused = Callable[[str], object]
+"""Lets members go on that a runner had paused; told the directory of its pack."""
 
-Requeue = Callable[[int], bool]
-"""Told the signal that a runner died of; True where Slurm ends by itself what it has left."""
+Requeue = Callable[[str, int], bool]
+"""Told the pack of a killed runner and the signal that it died of; True where Slurm ends by itself
+what is left of the job."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FILES_POLL_S = 0.005
@@ -58,23 +64,42 @@ class GuardPipe:
 
     def announce(self, directory: str) -> None:
         """Say which directory must be gone before Slurm may end everything."""
+        self._say(b"files %d %s\n" % (os.getpid(), os.fsencode(directory)))
+
+    def name_runners(self, packs: Mapping[int, str]) -> None:
+        """Say, as the starter, which runners have come in its place.
+
+        Args:
+            packs: By process id the directory of each one's pack.
+        """
+        self._say(
+            b"".join(b"runner %d %s\n" % (pid, os.fsencode(pack)) for pid, pack in packs.items())
+        )
+
+    def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, os.fsencode(directory) + b"\n")
+            os.write(self._descriptor, line)
 
 
 def stand_guard(
-    requeue: Requeue | None = None, resume_paused: ResumePaused = lambda: None
+    pack: str = "",
+    requeue: Requeue | None = None,
+    resume_paused: ResumePaused = lambda _: None,
+    *,
+    has_starter: bool = False,
 ) -> GuardPipe:
     """Go on as a child of this process, which ends as the child does.
 
     Args:
-        resume_paused: Called after a child that was killed.
-        requeue: What is to be done about a child that was killed; None for nothing.
+        pack: The directory of the child's pack.
+        requeue: What is to be done about a runner that was killed; None for nothing.
+        resume_paused: Called after a runner that was killed.
+        has_starter: The child is no runner but starts them, and ends once it has named them.
 
     Raises:
         OSError: There is no second process to be had.
     """
-    if requeue is not None:
+    if requeue is not None or has_starter:
         # Before there is a runner that could be killed; it does not inherit this.
         _adopt_orphans()
     read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,47 +114,122 @@ def stand_guard(
         raise
     if child != 0:
         os.close(write_end)
+        guard = _Guard(child, pack, read_end, requeue, resume_paused)
         for number in HANDED_ON:
-            signal.signal(number, lambda received, _: _hand_on(child, received))
+            signal.signal(number, guard.hand_on)
+        if has_starter:
+            guard.await_starter(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _watch(child, read_end, requeue, resume_paused)
+        guard.watch()
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return GuardPipe(write_end)
 
 
-def _hand_on(child: int, number: int) -> None:
-    # Once the child is collected nothing is handed on any more, so its pid is no other's.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, number)  # noqa: TID251 - its own
+class _Guard:
+    """Waits for runners; see `stand_guard`."""
 
+    def __init__(
+        self,
+        child: int,
+        pack: str,
+        read_end: int,
+        requeue: Requeue | None,
+        resume_paused: ResumePaused,
+    ) -> None:
+        self._runners = {child: pack}
+        self._read_end = read_end
+        self._requeue = requeue
+        self._resume_paused = resume_paused
+        self._files: dict[int, list[str]] = {}
+        self._worst = 0
+        self._killed_by = 0
+        self._ends_by: float | None = None
+        """When what Slurm is ending is not waited for any longer; None while the job goes on."""
 
-def _watch(
-    child: int, read_end: int, requeue: Requeue | None, resume_paused: ResumePaused
-) -> NoReturn:
-    pid, status = os.waitpid(-1, 0)
-    while pid != child:
-        pid, status = os.waitpid(-1, 0)
-    for handed_on in HANDED_ON:
-        signal.signal(handed_on, signal.SIG_IGN)
-    if not os.WIFSIGNALED(status):
-        os._exit(os.WEXITSTATUS(status))
-    # Whatever the runner had stopped is to hear what Slurm sends to it next.
-    with contextlib.suppress(Exception):
-        resume_paused()
-    deadline = time.monotonic() + FILES_WAIT_S
-    for directory in _read_directories(read_end):
-        while os.path.lexists(directory) and time.monotonic() < deadline:
-            time.sleep(_FILES_POLL_S)
-    number = os.WTERMSIG(status)
-    # Whatever goes wrong with it, the pack ends as it would without.
-    with contextlib.suppress(Exception):
-        if requeue is not None and requeue(number):
-            _wait_for_orphans()
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)  # noqa: TID251 - its own
-    os._exit(128 + number)
+    def hand_on(self, number: int, _frame: object = None) -> None:
+        """Give a signal to all runners; also a handler of it."""
+        # One that is collected is not in the list any more, so its pid is no other's.
+        for pid in list(self._runners):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)  # noqa: TID251 - its own
+
+    def await_starter(self, starter: int) -> None:
+        """Put the runners in the place of the starter, once it has named them and ended.
+
+        Until it is known who is to hear them, signals wait: the caller has blocked them.
+        """
+        ended: dict[int, int] = {}
+        while starter not in ended:
+            pid, status = os.waitpid(-1, 0)
+            ended[pid] = status
+        pack = self._runners.pop(starter)
+        self._read()
+        status = ended.pop(starter)
+        if not self._runners:
+            self._note_end(starter, pack, status)
+        for pid in self._runners.keys() & ended.keys():
+            # One that was as quick as that.
+            self._note_end(pid, self._runners.pop(pid), ended[pid])
+
+    def watch(self) -> NoReturn:
+        """Wait until all runners have ended, and end as the worst of them."""
+        while self._runners or self._ends_by is not None:
+            try:
+                pid, status = os.waitpid(-1, 0 if self._ends_by is None else os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid in self._runners:
+                self._note_end(pid, self._runners.pop(pid), status)
+            elif pid == 0:
+                if time.monotonic() >= (self._ends_by or 0.0):
+                    break
+                time.sleep(_ORPHANS_POLL_S)
+        number = self._killed_by
+        if not number:
+            os._exit(self._worst)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # noqa: TID251 - its own
+        os._exit(128 + number)
+
+    def _note_end(self, pid: int, pack: str, status: int) -> None:
+        if not self._runners:
+            for handed_on in HANDED_ON:
+                signal.signal(handed_on, signal.SIG_IGN)
+        if not os.WIFSIGNALED(status):
+            self._worst = max(self._worst, os.WEXITSTATUS(status))
+            return
+        self._killed_by = os.WTERMSIG(status)
+        if self._ends_by is not None:
+            return
+        # Whatever the runner had stopped is to hear what Slurm sends to it next.
+        with contextlib.suppress(Exception):
+            self._resume_paused(pack)
+        self._read()
+        deadline = time.monotonic() + FILES_WAIT_S
+        for directory in self._files.get(pid, []):
+            while os.path.lexists(directory) and time.monotonic() < deadline:
+                time.sleep(_FILES_POLL_S)
+        # Whatever goes wrong with it, the job ends as it would without.
+        with contextlib.suppress(Exception):
+            if self._requeue is not None and self._requeue(pack, self._killed_by):
+                # Slurm's TERM gives members the time to save what they have.
+                self._ends_by = time.monotonic() + ORPHANS_WAIT_S
+
+    def _read(self) -> None:
+        """Read what runners, and the starter, have said."""
+        data = b""
+        # All has been written. Its end is not waited for: another may hold the other side.
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._read_end, 65536):
+                data += chunk
+        for line in data.splitlines():
+            word, pid, directory = line.split(b" ", 2)
+            if word == b"runner":
+                self._runners[int(pid)] = os.fsdecode(directory)
+            else:
+                self._files.setdefault(int(pid), []).append(os.fsdecode(directory))
 
 
 def _adopt_orphans() -> None:
@@ -137,21 +237,3 @@ def _adopt_orphans() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _wait_for_orphans() -> None:
-    """Wait until Slurm has ended them: its TERM gives members the time to save what they have."""
-    deadline = time.monotonic() + ORPHANS_WAIT_S
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(_ORPHANS_POLL_S)
-
-
-def _read_directories(read_end: int) -> list[str]:
-    data = b""
-    # All has been written. Its end is not waited for: another process may hold the other side.
-    with contextlib.suppress(BlockingIOError):
-        while chunk := os.read(read_end, 65536):
-            data += chunk
-    return [os.fsdecode(line) for line in data.splitlines()]

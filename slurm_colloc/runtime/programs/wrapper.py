@@ -1,6 +1,6 @@
 """Runs inside a member's step, around the user's script: who: the user; where: compute node.
 
-Started by path, not as a module, with the standard library only: it is up in milliseconds. srun
+Started by path, not as a module, without site packages: it is up in milliseconds. srun
 would answer 1 for an OOM kill and overwrite CUDA_VISIBLE_DEVICES; the wrapper gives the script
 exactly the environment it was handed and writes down how it ended.
 
@@ -22,6 +22,17 @@ import signal
 import sys
 import time
 
+if __name__ == "__main__":
+    # The package lies four directories up; -I keeps even this file's own off the path.
+    sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
+
+from slurm_colloc.runtime.programs.own_descendants import (
+    end_leftovers,
+    read,
+    reap,
+    signal_all,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +44,6 @@ _WATCHED = (
 )  # fmt: skip
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LEFTOVER_GRACE_S = 2.0
 _PATIENCE_S = 60.0
 _TOGETHER_S = 120.0
 
@@ -262,64 +272,6 @@ def wait_for(
         status = reap(child)
         if status is not None:
             return status, foreign, kill_at
-
-
-def reap(child: int) -> int | None:
-    """Collect every ended descendant; the child's status once it is there."""
-    status = None
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                status = ended[1]
-    return status
-
-
-def list_descendants() -> list[int]:
-    """Process ids below this one; orphans stay below it because it is their reaper."""
-    found: list[int] = []
-    todo = [os.getpid()]
-    while todo:
-        pid = todo.pop()
-        tasks = []
-        with contextlib.suppress(OSError):
-            tasks = os.listdir(f"/proc/{pid}/task")
-        for task in tasks:
-            # One that has ended meanwhile says nothing of the others.
-            children = [int(word) for word in read(f"/proc/{pid}/task/{task}/children").split()]
-            found += children
-            todo += children
-    return found
-
-
-def signal_all(number: int) -> None:
-    """Send a signal to every process of the member but this one.
-
-    A TERM to an srun kills its step at once (srun(1), 22.05 to 26.05); the runner sends TERM to
-    the tasks of such a step instead.
-    """
-    for pid in list_descendants():
-        if number != signal.SIGTERM or read(f"/proc/{pid}/comm") != "srun\n":
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
-
-
-def read(path: str) -> str:
-    """Read a small file of the kernel's; empty where there is none."""
-    with contextlib.suppress(OSError), open(path, errors="surrogateescape") as file:
-        return file.read()
-    return ""
-
-
-def end_leftovers(kill_at: float | None) -> None:
-    """End what the script left running; where the member is being ended, KILL at `kill_at`."""
-    deadline = kill_at if kill_at is not None else time.monotonic() + _LEFTOVER_GRACE_S
-    signal_all(signal.SIGTERM)
-    while list_descendants():
-        signal.sigtimedwait((signal.SIGCHLD,), 0.05)
-        reap(0)
-        if time.monotonic() > deadline:
-            signal_all(signal.SIGKILL)
-            deadline = time.monotonic() + 0.5
 
 
 def read_oom_kills() -> int | None:

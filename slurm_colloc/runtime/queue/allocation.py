@@ -77,6 +77,26 @@ def read_cores(allowed: set[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(core) for core in cores.values())
 
 
+def read_host_memory_mb(environ: Mapping[str, str]) -> int | None:
+    """What Slurm lets the job use on this node, in MB; None where it does not say; pure."""
+    with contextlib.suppress(KeyError, ValueError):
+        if "SLURM_MEM_PER_NODE" in environ:
+            return int(environ["SLURM_MEM_PER_NODE"])
+        return int(environ["SLURM_MEM_PER_CPU"]) * int(environ["SLURM_CPUS_ON_NODE"])
+    return None
+
+
+def explain_unbound(allocation: Allocation) -> str:
+    """Why members are not bound to CPUs; empty where they can be."""
+    usable = sum(len(core) for core in allocation.cores)
+    if usable > allocation.cpus_allocated and "SLURM_JOB_ID" in allocation.environment:
+        return (
+            f"Slurm gave {allocation.cpus_allocated} CPUs but binds jobs to none: "
+            "members are not bound either"
+        )
+    return ""
+
+
 def choose_places(
     allocation: Allocation, wanted: Sequence[int]
 ) -> tuple[tuple[tuple[int, ...], ...], str]:
@@ -90,12 +110,9 @@ def choose_places(
         CPU numbers per place, and an empty string; or no CPUs per place (no binding), and why.
     """
     unbound = tuple(() for _ in wanted)
+    if why := explain_unbound(allocation):
+        return unbound, why
     usable = sum(len(core) for core in allocation.cores)
-    if usable > allocation.cpus_allocated and "SLURM_JOB_ID" in allocation.environment:
-        return unbound, (
-            f"Slurm gave {allocation.cpus_allocated} CPUs but binds jobs to none: "
-            "members are not bound either"
-        )
     shares = split_cpus(allocation.cores, wanted)
     if shares is None:
         return unbound, (

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
 from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_states import read_state
+from slurm_colloc.store.pack.member_states import StateRecord, read_state
 from slurm_colloc.store.pack.pack_directory import read_moved, read_spec
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked, list_dependents
@@ -28,9 +29,18 @@ class FittingMembers:
         self._record = record
         self._members = members
         self._time_left = time_left
+        self._gpus = 1 if record.request is None else record.request.gpus
 
-    def choose(self, sister: SisterPack, waiting: list[int]) -> Iterator[int]:
-        """Those of them that could start here now, each counted into what is left."""
+    def choose(
+        self, sister: SisterPack, waiting: Sequence[int], *, may_have_run: bool = False
+    ) -> Iterator[Member]:
+        """Those of them that could start here now, each counted into what is left.
+
+        Args:
+            sister: The pack where they wait.
+            waiting: Their numbers there.
+            may_have_run: Those may come that have run there.
+        """
         free = sorted(place.wanted for place in self._members.places if place.occupant is None)
         left_mb = self._find_host_memory_left_mb()
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
@@ -51,7 +61,9 @@ class FittingMembers:
                 place is None
                 or is_kept
                 or spec.job.depends
-                or (record is not None and (record.starts or record.is_final))
+                or spec.plan.gpus > max(1, self._gpus)
+                or (record is not None and record.is_final)
+                or (record is not None and record.starts > 0 and not may_have_run)
                 or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
                 or not self._has_time(spec.job.time_limit_s)
                 or is_cancel_asked([(sister.path, number)])
@@ -60,7 +72,8 @@ class FittingMembers:
             free.remove(place)
             if left_mb is not None and needed_mb is not None:
                 left_mb -= needed_mb
-            yield number
+            record = record or StateRecord(MemberState.PENDING, sister.attempt)
+            yield Member(number, spec, record)
 
     def _has_time(self, wanted_s: int | None) -> bool:
         left_s = self._time_left.left_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -185,7 +186,12 @@ class PackMembers:
 
 
 def make_places(
-    pack: Path, degree: int, allocation: Allocation, *, lone: bool
+    pack: Path,
+    degree: int,
+    allocation: Allocation,
+    *,
+    lone: bool,
+    others: Sequence[Path] = (),
 ) -> tuple[list[PackPlace], str]:
     """A place for each of the members that run at the same time, the largest first.
 
@@ -194,6 +200,7 @@ def make_places(
         degree: How many run at the same time.
         allocation: What Slurm gave.
         lone: The pack has one member, which has all of it.
+        others: Packs whose members it runs where it has none of its own.
 
     Returns:
         The places, and why their members are not bound to CPUs; empty where they are.
@@ -202,7 +209,8 @@ def make_places(
         StateError: The file system fails.
     """
     # Where none can be read each of them fails alone, and later ones need a place all the same.
-    wants = sorted(_read_wants(pack), reverse=True) or [allocation.cpus_allocated]
+    found = next(filter(None, map(_read_wants, (pack, *others))), [])
+    wants = sorted(found, reverse=True) or [allocation.cpus_allocated]
     wanted = _fill_up(wants[:degree], degree, allocation)
     shares: tuple[tuple[int, ...], ...] = ((),)
     why = ""

@@ -135,11 +135,11 @@ def read_sister(
     return dataclasses.replace(
         sister,
         may_have_room=bool(degree.room),
-        gives=degree.state is DegreeState.SETTLED and _count_begun(sister) >= degree.degree,
+        gives=degree.state is DegreeState.SETTLED and count_begun(sister) >= degree.degree,
     )
 
 
-def _count_begun(sister: SisterPack) -> int:
+def count_begun(sister: SisterPack) -> int:
     """Members of a pack that have begun and not ended, paused ones included."""
     count = 0
     for number in inbox.list_taken(str(sister.path)):

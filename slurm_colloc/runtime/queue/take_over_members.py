@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.member import MemberId, is_guest
@@ -20,7 +20,8 @@ from slurm_colloc.runtime.queue.alike_packs import AlikePacks
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.fitting_members import FittingMembers
-from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.job_sets import JobSets
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
     list_waiting_here,
@@ -33,7 +34,12 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
-from slurm_colloc.store.pack.emptied_pack import empty_pack, is_being_cancelled, read_emptied
+from slurm_colloc.store.pack.emptied_pack import (
+    empty_pack,
+    has_left_to_run,
+    is_being_cancelled,
+    read_emptied,
+)
 from slurm_colloc.store.pack.member_home import (
     HomeRecord,
     choose_guest_number,
@@ -49,6 +55,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import (
     hand_on_requests,
 )
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 LOOK_EVERY_S = 1.0
 
@@ -71,10 +78,12 @@ class MemberTakeOver:
         waiting: Knows which of its own members are next.
         is_refused: Whether no member may start here at all.
         intake: Takes in what has come.
+        job_sets: The other GPU sets of its Slurm job.
         jobs: Knows what Slurm says of the other packs, and cancels those that were emptied.
         journal: The pack's log.
         check_fence: Raises where a newer attempt has begun.
         find_room: How many more may start now, by what was measured.
+        describe_wait: Why a member would wait here although it has a place; empty for nothing.
     """
 
     def __init__(
@@ -90,10 +99,12 @@ class MemberTakeOver:
         waiting: WaitingFacts,
         is_refused: Callable[[], bool],
         intake: MemberIntake,
+        job_sets: JobSets,
         jobs: EmptiedJobs,
         journal: Journal,
         check_fence: Callable[[], None],
         find_room: Callable[[], int] = lambda: 0,
+        describe_wait: Callable[[Member], str] = lambda _: "",
     ) -> None:
         self._pack = pack
         self._shown_id = shown_id
@@ -106,10 +117,12 @@ class MemberTakeOver:
         self._waiting = waiting
         self._is_refused = is_refused
         self._intake = intake
+        self._job_sets = job_sets
         self._jobs = jobs
         self._journal = journal
         self._check_fence = check_fence
         self._find_room = find_room
+        self._describe_wait = describe_wait
         self._decided: dict[tuple[Path, int], int] = {}
         self._taken: dict[str, int] = {}
         self._guests = 0
@@ -167,6 +180,10 @@ class MemberTakeOver:
         self._look_at = now + LOOK_EVERY_S
         self._forget_gone()
         self._jobs.work()
+        if self._job_sets.others and self._take_from_job():
+            # The next one as soon as this one has started.
+            self._look_at = now
+            return
         room = self._count_room()
         if room > 0:
             self._take(room)
@@ -214,25 +231,48 @@ class MemberTakeOver:
 
     def _forget_gone(self) -> None:
         """Forget members of this pack that wait in another one by now."""
-        if not may_take_over(self._record):
+        if not may_take_over(self._record) and not self._job_sets.others:
             return
         for number in list(self._members.waiting)[:LOOKED_AT]:
             member = self._members.by_number[number]
-            if not member.record.starts and not inbox.is_taken(str(self._pack), number):
+            has_begun = member.record.starts and not self._is_refused()
+            if not has_begun and not inbox.is_taken(str(self._pack), number):
                 self._intake.forget(member)
 
     # -- what may come ------------------------------------------------------------------------
 
-    def _count_room(self) -> int:
-        """How many members of others may start here now; own ones go first."""
+    def _count_places(self) -> int:
+        """How many places are free for members of others; own ones go first."""
         free = sum(place.occupant is None for place in self._members.places)
         is_full = self._members.takes_one and bool(self._members.running())
-        if not free or is_full or self._is_refused() or not may_take_over(self._record):
+        if not free or is_full or self._is_refused():
             return 0
-        return 0 if self._waiting.list_next() else min(free, self._find_room())
+        return 0 if self._waiting.list_next() else free
+
+    def _count_room(self) -> int:
+        """How many members of other Slurm jobs may start here now."""
+        if not may_take_over(self._record):
+            return 0
+        return min(places, self._find_room()) if (places := self._count_places()) else 0
+
+    def _take_from_job(self) -> bool:
+        """Take one that starts here sooner than in its set of the same job; False for none."""
+        # In the first turn its own are not taken in yet.
+        if inbox.list_waiting(str(self._pack)) or not self._count_places():
+            return False
+        return any(
+            self._take_from(
+                source.pack, source.waiting, 1, may_have_run=True, describe_wait=self._describe_wait
+            )
+            for source in self._job_sets.find_sources()
+        )
 
     def _take(self, room: int) -> None:
-        found = [read_sister(self._state, path, self._record) for path in self._list_sisters()]
+        found = [
+            read_sister(self._state, path, self._record)
+            for path in self._list_sisters()
+            if path not in self._job_sets.others
+        ]
         found += [
             read_sister(self._state, path, self._record, job_id)
             for path, job_id in self._alike.find()
@@ -263,14 +303,30 @@ class MemberTakeOver:
                 continue
             room -= self._take_from(sister, waiting, most)
 
-    def _take_from(self, sister: SisterPack, waiting: list[int], most: int) -> int:
-        """Take up to so many of those that wait in another pack; how many that were."""
+    def _take_from(
+        self,
+        sister: SisterPack,
+        waiting: Sequence[int],
+        most: int,
+        *,
+        may_have_run: bool = False,
+        describe_wait: Callable[[Member], str] = lambda _: "",
+    ) -> int:
+        """Take up to so many of those that wait in another pack; how many that were.
+
+        Args:
+            sister: The pack.
+            waiting: Their numbers there.
+            most: How many.
+            may_have_run: Those may come that have run there.
+            describe_wait: Why a member would wait here all the same; empty for nothing.
+        """
         count = 0
         with self._both_open(sister) as may:
             if not may:
                 return 0
-            fits = self._fitting.choose(sister, waiting)
-            for number in fits:
+            fits = self._fitting.choose(sister, waiting, may_have_run=may_have_run)
+            for number in (member.number for member in fits if not describe_wait(member)):
                 if count >= most:
                     break
                 self._check_fence()
@@ -282,7 +338,7 @@ class MemberTakeOver:
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._fetch()
-            if self._may_be_empty(sister) and empty_pack(sister.path, self._pack.name):
+            if self._may_be_empty(sister) and self._empty(sister):
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
         return count
@@ -309,7 +365,19 @@ class MemberTakeOver:
 
     def _may_be_empty(self, sister: SisterPack) -> bool:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
-        return is_mine and not read_emptied(sister.path)
+        is_in_job = sister.path in self._job_sets.others
+        return is_mine and not is_in_job and not read_emptied(sister.path)
+
+    def _empty(self, sister: SisterPack) -> bool:
+        """Close all that has nothing left, once no GPU set of its Slurm job has; False before."""
+        paths = [self._state.pack_path(name) for name in list_gpu_set_packs(sister.record)]
+        others = [path for path in paths if path != sister.path and path.is_dir()]
+        with contextlib.ExitStack() as locks:
+            if not all(locks.enter_context(hold_lock(path / "lock", 0)) for path in others):
+                return False
+            if any(has_left_to_run(path) for path in (sister.path, *others)):
+                return False
+            return all(empty_pack(path, self._pack.name) for path in (sister.path, *others))
 
     @contextlib.contextmanager
     def _both_open(self, sister: SisterPack) -> Iterator[bool]:

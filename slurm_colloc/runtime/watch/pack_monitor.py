@@ -18,7 +18,7 @@ from slurm_colloc.instrument.layout import VARIABLE
 from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
-from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.allocation import Allocation, read_host_memory_mb
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
@@ -64,15 +64,6 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
             f"packs with {WATCHED_FROM_MB} MB are watched"
         )
     return ""
-
-
-def read_host_memory_mb(environ: Mapping[str, str]) -> int | None:
-    """What Slurm lets the job use on this node, in MB; None where it does not say; pure."""
-    with contextlib.suppress(KeyError, ValueError):
-        if "SLURM_MEM_PER_NODE" in environ:
-            return int(environ["SLURM_MEM_PER_NODE"])
-        return int(environ["SLURM_MEM_PER_CPU"]) * int(environ["SLURM_CPUS_ON_NODE"])
-    return None
 
 
 class PackMonitor:

@@ -24,10 +24,12 @@ _SOURCES = (
     "nvml_processes.c",
     "nvml_monitor.c",
     "nvml_state.c",
+    "nvml_process_state.c",
     "nvml_faults.c",
     "nvml_mig_state.c",
     "nvml_profiles.c",
     "nvml_gpu_instances.c",
+    "nvml_compute_profiles.c",
     "nvml_compute_instances.c",
     "nvml_mig_devices.c",
 )

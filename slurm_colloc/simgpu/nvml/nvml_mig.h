@@ -108,6 +108,35 @@ result enter_mig_device(const char *call, const struct device *device, struct mi
             return ready_;                                                                         \
     } while (0)
 
+/* What belongs to a GPU instance's handle. */
+struct opened {
+    struct gpu gpu;
+    struct profile_table table;
+    struct profile profile;
+    struct instances instances;
+    struct gpu_instance one;
+};
+
+/* What every call does first with a GPU instance's handle. */
+result open_instance(const char *call, const struct instance_handle *handle,
+                     struct opened *opened);
+
+#define OPEN_INSTANCE(call, handle, opened)                                                        \
+    do {                                                                                           \
+        result opened_ = open_instance(call, handle, opened);                                      \
+        if (opened_)                                                                               \
+            return opened_;                                                                        \
+    } while (0)
+
+/* A kind of compute instance, of one GPU instance, with where those may lie. */
+struct compute_profile {
+    unsigned id, slices, count, sms;
+    struct placement places[MOST_PLACEMENTS];
+};
+
+result get_compute_profile(const struct opened *opened, unsigned id,
+                           struct compute_profile *found);
+
 result copy_mig_name(const char *call, const struct device *device, char *name, unsigned length);
 result copy_mig_uuid(const char *call, const struct device *device, char *uuid, unsigned length);
 

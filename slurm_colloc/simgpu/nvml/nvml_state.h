@@ -37,13 +37,15 @@ struct gpu {
     int gpm;
 };
 
-/* What a process uses now, or what all of a GPU's processes have used. Per cent; mW; mJ. */
+/* What a process uses now, or what all of a GPU's processes have used. Per cent; mW; mJ; MiB/s
+ * and MiB over NVLink. */
 struct use {
     double duty;
     double sm;
     double dram;
     double tensor;
     double occupancy;
+    double nvlink;
     double power;
 };
 
@@ -85,6 +87,10 @@ int find_root(char *path, size_t size);
 
 /* The value of a `key=value` line; 0 where there is no such line or it does not fit. */
 int find_value(const char *text, const char *key, char *value, size_t size);
+
+/* The number in a `key=value` line, or a count; 0 where there is none. */
+double find_number(const char *text, const char *key);
+unsigned find_count(const char *text, const char *key);
 
 /* A small regular file as a string; the number of bytes, or -1. */
 ssize_t read_text(const char *path, char *text, size_t size);

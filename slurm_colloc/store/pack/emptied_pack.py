@@ -47,15 +47,23 @@ def empty_pack(pack: Path, by: str) -> bool:
         StateError: It cannot be told, or not be written down.
         OSError: Likewise.
     """
-    if read_attempt(pack):
-        return False
-    for number in list_claimed(pack):
-        if not is_there(pack / "members" / format_number(number) / "cancelled"):
-            return False
-    if take_over.list_moving(str(pack)) or not inbox.close(str(pack)):
+    if has_left_to_run(pack) or not inbox.close(str(pack)):
         return False
     write_json(pack / "emptied.json", dataclasses.asdict(EmptiedRecord(by, time.time())))
     return True
+
+
+def has_left_to_run(pack: Path) -> bool:
+    """Whether a pack has begun, or has members that wait or are on their way to another.
+
+    Raises:
+        StateError: It cannot be told.
+        OSError: Likewise.
+    """
+    if read_attempt(pack) or take_over.list_moving(str(pack)):
+        return True
+    folders = (pack / "members" / format_number(number) for number in list_claimed(pack))
+    return any(not is_there(folder / "cancelled") for folder in folders)
 
 
 def read_emptied(pack: Path) -> str:

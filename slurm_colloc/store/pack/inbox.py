@@ -116,6 +116,23 @@ def begin(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
     return True
 
 
+def set_free(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
+    """Let another pack start a member again that has run here; False if one has it already.
+
+    Only the pack's runner calls it, for a member that it will not start itself.
+
+    Raises:
+        OSError: It is there and could not be renamed.
+    """
+    folder = f"{pack}/members/{format_number(number)}"
+    try:
+        fs.rename(f"{folder}/begun", f"{folder}/taken")
+    except OSError:
+        if fs.exists(f"{folder}/begun"):
+            raise
+    return fs.exists(f"{folder}/taken")
+
+
 def is_taken(pack: str, number: int, fs: DirectoryOperations = REAL) -> bool:
     """Whether a runner of this pack has taken a member, begun or not."""
     folder = f"{pack}/members/{format_number(number)}"

@@ -1,6 +1,6 @@
 """report/pauses.jsonl: when members were paused. Their runner alone writes it, a line for a change.
 
-Paused time is nobody's time: it belongs to no rate, slowdown or limit of the member, and while it
+Paused time is not counted: it belongs to no rate, slowdown or limit of the member, and while it
 lasts the member is no neighbour of the others.
 """
 

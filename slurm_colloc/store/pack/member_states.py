@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.recorded_words import is_known
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -42,6 +43,7 @@ class GpuUse:
         gpu: The GPU of that by UUID; empty without one.
         instance_sms: Streaming multiprocessors of its instance; None without one.
         gpu_sms: Those of the whole GPU; None where unknown.
+        inside: How it shares its instance with other members: `mps`; empty where it does not.
     """
 
     mode: str
@@ -54,6 +56,12 @@ class GpuUse:
     gpu: str = ""
     instance_sms: int | None = None
     gpu_sms: int | None = None
+    inside: str = ""
+
+    @property
+    def is_under_mps(self) -> bool:
+        """An MPS server was to serve it: the GPU's, or its instance's."""
+        return SharingMode.MPS.value in (self.mode, self.inside)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ class SetupInstance:
         gpu_instance: NVML's id of its GPU instance.
         memory_mb: Its memory (MiB).
         sms: Its streaming multiprocessors.
+        places: How many members have it at once; several share it by MPS.
     """
 
     uuid: str
@@ -26,6 +27,7 @@ class SetupInstance:
     gpu_instance: int
     memory_mb: int
     sms: int
+    places: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,10 @@ class PackRecord:
             elements; in the packs of the first, where there are several.
         settings: What its runner goes by; None where an older csub wrote none.
         layout: The words of the MIG instances that it asks its node for; none in other modes.
+        layout_places: How many members have each of those at once; none for one each.
+        gpu_set: Which of the GPU sets of its Slurm job it fills, from 0; `request` and `degree`
+            are those of this set.
+        gpu_sets: How many GPUs each set of the Slurm job has; none where the job has one set.
     """
 
     pack_id: str
@@ -83,6 +87,13 @@ class PackRecord:
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     settings: RunnerSettings | None = None
     layout: tuple[str, ...] = ()
+    layout_places: tuple[int, ...] = ()
+    gpu_set: int = 0
+    gpu_sets: tuple[int, ...] = ()
+
+    def is_in_job_of(self, other: PackRecord) -> bool:
+        """Whether both fill GPU sets of the same Slurm job."""
+        return (self.submission, self.index) == (other.submission, other.index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,4 +150,6 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
             del value["plan"][name]
     if not value["plan"]["instance"]:
         del value["plan"]["instance"]
+    if value["plan"]["gpus"] == 1:
+        del value["plan"]["gpus"]
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
@@ -32,6 +31,7 @@ from slurm_colloc.submission.jobs.job_options import (
     compute_group,
     compute_shape,
     parse_option,
+    parse_progress_regex,
     parse_retries,
     read_count,
     read_cpus,
@@ -71,6 +71,8 @@ class Call:
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
+        gpu_counts: The same of `--gpus-per-pack`.
+        chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
     candidates: tuple[Candidate, ...]
@@ -81,6 +83,8 @@ class Call:
     pack_size: int | None
     goals: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+    gpu_counts: tuple[tuple[str, str], ...] = ()
+    chosen_together: bool = False
 
 
 def collect_call(
@@ -134,7 +138,8 @@ def collect_call(
         else:
             array = parse_option(options, "array", text, parse_array)
             candidates = _build_tasks(script, options, environ, directory, array)
-    return build_call(candidates, *merged, array=array)
+    call = build_call(candidates, *merged, array=array)
+    return dataclasses.replace(call, chosen_together=pack)
 
 
 def build_call(
@@ -156,6 +161,7 @@ def build_call(
         pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
         goals=list_values(merged, "goal"),
         rules=list_values(merged, "policy"),
+        gpu_counts=list_values(merged, "gpus-per-pack"),
     )
 
 
@@ -267,7 +273,7 @@ def build_candidate(
         arguments=script.arguments,
         directory=os.path.join(directory, chdir) if chdir else directory,
         cpus=cpus,
-        host_memory_mb=read_host_memory_mb(options, cpus),
+        host_memory_mb=read_host_memory_mb(options, cpus, gpus.count),
         gpus=gpus.count,
         gpu_type=gpus.type,
         gpu_memory_mb=gpu_memory,
@@ -321,39 +327,3 @@ def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[s
     )
     exported = compute_captured(environ, "NIL")
     return exported | {name: value for name, _, value in pairs}
-
-
-LONGEST = 1000
-"""Characters of a regular expression."""
-
-GROUPS = ("step", "samples")
-"""Named groups that mean something: numbers counted since the program's own beginning."""
-
-
-def parse_progress_regex(text: str) -> str:
-    """Check the value of `--progress-regex`.
-
-    Args:
-        text: A regular expression of Python's. It is looked for in each line of output. With
-            `(?P<step>...)` or `(?P<samples>...)` the group is the number reached; without either,
-            each match is one step.
-
-    Raises:
-        ValueError: It is none, or has other named groups.
-    """
-    if not text:
-        raise ValueError("it is empty: write a regular expression, as in 'step (?P<step>[0-9]+)'")
-    if len(text) > LONGEST:
-        raise ValueError(f"it has {len(text)} characters, and may have {LONGEST}")
-    try:
-        compiled = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"it is no regular expression of Python's: {error}") from error
-    others = sorted(compiled.groupindex.keys() - set(GROUPS))
-    if others:
-        raise ValueError(
-            f"its group {others[0]!r} means nothing: named groups are {' and '.join(GROUPS)}"
-        )
-    if compiled.match("") is not None and not compiled.groupindex:
-        raise ValueError("it matches where there is nothing, so every line would be a step")
-    return text

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.planning.join.same_kind import compute_own_meaning
 from slurm_colloc.store.job_index import build_pack_id
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack_reading import name_gpu_set
 from slurm_colloc.submission.packs.call_batches import ONLY_ONE, Batch, PlaceInCall
 from slurm_colloc.submission.packs.sbatch_options import (
     GROWABLE,
@@ -44,8 +45,7 @@ def build_packs(
     os.umask(umask)
     blocks: dict[int, bytes] = {}
     packs = []
-    requests = [pack.plan.request for pack in batch.packs] if local else choose_requests(batch)
-    for index, pack, request in zip(batch.indices, batch.packs, requests, strict=True):
+    for index, gpu_set, pack, request in _list_sets(batch, local=local):
         planned = pack.plan
         members = []
         for candidate, member in zip(pack.candidates, planned.members, strict=True):
@@ -66,7 +66,7 @@ def build_packs(
                 )
             )
         record = PackRecord(
-            pack_id=build_pack_id(submission, index),
+            pack_id=build_pack_id(name_gpu_set(submission, gpu_set), index),
             submission=submission,
             index=index,
             indices=batch.indices,
@@ -101,9 +101,29 @@ def build_packs(
             parts=place.parts,
             settings=settings,
             layout=tuple(instance.word for instance in planned.layout),
+            layout_places=count_shared_places(planned.layout),
+            gpu_set=gpu_set,
+            gpu_sets=batch.gpu_sets,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
+
+
+def count_shared_places(layout: Sequence[PlannedSeat]) -> tuple[int, ...]:
+    """How many members have each instance at once, as pack.json has it: none for one each."""
+    places = tuple(instance.places for instance in layout)
+    return places if max(places, default=1) > 1 else ()
+
+
+def _list_sets(
+    batch: Batch, *, local: bool
+) -> Iterator[tuple[int, int, PlannedPack, PackRequest | None]]:
+    """Each pack of a batch with its element, its GPU set, and what Slurm is asked for it."""
+    requests = choose_requests(batch)
+    for place, (index, element) in enumerate(zip(batch.indices, batch.elements, strict=True)):
+        for gpu_set, pack in enumerate(element):
+            request = pack.plan.request if local else requests[place][gpu_set]
+            yield index, gpu_set, pack, request
 
 
 def compute_closed(
@@ -112,6 +132,8 @@ def compute_closed(
     """Why no job may join a pack later; empty where it is open to joiners."""
     if pack.plan.layout:
         return "it was planned for MIG instances, made for the members that it begins with"
+    if batch.gpu_sets:
+        return "it has several GPUs, each with members and a runner of its own"
     if batch.is_array:
         return "it is an element of a job array"
     if place.is_one_of_several:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from slurm_colloc.errors import SlurmRefused
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.sbatch.dependency import join_conditions
+from slurm_colloc.store.pack_reading import name_gpu_set
 from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 MAX_ARRAY_SIZE = 1001
@@ -23,25 +24,54 @@ class Batch:
     """The packs that become one Slurm job.
 
     Attributes:
-        packs: The packs.
-        indices: Their elements of the job array.
+        elements: The packs of each element of the job array, or of the one job: one for each of its
+            GPU sets. All elements have as many, of the same sizes.
+        indices: The elements' numbers.
         is_array: They are elements of a job array.
         packs_at_once: How many of them may run at the same time; None for no limit.
         name: The Slurm job's, which is that of its first job.
         group: The options for Slurm in which all members agree.
-        request: What sbatch is asked for: of all packs the largest of each; None for jobs alone.
+        requests: For each GPU set what is asked for it: of all elements the largest of each; none
+            for jobs alone.
         after: The place, among the batches of the call, of the one that must be over first; None
             for none.
     """
 
-    packs: tuple[PlannedPack, ...]
+    elements: tuple[tuple[PlannedPack, ...], ...]
     indices: tuple[int, ...]
     is_array: bool
     packs_at_once: int | None
     name: str
     group: tuple[tuple[str, str], ...]
-    request: PackRequest | None
+    requests: tuple[PackRequest, ...]
     after: int | None = None
+
+    @property
+    def packs(self) -> tuple[PlannedPack, ...]:
+        """The packs of all elements."""
+        return tuple(pack for element in self.elements for pack in element)
+
+    @property
+    def gpu_sets(self) -> tuple[int, ...]:
+        """The GPUs of each set; none where an element has one."""
+        sets = len(self.elements[0])
+        return tuple(request.gpus for request in self.requests) if sets > 1 else ()
+
+    @property
+    def request(self) -> PackRequest | None:
+        """What sbatch is asked for; None for jobs alone."""
+        return _add_requests(self.requests) if self.requests else None
+
+    def list_parts(self, submission: str) -> list[tuple[str, tuple[int, ...]]]:
+        """What its packs are called in the state: a part of the call for each GPU set.
+
+        Args:
+            submission: The name of its packs.
+        """
+        return [
+            (name_gpu_set(submission, number), self.indices)
+            for number in range(len(self.elements[0]))
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +80,8 @@ class PlaceInCall:
 
     Attributes:
         shown_id: The id of the first, after which all members are named; empty for the first.
-        parts: All of them, see PackRecord; for the first alone.
+        parts: All of them, see PackRecord, for the first; for the others their own GPU sets, where
+            they have several.
         after_job: The one that must be over first; empty for none.
     """
 
@@ -60,7 +91,7 @@ class PlaceInCall:
 
     @property
     def is_one_of_several(self) -> bool:
-        """The call became several Slurm jobs."""
+        """The call became several Slurm jobs, or one with several GPU sets."""
         return bool(self.shown_id or self.parts)
 
 
@@ -68,13 +99,13 @@ ONLY_ONE = PlaceInCall()
 """The call became one Slurm job."""
 
 
-def find_wait(pack: PlannedPack) -> str | None:
-    """What Slurm is told that a pack waits for, where its members wait for members of others.
+def find_wait(packs: Sequence[PlannedPack]) -> str | None:
+    """What Slurm is told that an element waits for, where its members wait for members of others.
 
     Returns:
         A value of --dependency, empty for nothing; None where it is the user's own.
     """
-    jobs = [candidate.job for candidate in pack.candidates]
+    jobs = [candidate.job for pack in packs for candidate in pack.candidates]
     if not any(job.depends for job in jobs):
         return None
     return join_conditions(job.slurm_dependency for job in jobs)
@@ -113,20 +144,21 @@ def group_into_batches(
     Raises:
         SlurmRefused: A task that runs alone has an index that Slurm does not take.
     """
-    buckets: dict[object, list[PlannedPack]] = {}
-    for number, pack in enumerate(packs):
-        plan, first = pack.plan, pack.candidates[0].job
-        wait = find_wait(pack)
+    buckets: dict[object, list[tuple[PlannedPack, ...]]] = {}
+    for number, element in enumerate(_list_elements(packs)):
+        plan, first = element[0].plan, element[0].candidates[0].job
+        wait = find_wait(element)
         key: object
         if plan.request is not None:
             # A job array has one comment, and so one layout to ask its nodes for.
             words = tuple(instance.word for instance in plan.layout)
-            key = ("shared", plan.group, plan.request.gpu_type, wait, words)
+            sizes = tuple(pack.plan.request.gpus for pack in element if pack.plan.request)
+            key = ("shared", plan.group, plan.request.gpu_type, wait, words, sizes)
         elif first.array_task is not None:
             key = ("tasks", plan.group, first.shape, wait)
         else:
             key = ("lone", number)
-        buckets.setdefault(key, []).append(pack)
+        buckets.setdefault(key, []).append(element)
     taken = {c.job.number for pack in packs for c in pack.candidates}
     batches = [
         _build_batch(part, indices)
@@ -136,13 +168,27 @@ def group_into_batches(
     return _limit(batches, packs_at_once)
 
 
+def _list_elements(packs: Sequence[PlannedPack]) -> list[tuple[PlannedPack, ...]]:
+    """The packs of each Slurm job or element of an array; larger GPU sets come first."""
+    elements: dict[object, list[PlannedPack]] = {}
+    for place, pack in enumerate(packs):
+        number = pack.plan.slurm_job
+        key = ("alone", place) if number is None else ("with others", number)
+        elements.setdefault(key, []).append(pack)
+    return [tuple(sorted(element, key=_count_gpus, reverse=True)) for element in elements.values()]
+
+
+def _count_gpus(pack: PlannedPack) -> int:
+    return 0 if pack.plan.request is None else pack.plan.request.gpus
+
+
 def _divide(
-    alike: Sequence[PlannedPack], taken: Collection[int], max_array_size: int
-) -> list[tuple[Sequence[PlannedPack], tuple[int, ...]]]:
-    """The arrays of packs that are alike; a pack without an index is a job by itself."""
-    task = alike[0].candidates[0].job.array_task
-    if alike[0].plan.request is None and task is not None:
-        indices = tuple(pack.candidates[0].job.number for pack in alike)
+    alike: Sequence[tuple[PlannedPack, ...]], taken: Collection[int], max_array_size: int
+) -> list[tuple[Sequence[tuple[PlannedPack, ...]], tuple[int, ...]]]:
+    """The arrays of elements that are alike; one without an index is a job by itself."""
+    first = alike[0][0]
+    if first.plan.request is None and first.candidates[0].job.array_task is not None:
+        indices = tuple(element[0].candidates[0].job.number for element in alike)
         if max(indices) >= max_array_size:
             raise SlurmRefused(
                 "sbatch: Batch job submission failed: Invalid job array specification",
@@ -175,16 +221,20 @@ def choose_elements(count: int, taken: Collection[int], max_array_size: int) -> 
     return tuple(reversed(found))
 
 
-def _build_batch(packs: Sequence[PlannedPack], indices: tuple[int, ...]) -> Batch:
-    requests = [pack.plan.request for pack in packs if pack.plan.request is not None]
+def _build_batch(elements: Sequence[tuple[PlannedPack, ...]], indices: tuple[int, ...]) -> Batch:
+    first = elements[0][0]
+    requests = [
+        [pack.plan.request for pack in of_set if pack.plan.request is not None]
+        for of_set in zip(*elements, strict=True)
+    ]
     return Batch(
-        packs=tuple(packs),
+        elements=tuple(elements),
         indices=indices or (0,),
         is_array=bool(indices),
         packs_at_once=None,
-        name=packs[0].candidates[0].job.name,
-        group=packs[0].plan.group,
-        request=_merge_requests(requests) if requests else None,
+        name=first.candidates[0].job.name,
+        group=first.plan.group,
+        requests=tuple(_merge_requests(alike) for alike in requests if alike),
     )
 
 
@@ -192,7 +242,7 @@ def _limit(batches: Sequence[Batch], packs_at_once: int | None) -> list[Batch]:
     """Batches of which no more packs run at the same time than may: they wait for each other."""
     if packs_at_once is None:
         return list(batches)
-    largest = max((len(batch.packs) for batch in batches), default=1)
+    largest = max((len(batch.elements) for batch in batches), default=1)
     # As many side by side as the limit has room for.
     lanes = max(1, packs_at_once // largest)
     return [
@@ -215,12 +265,50 @@ def find_place(
         names: The name of each in the state.
         job_ids: The ids of those that are submitted.
     """
-    after = batches[len(job_ids)].after
-    after_job = "" if after is None else job_ids[after]
-    if job_ids or len(batches) == 1:
-        return PlaceInCall(shown_id=job_ids[0] if job_ids else "", after_job=after_job)
-    indices = (batch.indices for batch in batches)
-    return PlaceInCall(parts=tuple(zip(names, indices, strict=True)))
+    own = batches[len(job_ids)]
+    after_job = "" if own.after is None else job_ids[own.after]
+    if job_ids:
+        return find_later_place(own, names[len(job_ids)], job_ids[0], after_job=after_job)
+    parts = list_parts(batches, names)
+    return PlaceInCall(parts=parts if len(parts) > 1 else (), after_job=after_job)
+
+
+def find_later_place(batch: Batch, name: str, shown_id: str, *, after_job: str = "") -> PlaceInCall:
+    """How a Slurm job stands to a submission of which it becomes a part.
+
+    Args:
+        batch: The Slurm job.
+        name: Its name in the state.
+        shown_id: The submission's id.
+        after_job: The Slurm job that must be over first; empty for none.
+    """
+    parts = tuple(batch.list_parts(name))
+    return PlaceInCall(shown_id, parts if len(parts) > 1 else (), after_job)
+
+
+def list_parts(
+    batches: Sequence[Batch], names: Sequence[str]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The parts of a call: the GPU sets of its Slurm jobs, each by its name in the state.
+
+    Args:
+        batches: The Slurm jobs.
+        names: What the packs of each are called.
+    """
+    pairs = zip(batches, names, strict=True)
+    return tuple(part for batch, name in pairs for part in batch.list_parts(name))
+
+
+def _add_requests(requests: Sequence[PackRequest]) -> PackRequest:
+    """What GPU sets ask for together, for as long as the longest of them."""
+    largest = _merge_requests(requests)
+    memories = [request.host_memory_mb for request in requests]
+    return dataclasses.replace(
+        largest,
+        gpus=sum(request.gpus for request in requests),
+        cpus=sum(request.cpus for request in requests),
+        host_memory_mb=None if None in memories else sum(m for m in memories if m is not None),
+    )
 
 
 def _merge_requests(requests: Sequence[PackRequest]) -> PackRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
@@ -64,7 +64,12 @@ class HookRequest:
 
 
 def build_hook_request(
-    packs: Iterable[PackPlan], group: Mapping[str, str], submission: str, hooks: HookChoice
+    packs: Iterable[PackPlan],
+    group: Mapping[str, str],
+    submission: str,
+    hooks: HookChoice,
+    *,
+    gpu_sets: Sequence[int] = (),
 ) -> HookRequest:
     """What packs of one Slurm job ask for.
 
@@ -73,6 +78,7 @@ def build_hook_request(
         group: The options that all members share.
         submission: The submission's id.
         hooks: Whether they ask for hooks.
+        gpu_sets: The GPUs of each set of the Slurm job; none where it has one set.
 
     Raises:
         UsageProblem: The user's comment leaves no room for csub's mark.
@@ -88,7 +94,7 @@ def build_hook_request(
             hint=f"shorten it by {length - COMMENT_MAX_BYTES} bytes",
         )
     constraint = group.get("constraint")
-    token = choose_token(packs)
+    token = choose_token(packs, gpu_sets)
     if hooks.use == "never" or token is None:
         return HookRequest(comment, constraint)
     notes = []
@@ -107,17 +113,21 @@ def build_hook_request(
     return HookRequest(longer, constraint, tuple(notes))
 
 
-def choose_token(packs: Iterable[PackPlan]) -> Token | None:
+def choose_token(packs: Iterable[PackPlan], gpu_sets: Sequence[int] = ()) -> Token | None:
     """What packs of one Slurm job ask the hooks for; None for nothing.
 
-    All of those with MIG instances have the same layout (`call_batches`).
+    All of those with MIG instances have the same layout (`call_batches`). A prolog knows daemons
+    for all GPUs of a job, and for each: sets of several GPUs start theirs themselves.
     """
+    if max(gpu_sets, default=1) > 1:
+        return None
+    grouping = "each" if gpu_sets else "all"
     is_mps = False
     for pack in packs:
         if pack.layout:
             return Token(f"mig={'+'.join(instance.word for instance in pack.layout)}", "all")
         is_mps = is_mps or pack.mode is SharingMode.MPS
-    return Token("mps", "all") if is_mps else None
+    return Token("mps", grouping) if is_mps else None
 
 
 def join_constraint(own: str, feature: str) -> str | None:

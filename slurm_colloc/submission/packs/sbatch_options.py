@@ -67,7 +67,9 @@ def build_options(
     words.append(f"--job-name={batch.name}")
     group.pop("job-name", None)
     plans = [pack.plan for pack in batch.packs]
-    asked = build_hook_request(plans, group, submission, hooks or HookChoice())
+    asked = build_hook_request(
+        plans, group, submission, hooks or HookChoice(), gpu_sets=batch.gpu_sets
+    )
     words.append(f"--comment={asked.comment}")
     group.pop("comment", None)
     if asked.constraint is not None:
@@ -79,7 +81,7 @@ def build_options(
     else:
         words += build_request_options(batch.request)
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
-    wait = find_wait(batch.packs[0])
+    wait = find_wait(batch.elements[0])
     if wait is not None:
         # Slurm knows no members: see model.sbatch.dependency.
         group["dependency"] = wait

@@ -23,6 +23,7 @@ from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.pack_directory import write_record
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.packs.call_batches import Batch
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
 
 COMMANDS_MAX = 20
 """Calls of scontrol for one array; more different limits are rounded up to so many."""
@@ -36,22 +37,32 @@ _LOCK_WAIT_S = 1.0
 _REFUSED_ELEMENT = re.compile(r"^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$", re.ASCII | re.MULTILINE)
 
 
-def choose_requests(batch: Batch) -> list[PackRequest | None]:
-    """What Slurm will have been asked for in the end, of each pack of a batch; pure.
+def choose_requests(batch: Batch) -> list[list[PackRequest | None]]:
+    """What Slurm will have been asked for in the end, of each GPU set of each element; pure.
 
     Elements of an array ask for the same CPUs and host memory, the largest of each, and for time
-    limits of their own where that is worth it.
+    limits of their own where that is worth it. The GPU sets of one element have one time limit.
     """
-    requests = [pack.plan.request for pack in batch.packs]
     merged = batch.request
-    if not batch.is_array or merged is None:
-        return requests
+    if merged is None:
+        return [[None] * len(element) for element in batch.elements]
     if merged.time_limit_s is None:
-        return [merged] * len(requests)
-    limits = _choose_limits(
-        [request.time_limit_s if request else None for request in requests], merged.time_limit_s
-    )
-    return [dataclasses.replace(merged, time_limit_s=limit) for limit in limits]
+        return [list(batch.requests) for _ in batch.elements]
+    limits = [merged.time_limit_s]
+    if batch.is_array:
+        limits = _choose_limits(
+            [_find_longest_s(element) for element in batch.elements], merged.time_limit_s
+        )
+    return [
+        [dataclasses.replace(request, time_limit_s=limit) for request in batch.requests]
+        for limit in limits
+    ]
+
+
+def _find_longest_s(element: Sequence[PlannedPack]) -> int | None:
+    """How long the longest of an element's GPU sets asks for; None where one does not say."""
+    limits = [pack.plan.request.time_limit_s if pack.plan.request else None for pack in element]
+    return None if None in limits else max(limit for limit in limits if limit is not None)
 
 
 def _choose_limits(wanted: Sequence[int | None], longest_s: int) -> list[int]:
@@ -88,7 +99,7 @@ def shorten(
     groups: dict[int, list[int]] = {}
     for record in records:
         limit_s = record.request.time_limit_s if record.request else None
-        if limit_s is not None and limit_s != longest_s:
+        if limit_s is not None and limit_s != longest_s and record.gpu_set == 0:
             groups.setdefault(limit_s, []).append(record.index)
     refused = _lower(slurm, job_id, groups)
     return [

@@ -16,8 +16,14 @@ from slurm_colloc.model.plan import (
     Rule,
     SharingMode,
 )
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_time_limit
-from slurm_colloc.model.setting_values import GOAL_CHOICES, JOIN_CHOICES, RULE_CHOICES
+from slurm_colloc.model.setting_values import (
+    GOAL_CHOICES,
+    JOIN_CHOICES,
+    RULE_CHOICES,
+    check_gpus_per_pack,
+)
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
@@ -51,6 +57,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             hint="leave the ! out for MPS instead",
         )
     degree = _choose_degree(call, share, settings)
+    gpus_asked = choose_gpu_count(call, share, settings)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
@@ -66,6 +73,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             pack_time_max_s=settings.caps.pack_time_s,
             goal=goal,
             rule=rule,
+            gpus_asked=gpus_asked,
         )
     # Usage profiles are not looked through for a job for which no other waits.
     measure_s = compute_measure_s(call.candidates, settings) if len(call.candidates) > 1 else 0
@@ -98,7 +106,8 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         # A site or user that has set another degree means it, too.
         degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
         degree_max=_at_most(
-            MIG_INSTANCES_MAX if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX, most
+            max(degree, MIG_INSTANCES_MAX) if share.mode is SharingMode.MIG else MPS_CLIENTS_MAX,
+            most,
         ),
         modes=(share.mode,) if share.mode is not None else _AUTO_MODES,
         may_cut=settings.mig
@@ -106,14 +115,51 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         and share.mode is None
         and rule is Rule.CSUB
         and not call.options.flag("local"),
+        mps_inside=settings.mig_mps_inside and bool(share.layout),
+        gpus_asked=gpus_asked,
+        mixes_gpus=call.degree is not None or call.chosen_together,
     )
+
+
+def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str:
+    """How many GPUs a pack is to have: a number, `node` or `auto`.
+
+    Raises:
+        UsageProblem: It is none of these, the jobs of the call ask for different ones, or a pack
+            cannot have several.
+    """
+    for value, origin in call.gpu_counts:
+        try:
+            check_gpus_per_pack(value)
+        except ValueError as error:
+            shown = escape_controls(cut(value))
+            raise UsageProblem(f"{origin}: --gpus-per-pack={shown}: {error}") from error
+    if len(call.gpu_counts) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in call.gpu_counts[:2])
+        raise UsageProblem(
+            f"packs of one call have one number of GPUs, not both {first} and {second}",
+            hint="give --gpus-per-pack on the command line, or submit them apart",
+        )
+    asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
+    obstacle = ""
+    if call.options.flag("local"):
+        obstacle = "without Slurm (--local) a pack has one GPU"
+    elif share.mode is SharingMode.MIG:
+        obstacle = f"with --share={share} a pack has one GPU, in which instances are made"
+    elif not settings.state_shared:
+        obstacle = "packs that travel in their batch script (state_shared = false) have one GPU"
+    if not obstacle:
+        return str(int(asked)) if asked.isdigit() else asked
+    if call.gpu_counts and asked not in ("1", "auto"):
+        raise UsageProblem(f"--gpus-per-pack={asked}: {obstacle}")
+    return "1"
 
 
 def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
     """How many run at once: as asked, else as many as a MIG layout has instances.
 
     Raises:
-        UsageProblem: More were asked for than a GPU has instances.
+        UsageProblem: More were asked for than a GPU has instances, and they may not share those.
     """
     most = settings.caps.members_per_pack or None
     if share.mode is not SharingMode.MIG:
@@ -122,11 +168,14 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
 
     words = len(parse_layout(share.layout)) if share.layout else 0
     instances = words or MIG_INSTANCES_MAX
-    if call.degree is not None and call.degree > instances:
+    shares = bool(words) and settings.mig_mps_inside
+    if call.degree is not None and call.degree > instances and not shares:
         what = f"--share=mig={share.layout} has" if words else "a GPU has at most"
         raise UsageProblem(
             f"--degree={call.degree}, but {what} {instances} MIG instances",
-            hint=f"ask for --degree={instances} or less; members above that wait (--pack-size)",
+            hint=f"ask for --degree={instances} or less; members above that wait"
+            + ("" if words else " where a layout is named")
+            + ("; this site does not let them share instances (mig_mps_inside)" if words else ""),
         )
     return _at_most(call.degree or words or min(settings.degree, instances), most)
 
@@ -220,7 +269,8 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     asked = [
         candidate
         for candidate in candidates
-        if candidate.job.gpus == 1
+        if candidate.job.gpus
+        and not candidate.job.alone_because
         and may_be_measured(candidate.job, instruments=settings.instrument)
     ]
     if not asked:

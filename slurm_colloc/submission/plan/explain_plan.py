@@ -30,14 +30,21 @@ def explain_call_plan(call_plan: CallPlan) -> PlanExplanation:
     """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
     labels = label_jobs((job.name, job.number) for job in call_plan.jobs)
     own = [_explain_part(planned, labels) for planned in call_plan.parts]
-    packs = [pack for explanation in own for pack in explanation.packs]
+    by_first = {
+        pack.members[0].job_index: pack for explanation in own for pack in explanation.packs
+    }
+    # The parts' Slurm jobs are numbered through the whole call, as its plan has them.
+    packs = [
+        dataclasses.replace(by_first[pack.members[0].job_index], slurm_job=pack.slurm_job)
+        for pack in call_plan.plan.packs
+    ]
     pairs = [pair for explanation in own for pair in explanation.pairs]
     for first, second in itertools.combinations(call_plan.parts, 2):
         found = _explain_across(first, second, call_plan, labels, most=PAIRS_MOST - len(pairs))
         pairs = list(merge_alike((*pairs, *found), labels))
     told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
     return PlanExplanation(
-        tuple(sorted(packs, key=_find_first)),
+        tuple(packs),
         tuple(told),
         count_pairs_apart(call_plan.plan) - sum(pair.pairs for pair in told),
         call_plan.plan.reasons,
@@ -84,10 +91,6 @@ def _find_kinds(planned: PlannedPart, call_plan: CallPlan) -> list[list[int]]:
         why = compute_reason_to_run_alone(job, call_plan.policy)
         kinds.setdefault((job.name, why), []).append(index)
     return list(kinds.values())
-
-
-def _find_first(pack: PackExplanation) -> int:
-    return min(member.job_index for member in pack.members)
 
 
 def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanation:

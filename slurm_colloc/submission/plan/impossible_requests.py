@@ -42,6 +42,31 @@ def refuse_impossible(
         )
 
 
+def refuse_large_pack(gpus: int, gpu_type: str | None, shapes: Sequence[NodeShape]) -> None:
+    """Refuse a number of GPUs for each pack that no node has.
+
+    Args:
+        gpus: How many.
+        gpu_type: Of which type; None for any.
+        shapes: The kinds of nodes on which packs may land; none of them tells nothing.
+
+    Raises:
+        NoPackPossible: No node there has so many.
+    """
+    most = find_gpus_most(gpu_type, shapes)
+    if most is not None and gpus > most:
+        raise NoPackPossible(
+            f"--gpus-per-pack={gpus}, and a node of {_name_partitions(shapes)} has "
+            f"{_count(most, 'GPU')} at most",
+            hint="a pack lies in one node: ask for fewer, or for node",
+        )
+
+
+def find_gpus_most(gpu_type: str | None, shapes: Sequence[NodeShape]) -> int | None:
+    """GPUs of the node that has the most; None where none is known to have any."""
+    return max((_count_gpus(shape, gpu_type) for shape in shapes), default=0) or None
+
+
 def _refuse_too_large(job: Job, shapes: Sequence[NodeShape], where: str) -> None:
     counts = {shape: _count_gpus(shape, job.gpu_type) for shape in shapes}
     if job.gpus > max(counts.values()):

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule, SharingMode
 from slurm_colloc.model.queue_waits import WaitTable, build_wait_table
+from slurm_colloc.planning.gpu_sets.gpus_per_pack import (
+    choose_gpus_per_pack,
+    widen_for_limit,
+)
+from slurm_colloc.planning.gpu_sets.slurm_jobs import number_slurm_jobs
 from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_history
@@ -100,6 +105,7 @@ def plan_call(
         settings,
         Destinations(settings, slurm),
         keeps_whole=call.array is not None and call.array.limit is not None,
+        gpus_asked=policy.gpus_asked,
     )
     planned = tuple(
         _plan_part(part, policy, settings, slurm, looks_at_queue=looks_at_queue) for part in parts
@@ -126,7 +132,16 @@ def _plan_part(
     *,
     looks_at_queue: bool,
 ) -> PlannedPart:
+    choice = choose_gpus_per_pack(part.jobs, part.capacity, policy)
+    policy = dataclasses.replace(policy, gpus_per_pack=choice.gpus)
     chosen = _plan(part, policy)
+    if choice.gpus == 1 and policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG:
+        wider = widen_for_limit(chosen, part.capacity)
+        if wider is not None:
+            choice, policy = wider, dataclasses.replace(policy, gpus_per_pack=wider.gpus)
+            chosen = _plan(part, policy)
+    if choice.reason and any(pack.request is not None for pack in chosen.packs):
+        chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, choice.reason))
     waits = None
     smaller = _choose_smaller(chosen, policy) if slurm is not None else None
     if slurm is not None and (smaller is not None or looks_at_queue):
@@ -165,14 +180,14 @@ def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> Pack
     """
     if pack.request is None:
         return pack
-    if len(pack.members) == 1 and not in_array:
+    if len(pack.members) == 1 and pack.slurm_job is None and not in_array:
         return dataclasses.replace(pack, request=dataclasses.replace(pack.request, gpu_type=None))
     return dataclasses.replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
 
 
 def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
     """The plan of a call, of those of its parts; packs are in order of their first job."""
-    packs = [pack for planned in parts for pack in _list_packs(planned)]
+    packs = number_slurm_jobs(_list_packs(planned) for planned in parts)
     limits = [p.plan.packs_at_once for p in parts if p.plan.packs_at_once is not None]
     groups = [
         len(find_buckets(ask(planned.part.jobs, {}, planned.part.capacity, policy)))
@@ -216,6 +231,8 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
     largest = max((pack.degree for pack in chosen.packs), default=1)
     jobs = sum(len(pack.members) for pack in chosen.packs)
     if policy.rule is not Rule.CSUB or policy.degree_is_asked or policy.pack_size is not None:
+        return None
+    if policy.gpus_per_pack > 1:
         return None
     if largest < 2 or jobs > _CHOSEN_AMONG_MOST:
         return None

@@ -14,7 +14,11 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.plan.impossible_requests import refuse_impossible
+from slurm_colloc.submission.plan.impossible_requests import (
+    find_gpus_most,
+    refuse_impossible,
+    refuse_large_pack,
+)
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.target_nodes import Destination, Destinations, match_gpu_type
 
@@ -51,6 +55,7 @@ def divide_call(
     destinations: Destinations,
     *,
     keeps_whole: bool = False,
+    gpus_asked: str = "auto",
 ) -> list[Part]:
     """Divide the jobs of a call into parts, and read what each is planned by.
 
@@ -60,6 +65,7 @@ def divide_call(
         destinations: Tells where they may land.
         keeps_whole: Jobs with the same options stay one part, since a limit on how many run at
             once counts for all of them.
+        gpus_asked: How many GPUs a pack is to have, as in Policy.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
@@ -73,11 +79,14 @@ def divide_call(
     for indices in buckets.values():
         chosen = [candidates[index] for index in indices]
         knowledge = gather_knowledge(chosen, settings)
-        shares = any(c.job.came_together and c.job.gpus == 1 for c in chosen)
+        shares = any(c.job.came_together and c.job.gpus for c in chosen)
         destination = _find_destination([c.job for c in chosen], destinations, shares=shares)
         _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
         for candidate in chosen:
             refuse_impossible(candidate.job, destination.shapes, max_time_s=destination.max_time_s)
+        if shares and gpus_asked.isdigit():
+            refuse_large_pack(int(gpus_asked), chosen[0].job.gpu_type, destination.shapes)
+        chosen = _separate_wide(chosen, destination)
         if not shares:
             jobs = tuple(c.job for c in chosen)
             parts.append(
@@ -97,6 +106,19 @@ def divide_call(
             }
             parts.append(_warn(part, measured))
     return parts
+
+
+def _separate_wide(candidates: Sequence[Candidate], destination: Destination) -> list[Candidate]:
+    """Jobs with more GPUs than a node has run alone: Slurm may give them several nodes."""
+    found = []
+    for candidate in candidates:
+        job = candidate.job
+        most = find_gpus_most(job.gpu_type, destination.shapes)
+        if most is not None and job.gpus > most and not job.alone_because:
+            why = f"it asks for {job.gpus} GPUs, and a node there has {most} at most"
+            job = dataclasses.replace(job, alone_because=why)
+        found.append(dataclasses.replace(candidate, job=job))
+    return found
 
 
 def _find_destination(

@@ -146,7 +146,7 @@ class Ending:
         return not take_over.list_leaving(path)
 
     def _cancel_asked(self, never: Sequence[int]) -> list[int]:
-        """Those that nobody wanted cancelled; for the others no runner came to do it."""
+        """Those of which no cancel was asked; for the others no runner came to do it."""
         found = []
         for number in never:
             if self._is_cancel_asked(number):

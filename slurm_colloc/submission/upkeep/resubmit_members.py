@@ -99,5 +99,10 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         group=tuple(pair for pair in record.group if pair[0] not in SERVED),
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
-        layout=tuple(name_seat(word, number) for number, word in enumerate(record.layout)),
+        layout=tuple(
+            dataclasses.replace(name_seat(word, number), places=places)
+            for number, (word, places) in enumerate(
+                zip(record.layout, record.layout_places or [1] * len(record.layout), strict=True)
+            )
+        ),
     )

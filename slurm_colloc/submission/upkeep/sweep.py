@@ -31,7 +31,11 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_process import is_of_another_host
-from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
+from slurm_colloc.store.pack_reading import (
+    StateReader,
+    explain_unreadable,
+    find_submission,
+)
 from slurm_colloc.submission.upkeep.ended_packs import (
     OVER,
     Ending,
@@ -75,9 +79,7 @@ def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[Op
     found = []
     for pack_id in state.list_open():
         # Somebody else's submission is not judged, and its lock left alone.
-        in_work = not isinstance(state, State) or state.is_being_submitted(
-            pack_id.rpartition(".")[0]
-        )
+        in_work = not isinstance(state, State) or state.is_being_submitted(find_submission(pack_id))
         try:
             record = state.read_pack(pack_id)
             if record is not None and state.is_elsewhere(record) and not _may_claim(state, record):

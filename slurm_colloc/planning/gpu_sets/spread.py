@@ -1,0 +1,130 @@
+"""How many GPU sets jobs are spread over, and which sets are one Slurm job; pure arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Jobs that need equally many GPUs.
+
+    Attributes:
+        jobs: How many there are.
+        degree: How many of them share a GPU set, on average.
+    """
+
+    jobs: int
+    degree: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Over how much jobs are spread.
+
+    Attributes:
+        slurm_jobs: Slurm jobs.
+        sets: GPU sets over all of them, by the GPUs of one.
+    """
+
+    slurm_jobs: int
+    sets: Mapping[int, int]
+
+
+def choose_spread(
+    demands: Mapping[int, Demand],
+    gpus_per_pack: int,
+    *,
+    least_jobs: int = 1,
+    most_jobs: int | None = None,
+    waits: bool = True,
+) -> Spread:
+    """How many Slurm jobs and GPU sets there are to be.
+
+    As many Slurm jobs as the places come nearest to: rather some members wait than that a second
+    node is half empty. In them the GPUs go to those of whom most would share one.
+
+    Args:
+        demands: The jobs, by the GPUs of one; none needs more than a pack has.
+        gpus_per_pack: GPUs of a Slurm job.
+        least_jobs: Slurm jobs at least.
+        most_jobs: Slurm jobs at most, unless there are to be more at least; None for any number.
+        waits: Members may wait; otherwise there are places for all.
+    """
+    wanted = sum(gpus * demand.jobs / demand.degree for gpus, demand in demands.items())
+    nearest = math.floor(wanted / gpus_per_pack + 0.5)
+    nearest = nearest if most_jobs is None else min(nearest, most_jobs)
+    jobs = max(1, least_jobs, nearest if waits else math.ceil(wanted / gpus_per_pack))
+    while True:
+        targets = _share_out(demands, jobs * gpus_per_pack)
+        placed = _count_placed(targets, gpus_per_pack, jobs)
+        if all(placed.get(gpus) for gpus in demands):
+            return Spread(jobs, placed)
+        jobs += 1
+
+
+def _share_out(demands: Mapping[int, Demand], gpus: int) -> dict[int, int]:
+    """How many sets of each kind GPUs are enough for: one of each, then where most would share."""
+    sets = dict.fromkeys(demands, 1)
+    left = gpus - sum(demands)
+    # The most members to a set first; of equally many the larger set.
+    queue = [(float(-demand.jobs), -size) for size, demand in demands.items()]
+    heapq.heapify(queue)
+    while queue:
+        _, negative = heapq.heappop(queue)
+        size = -negative
+        if size > left or sets[size] >= demands[size].jobs:
+            continue
+        sets[size] += 1
+        left -= size
+        heapq.heappush(queue, (-demands[size].jobs / sets[size], negative))
+    return sets
+
+
+def _count_placed(sets: Mapping[int, int], gpus_per_pack: int, jobs: int) -> dict[int, int]:
+    """How many of the sets find room in so many Slurm jobs; the largest first."""
+    sizes = [size for size in sorted(sets, reverse=True) for _ in range(sets[size])]
+    placed: dict[int, int] = {}
+    for size, _ in _place(sizes, gpus_per_pack, jobs):
+        placed[size] = placed.get(size, 0) + 1
+    return placed
+
+
+def _place(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[tuple[int, int]]:
+    """Sets, each with the Slurm job that has most GPUs left; without those that fit in none."""
+    free = [(-gpus_per_pack, number) for number in range(jobs)]
+    placed = []
+    for size in sizes:
+        left, number = free[0]
+        if -left < size:
+            continue
+        heapq.heapreplace(free, (left + size, number))
+        placed.append((size, number))
+    return placed
+
+
+def place_sets(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[int]:
+    """Which Slurm job each GPU set belongs to.
+
+    Sets that follow each other come into one Slurm job where their sizes allow it; all Slurm jobs
+    have about equally many.
+
+    Args:
+        sizes: The GPUs of each set, none more than a Slurm job has.
+        gpus_per_pack: GPUs of a Slurm job.
+        jobs: Slurm jobs at least; there are more where the sets need them.
+    """
+    ordered = sorted(sizes, reverse=True)
+    placed = _place(ordered, gpus_per_pack, jobs)
+    while len(placed) < len(sizes):
+        jobs += 1
+        placed = _place(ordered, gpus_per_pack, jobs)
+    room: dict[int, list[int]] = {}
+    for size, number in placed:
+        room.setdefault(size, []).append(number)
+    for numbers in room.values():
+        numbers.sort(reverse=True)
+    return [room[size].pop() for size in sizes]

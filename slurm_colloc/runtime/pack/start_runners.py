@@ -1,0 +1,112 @@
+"""The runners of a Slurm job with several GPU sets, one for each; who: the job's starter.
+
+It loads what all of them need, divides the job, and forks them: so they share most of their memory,
+and what Slurm gave is divided once. None goes on before the guard knows of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
+from slurm_colloc.runtime.guarded_steps import insist
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.pack.guard import GuardPipe
+from slurm_colloc.runtime.queue.allocation import read_allocation
+from slurm_colloc.settings import read_given_environment
+from slurm_colloc.store.pack.gpu_division import GpuDivision
+from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
+
+LOADED_ONCE = (
+    "slurm_colloc.runtime.attempt",
+    "slurm_colloc.runtime.gpu.discover_gpus",
+    "slurm_colloc.runtime.gpu.node_daemon",
+    "slurm_colloc.runtime.gpu.pack_daemon",
+    "slurm_colloc.runtime.gpu.member_limits",
+)
+"""What every runner loads sooner or later: of what is there before the fork they share the memory.
+"""
+
+
+def become_runner(path: str, guard: GuardPipe) -> str:
+    """Start the runners of all GPU sets of a job; returns in each of them, never in the starter.
+
+    Args:
+        path: The directory of its first set's pack.
+        guard: The line to the guard.
+
+    Returns:
+        The directory of the pack whose runner this process is now.
+
+    Raises:
+        StateError: The pack cannot be read.
+        OSError: There are not as many processes to be had; those that were are ended again.
+    """
+    record = insist("reading the pack", lambda: read_pack(Path(path)))
+    if record is None:
+        raise StateError(f"{path} is not on this node")
+    packs = [Path(path).parent / name for name in list_gpu_set_packs(record)]
+    allocation = read_allocation(read_given_environment())
+    division = divide_job(packs, record, allocation)
+    _write_down(packs, division)
+    for name in LOADED_ONCE:
+        import_module(name)
+    gc.collect()
+    # What is there now stays: a collection would copy all of it into each runner.
+    gc.freeze()
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    started: dict[int, str] = {}
+    for number, pack in enumerate(packs):
+        try:
+            pid = os.fork()
+        except OSError:
+            _end(started)
+            raise
+        if pid == 0:
+            os.close(go_write)
+            if not os.read(go_read, 1):
+                # The starter was killed before the guard knew of this process.
+                os._exit(1)
+            os.close(go_read)
+            enter_share(division.shares[number], _find_cpus(pack, record))
+            return str(pack)
+        started[pid] = str(pack)
+    guard.name_runners(started)
+    os.write(go_write, b"!" * len(started))
+    os._exit(0)
+
+
+def _end(started: Mapping[int, str]) -> None:
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)  # noqa: TID251 - its own
+        os.waitpid(pid, 0)
+
+
+def _find_cpus(pack: Path, first: PackRecord) -> int:
+    """The CPUs that a set was planned with; its runner tells where its record cannot be read."""
+    record = first
+    with contextlib.suppress(StateError):
+        record = read_pack(pack) or first
+    return 1 if record.request is None else record.request.cpus
+
+
+def _write_down(packs: list[Path], division: GpuDivision) -> None:
+    for number, (pack, share) in enumerate(zip(packs, division.shares, strict=True)):
+        Journal(pack).write(
+            "gpu_set",
+            set=number,
+            gpus=share.gpus,
+            cpus=share.cpus,
+            host_memory_mb=share.host_memory_mb,
+            problem=share.problem,
+            notes=division.notes,
+        )
