@@ -32,6 +32,7 @@ from benchmarks.measuring import (
 from benchmarks.own_jobs import measure_own_jobs
 from benchmarks.planning import measure_planning
 from benchmarks.planning_calls import measure_planning_calls
+from benchmarks.planning_gpu_sets import measure_planning_gpu_sets
 from benchmarks.questions import measure_questions
 from benchmarks.queue import measure_queue
 from benchmarks.rpcs import measure_rpcs
@@ -70,6 +71,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
     if "planning" in chosen:
         yield measure_planning()
         yield measure_planning_calls()
+        yield measure_planning_gpu_sets()
     if "sums" in chosen:
         yield measure_sums()
     if "layouts" in chosen:

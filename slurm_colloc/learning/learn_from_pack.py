@@ -7,7 +7,7 @@ paused the others, and from the steps of each complete run.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.learning.pack_feedback import build_feedback
@@ -21,6 +21,7 @@ from slurm_colloc.model.usage.observation import (
     Observation,
 )
 from slurm_colloc.model.usage.profile import (
+    NVLINK_MIB_S,
     PCIE_MIB_S,
 )
 from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory
@@ -30,6 +31,7 @@ from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.report.summary.rates_by_pausing import (
     BrieflyAlone,
     compute_brief_mean,
+    compute_brief_power_w,
     find_briefly_alone_start,
 )
 from slurm_colloc.report.summary.solo_rates import (
@@ -49,8 +51,9 @@ from slurm_colloc.store.learned.profile_updates import (
 from slurm_colloc.store.learned.profiles import list_numbers
 from slurm_colloc.store.summary_index import append_entries
 
-_BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active", "power_w")
+_BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active")
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")
+_NVLINK_METRICS = ("nvlink_rx_mib_s", "nvlink_tx_mib_s")
 
 
 def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
@@ -114,31 +117,32 @@ def _observe(
     at = samples.read("at")
     memory = _select_rows(at, alone.windows)
     # Of the whole start: it takes no less in company, and most of all at its beginning.
-    gpu_memory = find_gpu_memory_peak(samples)
+    gpu_memory = find_gpu_memory_peak(samples, run.count_gpus_of(member))
     return Observation(
         signature=member.signature or "",
         family=member.family or "",
         name=member.view.name,
         gpu_model=run.gpu_model or "",
-        gpu_uuid=run.gpu_uuid or "",
+        gpu_uuid=run.find_gpus_of(member)[0] if run.gpu_uuids else "",
         source=alone.source,
         at=used[-1][1],
         window_s=measure_windows(used),
         gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
         gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
         gpu_memory_usual_mb=find_usual_gpu_memory(samples),
-        sm_active=run.compute_mean("sm_active", alone.stepping),
-        dram_active=run.compute_mean("dram_active", used),
-        tensor_active=run.compute_mean("tensor_active", used),
+        sm_active=run.compute_mean(member, "sm_active", alone.stepping),
+        dram_active=run.compute_mean(member, "dram_active", used),
+        tensor_active=run.compute_mean(member, "tensor_active", used),
         cpu_cores=_compute_cores(at, samples.read("cpu_s"), _select_rows(at, used)),
         host_memory_peak_mb=_peak(samples.read("host_memory_mb"), memory),
         steps_per_s=rate.steps_per_s,
         samples_per_s=rate.samples_per_s,
         wait_share=compute_data_share(alone.intervals),
-        energy_w=run.compute_mean("power_w", used),
+        energy_w=run.compute_power_w(member, used),
         idle_power_w=idle_power_w,
-        engine_active=run.compute_mean("engine_active", alone.stepping),
-        pcie_share=_compute_pcie_share(run, used),
+        engine_active=run.compute_mean(member, "engine_active", alone.stepping),
+        pcie_share=_compute_link_share(run, member, _PCIE_METRICS, used),
+        nvlink_share=_compute_link_share(run, member, _NVLINK_METRICS, used),
         gpu_memory_total_mb=run.gpu_details[1],
         numbers=list_numbers(member.view.spec.job),
     )
@@ -154,11 +158,11 @@ def _observe_briefly(
     """
     samples, rate = brief.samples, brief.rate
     means = {
-        metric: compute_brief_mean(run, metric, brief.windows)
-        for metric in (*_BRIEF_METRICS, *_PCIE_METRICS)
+        metric: compute_brief_mean(run, member, metric, brief.windows)
+        for metric in (*_BRIEF_METRICS, *_PCIE_METRICS, *_NVLINK_METRICS)
     }
     steps, counted = samples.peak("steps"), samples.peak("samples")
-    gpu_memory = find_gpu_memory_peak(samples)
+    gpu_memory = find_gpu_memory_peak(samples, run.count_gpus_of(member))
     run_s = member.own_time.read(samples.end) - member.own_time.read(samples.begin)
     first_cpu_s, last_cpu_s = samples.first("cpu_s"), samples.last("cpu_s")
     has_cores = first_cpu_s is not None and run_s > 0
@@ -167,7 +171,7 @@ def _observe_briefly(
         family=member.family or "",
         name=member.view.name,
         gpu_model=run.gpu_model or "",
-        gpu_uuid=run.gpu_uuid or "",
+        gpu_uuid=run.find_gpus_of(member)[0] if run.gpu_uuids else "",
         source=brief.source,
         at=rate.at or samples.end,
         window_s=rate.window_s,
@@ -181,23 +185,29 @@ def _observe_briefly(
         host_memory_peak_mb=samples.peak("host_memory_mb"),
         steps_per_s=rate.steps_per_s,
         samples_per_s=rate.steps_per_s * counted / steps if counted and steps else None,
-        energy_w=means["power_w"],
+        energy_w=compute_brief_power_w(run, member, brief.windows),
         idle_power_w=idle_power_w,
         engine_active=means["engine_active"],
-        pcie_share=_choose_pcie_share([means[metric] for metric in _PCIE_METRICS]),
+        pcie_share=_choose_link_share(means, _PCIE_METRICS),
+        nvlink_share=_choose_link_share(means, _NVLINK_METRICS),
         gpu_memory_total_mb=run.gpu_details[1],
         numbers=list_numbers(member.view.spec.job),
         measured_by=MeasuredBy.PAUSING,
     )
 
 
-def _compute_pcie_share(run: PackRun, windows: list[Window]) -> float | None:
-    return _choose_pcie_share([run.compute_mean(metric, windows) for metric in _PCIE_METRICS])
+def _compute_link_share(
+    run: PackRun, member: MemberRun, metrics: Sequence[str], windows: list[Window]
+) -> float | None:
+    means = {metric: run.compute_mean(member, metric, windows) for metric in metrics}
+    return _choose_link_share(means, metrics)
 
 
-def _choose_pcie_share(rates: Sequence[float | None]) -> float | None:
-    busier = max((rate for rate in rates if rate is not None), default=None)
-    return None if busier is None else min(1.0, busier / PCIE_MIB_S)
+def _choose_link_share(means: Mapping[str, float | None], metrics: Sequence[str]) -> float | None:
+    """The share of a link that its busier direction takes; None where neither was read."""
+    rates = [rate for metric in metrics if (rate := means[metric]) is not None]
+    most = PCIE_MIB_S if metrics is _PCIE_METRICS else NVLINK_MIB_S
+    return min(1.0, max(rates) / most) if rates else None
 
 
 def build_completion(run: PackRun, member: MemberRun, steps: float | None) -> Completion | None:

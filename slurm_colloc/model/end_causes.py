@@ -26,6 +26,7 @@ class EndCause(enum.StrEnum):
     MPS_GONE = "MPS daemon gone"
     MPS_FULL = "too many MPS clients"
     NOT_STARTED = "not started"
+    GPU_LOST = "GPU lost"
     NODE_FAILURE = "node failure"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"

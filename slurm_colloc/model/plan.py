@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
+
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
 
@@ -83,6 +85,8 @@ class UsageProfile:
         tensor_activity: Mean activity of the tensor cores, 0 to 1.
         engine_activity: Share of the time in which the GPU works for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        nvlink_share: The same of NVLink. Figures of a job with several GPUs are those of one of
+            them.
         cpu_cores: Mean CPU cores.
         power_w: Mean power of the GPU while it runs, in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
@@ -114,6 +118,7 @@ class UsageProfile:
     pressure: float = 0.0
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: int | None = None
+    nvlink_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Capacity:
         time_limit_default_s: The partition's DefaultTime; None where infinite or unknown.
         gpus_per_node: GPUs of a node, the least of its nodes that have any; None where unknown.
         gives_whole_nodes: A job gets whole nodes, whatever it asks for (OverSubscribe=EXCLUSIVE).
+        limits: How much the user may have at the same time, by QoS and account.
         gpus: How many GPUs the shares of CPUs and host memory are of; GPU memory is that of one.
     """
 
@@ -139,6 +145,7 @@ class Capacity:
     time_limit_default_s: int | None = None
     gpus_per_node: int | None = None
     gives_whole_nodes: bool = False
+    limits: UserLimits = NO_LIMITS
     gpus: int = 1
 
 

@@ -1,9 +1,9 @@
-"""How long jobs may run by their quality of service (QoS)."""
+"""How long jobs may run, and how many at once, by their quality of service (QoS)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 USUAL = "normal"
 """The QoS that Slurm makes itself, and gives to users who have no default of their own."""
@@ -18,11 +18,18 @@ class Qos:
         over_partition: It counts before the partition's own QoS (OverPartQOS).
         over_max_time: Its jobs may run for longer than MaxTime of their partition
             (PartitionTimeLimit).
+        jobs_at_once: Jobs of a user that may run, or be submitted, at the same time; None for no
+            limit (MaxJobsPU, MaxSubmitPU).
+        gpus_at_once: GPUs that a user may have at the same time (MaxTRESPU); None for no limit.
+        gpus_per_job: GPUs of a job (MaxTRES); None for no limit.
     """
 
     max_wall_s: int | None = None
     over_partition: bool = False
     over_max_time: bool = False
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,9 @@ class Association:
         is_default: The account is that of jobs that ask for none.
         qos: The QoS of jobs that ask for none.
         max_wall_s: Its MaxWall in seconds; None for no limit.
+        jobs_at_once: Its MaxJobs or MaxSubmit; as in Qos.
+        gpus_at_once: Its GrpTRES; as in Qos.
+        gpus_per_job: Its MaxTRES; as in Qos.
     """
 
     account: str
@@ -42,6 +52,28 @@ class Association:
     is_default: bool = False
     qos: str = USUAL
     max_wall_s: int | None = None
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
+
+
+@dataclass(frozen=True)
+class UserLimits:
+    """How much a user may have at the same time; None for no limit, or where it is not known.
+
+    Attributes:
+        jobs_at_once: Slurm jobs.
+        gpus_at_once: GPUs.
+        gpus_per_job: GPUs of one Slurm job.
+    """
+
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
+
+
+NO_LIMITS = UserLimits()
+"""Nothing is limited."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +108,21 @@ class QosTable:
             account: `--account`; None for the user's default.
             partition: `--partition`; None for the cluster's default.
         """
+        return self._find_least("max_wall_s", qos, account, partition)
+
+    def find_user_limits(
+        self, qos: str | None, account: str | None, partition: str | None
+    ) -> UserLimits:
+        """How much the user may have at the same time; as `find_max_wall_s`."""
+        names = [field.name for field in fields(UserLimits)]
+        return UserLimits(*(self._find_least(n, qos, account, partition) for n in names))
+
+    def _find_least(
+        self, name: str, qos: str | None, account: str | None, partition: str | None
+    ) -> int | None:
         limits = [
-            self._find_in(name, chosen, rows)
-            for name, rows in self._list_places(account, partition)
+            self._find_in(name, place, chosen, rows)
+            for place, rows in self._list_places(account, partition)
             for chosen in _choose(qos, rows)
         ]
         return min((limit for limit in limits if limit is not None), default=None)
@@ -91,13 +135,15 @@ class QosTable:
             for chosen in _choose(qos, rows)
         )
 
-    def _find_in(self, partition: str, qos: str, rows: Sequence[Association]) -> int | None:
+    def _find_in(
+        self, name: str, partition: str, qos: str, rows: Sequence[Association]
+    ) -> int | None:
         own = self.known.get(qos, Qos())
         theirs = self.known.get(self.partitions.get(partition, "").lower(), Qos())
         first, second = (own, theirs) if own.over_partition else (theirs, own)
-        of_rows = {row.max_wall_s for row in rows}
+        of_rows = {getattr(row, name) for row in rows}
         last = of_rows.pop() if len(of_rows) == 1 else None
-        limits = (first.max_wall_s, second.max_wall_s, last)
+        limits = (getattr(first, name), getattr(second, name), last)
         return next((limit for limit in limits if limit is not None), None)
 
     def _list_places(

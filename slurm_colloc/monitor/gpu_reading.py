@@ -109,7 +109,8 @@ class GpuReader:
         with _explain_gpu(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self.model = _read_model(nvml, self._handle)
-        """What GPU it is, as `name` and `memory_mb`, each None where it cannot be read."""
+        """What GPU it is, as `name`, `memory_mb` and `index` (nvidia-smi's on this node), each None
+        where it cannot be read."""
         self._calls = [(metrics, list(calls)) for metrics, calls in _CALLS]
         self._process_lists = [
             "nvmlDeviceGetComputeRunningProcesses",
@@ -249,11 +250,13 @@ def _explain_gpu(nvml: Any) -> Any:
 
 
 def _read_model(nvml: Any, handle: Any) -> dict[str, Any]:
-    model: dict[str, Any] = {"name": None, "memory_mb": None}
+    model: dict[str, Any] = {"name": None, "memory_mb": None, "index": None}
     with contextlib.suppress(nvml.NVMLError):
         model["name"] = decode(nvml.nvmlDeviceGetName(handle))
     with contextlib.suppress(nvml.NVMLError):
         model["memory_mb"] = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        model["index"] = int(nvml.nvmlDeviceGetIndex(handle))
     return model
 
 

@@ -162,6 +162,7 @@ class _MemberFigures:
     warm_at: float | None = None
     mean: MeanRate | None = None
     gpu_memory_mb: float | None = None
+    gpu_memory_by_gpu: Mapping[str, float] | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -189,6 +190,7 @@ class LatestFigures:
             member.row = row
             if has_gpu_memory or row["gpu_memory_mb"] is not None:
                 member.gpu_memory_mb = row["gpu_memory_mb"]
+                member.gpu_memory_by_gpu = row.get("gpu_memory_by_gpu")
             member.points.append(
                 Point(
                     at=row["at"],
@@ -243,6 +245,7 @@ def _build(member: _MemberFigures) -> dict[str, Any]:
         "cpu_cores": _per_second(_difference(older.cpu_s, newest.cpu_s), elapsed_s),
         "host_memory_mb": row["host_memory_mb"],
         "gpu_memory_mb": member.gpu_memory_mb,
+        "gpu_memory_by_gpu": member.gpu_memory_by_gpu,
         "gpu_memory_reserved_peak_mb": row.get("gpu_memory_reserved_peak_mb"),
         "wait_share": _per_second(wait_s, elapsed_s * (row.get("trainers") or 1)),
         "progress_source": row.get("progress"),

@@ -14,7 +14,7 @@ from slurm_colloc.monitor.process_table import Key, ProcessTable, read_stat
 from slurm_colloc.monitor.step_group import find_step_group
 from slurm_colloc.store.pack.progress_counters import MemberProgress
 
-Row = dict[str, float | int | str | None]
+Row = dict[str, float | int | str | dict[str, float] | None]
 
 _PATIENCE = 3
 _MIB = 1 << 20
@@ -136,7 +136,8 @@ class MemberReader:
 
         Args:
             at: When, in epoch seconds.
-            gpu_memory_mb: What it uses of the GPUs; None where that was not asked now.
+            gpu_memory_mb: What it holds of the GPU on which it has most; None where that was not
+                asked now.
         """
         sums = self._sum_up()
         if sums is None:

@@ -18,6 +18,10 @@ _START = re.compile(r"(?P<member>[0-9]{4,})\.(?P<start>[0-9]+)")
 _RECORD = re.compile(r"run\.(?P<attempt>[0-9]+)\.(?P<start>[0-9]+)\.started")
 
 
+GpuLists = Mapping[str, Mapping[int, float | None]]
+"""By GPU or MIG instance: gpu_memory by pid, None where a process's is not told."""
+
+
 class Members:
     """Follows the members of one attempt.
 
@@ -56,26 +60,28 @@ class Members:
         """
         return any(reader.is_early(now) for reader in self._running.values())
 
-    def read(self, at: float, now: float, gpu_pids: Mapping[int, float | None] | None) -> list[Row]:
+    def read(self, at: float, now: float, gpu_lists: GpuLists | None) -> list[Row]:
         """One row of every member that runs, and a last one of those that have ended.
 
         Args:
             at: Epoch seconds.
             now: The same moment on the monotonic clock.
-            gpu_pids: What NVML's lists say of processes; None where they were not read now.
+            gpu_lists: What NVML's lists say of processes; None where they were not read now.
         """
         self._find_starts(now)
         # NVML names processes of now, so their owners have to be known as of now.
-        if self._must_look or now >= self._looked_at + LOOK_S or gpu_pids is not None:
+        if self._must_look or now >= self._looked_at + LOOK_S or gpu_lists is not None:
             self._look(now)
-        shares = None if gpu_pids is None else self._table.share_out(gpu_pids)
+        shares = None if gpu_lists is None else self._share_out(gpu_lists)
         rows: list[Row] = []
         for key, reader in list(self._running.items()):
-            # One that is in none of the lists, and could be, uses none of the GPU.
-            gpu_memory_mb = None if shares is None else shares.get(key, 0.0)
+            by_gpu = None if shares is None else shares.get(key)
+            gpu_memory_mb = None if by_gpu is None else max(by_gpu.values(), default=0.0)
             before = len(self._table.list_pids(key))
             row = reader.read(at, gpu_memory_mb)
             row.update(attempt=self._attempt, member=key[0], start=key[1])
+            if by_gpu is not None:
+                row["gpu_memory_by_gpu"] = by_gpu
             rows.append(row)
             if reader.has_ended:
                 del self._running[key]
@@ -84,6 +90,24 @@ class Members:
             elif before != len(self._table.list_pids(key)):
                 self._must_look = True
         return rows
+
+    def _share_out(self, gpu_lists: GpuLists) -> dict[Key, dict[str, float]]:
+        """By member what it holds of each GPU; a member of which that is not told is missing."""
+        together: dict[int, float | None] = {}
+        for by_pid in gpu_lists.values():
+            for pid, size in by_pid.items():
+                known = together.get(pid, 0.0)
+                together[pid] = None if size is None or known is None else known + size
+        told = self._table.share_out(together)
+        # One that is in none of the lists, and could be, uses none of the GPUs.
+        found: dict[Key, dict[str, float]] = {
+            key: {} for key in self._running if told.get(key, 0.0) is not None
+        }
+        for uuid, by_pid in gpu_lists.items():
+            for key, size in self._table.share_out(by_pid).items():
+                if key in found and size is not None:
+                    found[key][uuid] = size
+        return found
 
     def _look(self, now: float) -> None:
         if now >= self._forgot_at + _FORGET_S:

@@ -29,7 +29,7 @@ class MonitorRecord:
         rows_dropped: Rows that could not be written for so long that they were given up.
         mode: The pack's sharing mode.
         gpus: The GPUs that were watched.
-        gpu_models: By UUID what GPU it is, as `name` and `memory_mb`.
+        gpu_models: By UUID what GPU it is, as `name`, `memory_mb` and `index`, nvidia-smi's.
         earlier: The same of the attempts before.
     """
 

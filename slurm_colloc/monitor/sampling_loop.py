@@ -186,14 +186,14 @@ class Loop:
         # The driver works on its answer while /proc is read; only where its list of processes
         # says whose memory is whose has it to come first.
         sample = self._collect() if with_processes else None
-        gpu_pids = None if sample is None else _join(sample)
+        gpu_lists = None if sample is None else _select_lists(sample)
         with self._timed("reading members"):
-            rows = self._members.read(at, now, gpu_pids)
+            rows = self._members.read(at, now, gpu_lists)
         if sample is None:
             sample = self._collect()
         for row in rows:
             self._member_files.add(row)
-        self._latest.update(rows, has_gpu_memory=gpu_pids is not None)
+        self._latest.update(rows, has_gpu_memory=gpu_lists is not None)
         self._note_gpus(at, sample)
         self._keep_apart()
 
@@ -233,6 +233,9 @@ class Loop:
         value = {
             "at": at,
             "gpus": self._last_gpus,
+            "indexes": {
+                uuid: self._record.gpu_models.get(uuid, {}).get("index") for uuid in self._last_gpus
+            },
             "problems": self._problems,
             "members": self._latest.build(),
         }
@@ -330,17 +333,10 @@ class Loop:
                 self._busy = (took, what)
 
 
-def _join(sample: NvmlSample) -> dict[int, float | None] | None:
-    """All process lists as one, None where none was read; a process may be on several GPUs."""
-    if not sample.processes:
-        return None
-    joined: dict[int, float | None] = {}
-    has_instances = any(uuid.startswith(MIG_PREFIX) for uuid in sample.processes)
-    for uuid, processes in sample.processes.items():
-        if has_instances and not uuid.startswith(MIG_PREFIX):
-            # The same processes once more, where NVML tells them of the whole GPU at all.
-            continue
-        for pid, size in processes.items():
-            known = joined.get(pid, 0.0)
-            joined[pid] = None if size is None or known is None else known + size
-    return joined
+def _select_lists(sample: NvmlSample) -> dict[str, dict[int, float | None]] | None:
+    """The lists of processes by GPU or MIG instance, None where none was read."""
+    lists = sample.processes
+    if any(uuid.startswith(MIG_PREFIX) for uuid in lists):
+        # Those of a divided GPU are the same processes once more, where NVML tells them at all.
+        lists = {uuid: one for uuid, one in lists.items() if uuid.startswith(MIG_PREFIX)}
+    return lists or None

@@ -23,6 +23,7 @@ from slurm_colloc.report.sharing_gain import (
     EVEN,
     compute_gain,
     compute_part_gain,
+    count_gpus,
     say_span,
     tell_gain,
 )
@@ -111,7 +112,10 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
     span = say_span(window["to"] - window["from"]) if window else "a moment"
     gpu = summary["gpu"]
     without = _has_no_gpu([summary], [member])
+    count = count_gpus(summary)
     where = " without a GPU" if without else f" on its {gpu['model'] or 'GPU'}"
+    if count > 1 and not without:
+        where = f" on its {count} GPUs" + (f" ({gpu['model']})" if gpu["model"] else "")
     verb, so_far = ("ran", "") if final else ("has run", " so far")
     text = f"1 {noun} {verb} alone{where} for {span}{so_far}"
     rate = member["rate"]["steps_per_s"]
@@ -121,7 +125,8 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
         text += ", too short to measure how fast it was"
     sm = summary["gpu_use"].get("sm_active")
     if sm is not None and not without:
-        text += f", and kept {format_share(sm['mean'])} of the GPU's processors busy"
+        whose = "the GPUs'" if count > 1 else "the GPU's"
+        text += f", and kept {format_share(sm['mean'])} of {whose} processors busy"
     return f"{text}."
 
 
@@ -134,7 +139,7 @@ def _tell_several(
     most = sum(summary["pack"]["members_most"] for summary in packs)
     who = f"{len(ran)} {name_jobs(ran)}"
     if len(packs) > 1:
-        who += f" in {len(packs)} packs"
+        who += _tell_places(packs)
     elif overlap and most < len(ran):
         who += f", at most {most} at a time,"
     without = _has_no_gpu(packs, ran)
@@ -160,6 +165,15 @@ def _tell_several(
         text += f" ({tell_gain(serial_s, shared_s)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
+
+
+def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
+    """On how many GPUs, where they are those of one Slurm job; in how many packs otherwise."""
+    jobs = {summary["job"] or summary["pack_id"] for summary in packs}
+    if len(jobs) == len(packs):
+        return f" in {len(packs)} packs"
+    gpus = sum(map(count_gpus, packs))
+    return f" on {gpus} GPUs" if len(jobs) == 1 else f" on {gpus} GPUs of {len(jobs)} jobs"
 
 
 def _has_no_gpu(summaries: Sequence[dict[str, Any]], members: Sequence[Member]) -> bool:

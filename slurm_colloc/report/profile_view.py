@@ -89,6 +89,7 @@ def render_profile(record: ProfileRecord, width: int) -> str:
         ("DRAM", format_share(record.dram_active)),
         ("Engine", format_share(record.engine_active)),
         ("PCIe", format_share(record.pcie_share)),
+        ("NVLink", format_share(record.nvlink_share)),
         ("CPUs", format_figure(record.cpu_cores, 2)),
         ("Host memory", f"{format_mb_figure(record.host_memory_peak_mb)} at most"),
         ("Data wait", format_share(record.wait_share)),

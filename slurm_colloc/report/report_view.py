@@ -10,6 +10,7 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.summary_shape import Summary
@@ -81,16 +82,27 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
 
 
+def list_members(found: Sequence[Found]) -> list[_Member]:
+    """The members that are shown, pack by pack; those of GPU sets of one job by their numbers."""
+    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    if any(summary.get("gpu_sets") for summary, _ in found):
+        members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
+    return members
+
+
 def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styled: bool) -> str:
     summaries, chosen = [summary for summary, _ in found], choose_ids(found)
-    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    members = list_members(found)
     columns, rows = _build_rows(members, width)
     parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
+    if chosen is None and has_several(summaries):
+        parts += [build_table(*build_gpu_rows(summaries), width), ""]
     notes = [("Note", advice.say()) for advice in list_advice(summaries, chosen)]
     if detail:
-        parts.append(build_lines(notes))
+        balance = tell_balance(summaries) if chosen is None and has_several(summaries) else ""
+        parts.append(build_lines([*notes, *([("Balance", balance)] if balance else [])]))
         for summary, numbers in found:
             parts += [
                 "",
@@ -124,13 +136,15 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
 
 def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
     """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
-    gpu, setup = summary["gpu"], summary["setup"]
-    where = " ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))
+    setup = summary["setup"]
     job = summary["job"] or summary["pack_id"]
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
-        (f"Pack {job}", f"{summary['name']}{state}"),
-        ("GPU", " on ".join(filter(None, (where, summary["node"])))),
+        (f"Pack {job}", f"{summary['name']}{_tell_gpu_set(summary)}{state}"),
+        *(
+            ("GPU", " on ".join(filter(None, (one, summary["node"]))))
+            for one in _list_gpus(summary)
+        ),
     ]
     # Those that it has taken over, and not those that another has taken from it.
     ran = [str(m["id"]) for m in _choose(summary, chosen) if m["started_at"] is not None]
@@ -154,6 +168,23 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
         lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def _tell_gpu_set(summary: Summary) -> str:
+    count = len(summary.get("gpu_sets") or ())
+    return f", GPU set {summary['gpu_set'] + 1} of {count}" if count > 1 else ""
+
+
+def _list_gpus(summary: Summary) -> list[str]:
+    """The pack's GPUs, one for an older csub's."""
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2:
+        gpu = summary["gpu"]
+        return [" ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))]
+    return [
+        f"{name_gpu(one['uuid'], one['index'])}, {one['model'] or 'a model that is not known'}"
+        for one in gpus
+    ]
 
 
 def tell_layout(layout: dict[str, Any]) -> str:

@@ -27,10 +27,20 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     Returns:
         Seconds; the first is None where it is unknown of a pack.
     """
-    packs = [summary["pack"] for summary in summaries if summary["window"] is not None]
+    ran = [summary for summary in summaries if summary["window"] is not None]
+    packs = [summary["pack"] for summary in ran]
+    # Of one pack that is time on the clock, of several that of all their GPUs.
+    gpus = [1 if len(ran) == 1 else count_gpus(summary) for summary in ran]
     serial = [pack["serial_s"] for pack in packs]
-    shared_s = sum(pack["shared_s"] or 0.0 for pack in packs)
-    return (None if None in serial else sum(serial)), shared_s
+    shared_s = sum((p["shared_s"] or 0.0) * count for p, count in zip(packs, gpus, strict=True))
+    if None in serial:
+        return None, shared_s
+    return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
+
+
+def count_gpus(summary: dict[str, Any]) -> int:
+    """How many GPUs a pack had; that of an older csub had one that it knew of."""
+    return max(1, len(summary.get("gpus") or ()))
 
 
 def compute_part_gain(

@@ -168,7 +168,7 @@ class Runner:
         run("the GPU", parts.gpu_mode.work, parts.gpu_mode.give_up)
         run("the monitor", parts.monitor.work)
         run("MPS clients", parts.starts.note_clients)
-        run("stuck members", lambda: parts.control.end_stuck(parts.gpu_mode.list_stuck()))
+        run("stuck members", lambda: parts.control.end_stuck(self._list_stuck()))
         run("requests", parts.requests.work)
         parts.starts.collect()
         parts.ends.collect()
@@ -186,6 +186,12 @@ class Runner:
             return False
         run("taking members over", parts.take_over.work)
         return bool(run("starting members", self._fill, self._give_up("starting members")))
+
+    def _list_stuck(self) -> list[int]:
+        """Members that cannot go on, and do not end by themselves."""
+        if self._parts.gpu_mode.has_lost_gpu:
+            return [member.number for member in self.members.running()]
+        return self._parts.gpu_mode.list_stuck()
 
     def _measure(self, *, is_going_on: bool) -> None:
         measured = self._parts.measured_degree

@@ -57,7 +57,9 @@ from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 
 def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
@@ -122,6 +124,7 @@ def build_parts(
     slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
 
     # The GPU, and what is measured.
+    first_set = pack.parent / list_gpu_set_packs(record)[0]
     gpu_mode = GpuMode(
         pack,
         record,
@@ -130,7 +133,8 @@ def build_parts(
         journal,
         lone=lone,
         announce=announce,
-        identifies=record.degree > 1,
+        identifies=record.degree > 1 or len(record.gpu_sets) > 1,
+        problem=read_problem(first_set, record.gpu_set, allocation.restarts),
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -176,6 +180,7 @@ def build_parts(
         gpu_mode=gpu_mode,
         journal=journal,
         site_requeues=requeues_jobs(config),
+        has_other_sets=len(record.gpu_sets) > 1,
     )
     member_ends = MemberEnds(
         members=members, blame_finder=blame_finder, states=states, pauser=pauser, journal=journal
@@ -219,6 +224,7 @@ def build_parts(
         members=members,
         progress=progress,
         find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        find_gpus=lambda: gpu_mode.setup.gpus,
         find_obstacle=find_obstacle,
         journal=journal,
     )
@@ -236,6 +242,7 @@ def build_parts(
         find_obstacle=find_obstacle,
     )
     state = State(pack.parent.parent, record.cluster)
+    job_sets = JobSets(pack, record, attempt, state, members)
     start_queue = StartQueue(
         pack=pack,
         members=members,
@@ -258,7 +265,6 @@ def build_parts(
         note_requeue=mails.note_requeue,
         journal=journal,
     )
-    job_sets = JobSets(pack, record, attempt, state, members)
     take_over = MemberTakeOver(
         pack=pack,
         shown_id=shown_id,
@@ -297,6 +303,7 @@ def build_parts(
         ends=member_ends,
         states=states,
         intake=intake,
+        job_sets=job_sets,
         steps=steps,
         check_fence=fence.check,
     )

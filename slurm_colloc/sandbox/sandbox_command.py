@@ -81,7 +81,11 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         typer.Option("--fake-gpus", help="Do not use the real GPUs.", show_default=False),
     ] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(help="GRES type, for example a100.", show_default=False)
+        str | None,
+        typer.Option(
+            help="GRES type, for example a100; h100,a100: half of each node's GPUs each.",
+            show_default=False,
+        ),
     ] = None,
     kill_wait: Annotated[
         int | None,

@@ -133,11 +133,13 @@ def make_simulated_gpus(layout: Layout, record: SandboxRecord, files: GpuFiles) 
         remove(layout.simgpu)
         return
     devices = dict(zip(record.node_names, files.per_node, strict=True))
-    model = choose_model(record.spec.gpu_type)
     try:
         make_simulation(
             layout.simgpu,
-            {name: [model] * len(paths) for name, paths in devices.items()},
+            {
+                name: [choose_model(kind) for kind in record.spec.name_gpu_types(len(paths))]
+                for name, paths in devices.items()
+            },
             devices=devices if _are_limits_told(files.per_node) else None,
             mig=record.spec.mig,
         )

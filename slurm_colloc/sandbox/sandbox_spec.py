@@ -35,7 +35,8 @@ class SandboxSpec:
         cpus_per_node: CPUs of each node, or None: those of the host, at least eight per GPU.
         host_memory_mb_per_node: What each node claims; more than the host has is allowed.
         fake_gpus: Make device nodes even where the machine has NVIDIA GPUs.
-        gpu_type: The GRES type, as in `gpu:TYPE:1`.
+        gpu_type: The GRES type, as in `gpu:TYPE:1`; several, with commas, divide each node's GPUs
+            evenly.
         simgpu: Simulate NVML and MPS for the fake GPUs.
         kill_wait_s: Slurm's KillWait, between TERM and KILL at a time limit.
         grace_time_s: GraceTime of the partition `preempt`.
@@ -82,8 +83,9 @@ class SandboxSpec:
         for name, (value, low, high) in limits.items():
             if value is not None and not low <= value <= high:
                 raise UsageProblem(f"--{name} is {value}, it must be between {low} and {high}")
-        if self.gpu_type is not None and not re.fullmatch(r"[A-Za-z][\w.-]{0,39}", self.gpu_type):
-            raise UsageProblem(f"--gpu-type '{self.gpu_type}' is no word that Slurm can use")
+        for gpu_type in (self.gpu_type or "gpu").split(","):
+            if not re.fullmatch(r"[A-Za-z][\w.-]{0,39}", gpu_type):
+                raise UsageProblem(f"--gpu-type '{gpu_type}' is no word that Slurm can use")
         if self.hooks and os.geteuid() != 0:
             raise UsageProblem("--hooks needs to be root: hooks prepare MPS for other users")
         if self.mig and not self.simgpu:
@@ -92,6 +94,15 @@ class SandboxSpec:
             if "\n" in line or "\0" in line:
                 raise UsageProblem("a line for slurm.conf must not contain a line break")
         check_directory_name(self.directory)
+
+    def name_gpu_types(self, count: int) -> tuple[str, ...]:
+        """The GRES type of each of a node's GPUs, the first ones of the first type; empty for none.
+
+        Args:
+            count: How many GPUs the node has.
+        """
+        types = (self.gpu_type or "").split(",")
+        return tuple(types[number * len(types) // count] for number in range(count))
 
     def to_record(self) -> dict[str, object]:
         """The specification as JSON values."""

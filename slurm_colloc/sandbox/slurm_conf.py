@@ -6,6 +6,7 @@ Only options that exist from Slurm 22.05 to 26.05 are written, or those of the r
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,9 +151,12 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
     own = {line.partition("=")[0].strip().lower() for line in spec.extra_conf}
     lines = [line for line in lines if line.partition("=")[0].lower() not in own]
     lines += [*spec.extra_conf, ""] if spec.extra_conf else []
-    kind = f"gpu:{spec.gpu_type}" if spec.gpu_type else "gpu"
     for node in plan.nodes:
-        gres = f" Gres={kind}:{len(node.gpu_files)}" if node.gpu_files else ""
+        counts = Counter(spec.name_gpu_types(len(node.gpu_files)))
+        gres = ",".join(
+            f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in counts.items()
+        )
+        gres = gres and f" Gres={gres}"
         lines.append(
             f"NodeName={node.name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node.port} "
             f"CPUs={cpus} RealMemory={host_memory_mb}{gres}"
@@ -163,6 +167,7 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
     lines += [
         f"PartitionName=gpu {shared} Default=YES PriorityTier=10 PreemptMode=OFF",
         f"PartitionName=preempt {shared} PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace_s}",
+        f"PartitionName=whole {shared} PriorityTier=10 PreemptMode=OFF OverSubscribe=EXCLUSIVE",
     ]
     return "\n".join(lines) + "\n"
 
@@ -178,11 +183,12 @@ def render_hook_lines(layout: Layout) -> tuple[str, ...]:
 
 def render_gres_conf(plan: ClusterPlan) -> str:
     """One line per GPU."""
-    kind = f" Type={plan.spec.gpu_type}" if plan.spec.gpu_type else ""
     lines = [
-        f"NodeName={node.name} Name=gpu{kind} File={file}"
+        f"NodeName={node.name} Name=gpu{f' Type={kind}' if kind else ''} File={file}"
         for node in plan.nodes
-        for file in node.gpu_files
+        for kind, file in zip(
+            plan.spec.name_gpu_types(len(node.gpu_files)), node.gpu_files, strict=True
+        )
     ]
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 

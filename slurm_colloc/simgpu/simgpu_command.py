@@ -29,6 +29,7 @@ usage: simgpu run [OPTIONS]       behave like a training; see simgpu run --help
            lie=uuid          GPUs give another UUID than the one that they are found by
            lie=processes     no process is listed
            lost, lost=UUID   all GPUs, or that one, have fallen off the bus
+           fallen=UUID       the same, and its programs fail, too
            held=UUID         a service has that GPU or MIG device open: it cannot be destroyed
            vgpu              the GPUs are a guest's vGPUs
            real-latency      MIG calls take as long as on a real GPU
@@ -37,7 +38,7 @@ usage: simgpu run [OPTIONS]       behave like a training; see simgpu run --help
                              back, or the GPU is lost from then on
 """
 _FAULT = re.compile(
-    r"absent|no-driver|lie=uuid|lie=processes|lost|lost=GPU-[\w-]+|hang=\d+(\.\d+)?"
+    r"absent|no-driver|lie=uuid|lie=processes|(lost|fallen)=GPU-[\w-]+|lost|hang=\d+(\.\d+)?"
     r"|held=(GPU|MIG)-[\w-]+|vgpu|real-latency"
     r"|(hang|lost-in)=nvml\w+(#\d+)?|fail=nvml\w+(#\d+)?:\d+|slow=nvml\w+(#\d+)?:\d+(\.\d+)?"
 )

@@ -15,6 +15,12 @@ from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 
 QOS_WAIT_S = 2.0
 
+QOS_FIELDS = "name,maxwall,flags,maxjobspu,maxsubmitpu,maxtrespu,maxtres"
+ASSOCIATION_FIELDS = (
+    "cluster,defaultaccount,account,partition,defaultqos,qos,maxwall,"
+    "maxjobs,maxsubmit,grptres,maxtres"
+)
+_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 _OVER_PARTITION = "OverPartQOS"
 _OVER_MAX_TIME = "PartitionTimeLimit"
 _NONE = ("", "N/A", "(null)")
@@ -43,16 +49,16 @@ def read_qos(
 
     accounting = ("sacctmgr", "--noheader", "--parsable2", "show")
     try:
-        known = parse_qos(ask(*accounting, "qos", "format=name,maxwall,flags"))
+        known = parse_qos(ask(*accounting, "qos", f"format={QOS_FIELDS}"))
         # Of the user and not of the associations: only this tells the default account too.
         rows = parse_associations(
             ask(*accounting, "user", "where", f"name={_find_user()}", "withassoc",
-                "format=cluster,defaultaccount,account,partition,defaultqos,qos,maxwall"),
+                f"format={ASSOCIATION_FIELDS}"),
             cluster,
         )  # fmt: skip
-        bounds = [entry.max_wall_s for entry in known.values()] + [row.max_wall_s for row in rows]
         lifted = any(entry.over_max_time for entry in known.values())
-        if not lifted and all(bound is None for bound in bounds):
+        entries: list[Qos | Association] = [*known.values(), *rows]
+        if not lifted and not any(map(_has_limit, entries)):
             return QosTable(known)
         partitions, usual = parse_partitions(ask("scontrol", "--oneliner", "show", "partition"))
     except SlurmError as problem:
@@ -70,24 +76,30 @@ def _find_user() -> str:
 
 
 def parse_qos(text: str) -> dict[str, Qos]:
-    """Read `sacctmgr show qos format=name,maxwall,flags` with -nP; pure.
+    """Read `sacctmgr show qos` with -nP and QOS_FIELDS; pure.
 
-    A line of another shape is left out; a MaxWall that is no time is none.
+    A line of another shape is left out; a limit that is none of its kind is none.
     """
     found = {}
     for line in text.split("\n"):
         fields = line.strip().split("|")
-        if len(fields) != 3 or not fields[0]:
+        if len(fields) != 7 or not fields[0]:
             continue
-        flags = fields[2].split(",")
-        found[fields[0].lower()] = Qos(
-            _parse_wall_s(fields[1]), _OVER_PARTITION in flags, _OVER_MAX_TIME in flags
+        name, wall, words, running, submitted, of_user, of_job = fields
+        flags = words.split(",")
+        found[name.lower()] = Qos(
+            _parse_wall_s(wall),
+            _OVER_PARTITION in flags,
+            _OVER_MAX_TIME in flags,
+            _find_least(running, submitted),
+            count_gpus(of_user) or None,
+            count_gpus(of_job) or None,
         )
     return found
 
 
 def parse_associations(text: str, cluster: str = "") -> tuple[Association, ...]:
-    """Read `sacctmgr show user withassoc` with -nP and the fields that `read_qos` asks for; pure.
+    """Read `sacctmgr show user withassoc` with -nP and ASSOCIATION_FIELDS; pure.
 
     Users without a default QoS get the only one that they may have, where it is one, and else the
     usual one (seen on 22.05).
@@ -99,18 +111,36 @@ def parse_associations(text: str, cluster: str = "") -> tuple[Association, ...]:
     found = []
     for line in text.split("\n"):
         fields = line.strip().split("|")
-        if len(fields) != 7 or not fields[2]:
+        if len(fields) != 11 or not fields[2]:
             continue
-        where, default, account, partition, qos, allowed, wall = fields
+        where, default, account, partition, qos, allowed, wall, *limits = fields
+        running, submitted, of_user, of_job = limits
         if cluster and where.lower() != cluster.lower():
             continue
         only = allowed if "," not in allowed else ""
         found.append(
             Association(
-                account, partition, account == default, qos or only or USUAL, _parse_wall_s(wall)
+                account,
+                partition,
+                account == default,
+                qos or only or USUAL,
+                _parse_wall_s(wall),
+                _find_least(running, submitted),
+                count_gpus(of_user) or None,
+                count_gpus(of_job) or None,
             )
         )
     return tuple(found)
+
+
+def _has_limit(entry: Qos | Association) -> bool:
+    limits = (entry.max_wall_s, entry.jobs_at_once, entry.gpus_at_once, entry.gpus_per_job)
+    return any(limit is not None for limit in limits)
+
+
+def _find_least(*texts: str) -> int | None:
+    """The least of some numbers of jobs; None where none is limited."""
+    return min((int(text) for text in texts if _COUNT.fullmatch(text)), default=None)
 
 
 def _parse_wall_s(text: str) -> int | None:

@@ -162,7 +162,13 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
     _alone("container-type", None, _REQ, _OCI, "SBATCH_CONTAINER_TYPE", since="26.05"),
     _alone("core-spec", "S", _REQ, _CORES, "SBATCH_CORE_SPEC"),
     _alone("cores-per-socket", None, _REQ, _PIN),
-    _alone("exclusive", None, _OPT, "it asks for a node of its own", "SBATCH_EXCLUSIVE"),
+    _alone(
+        "exclusive",
+        None,
+        _OPT,
+        "it asks for a node of its own (with --gpus-per-pack jobs of one call share it)",
+        "SBATCH_EXCLUSIVE",
+    ),
     _alone("extra-node-info", "B", _REQ, _PIN),
     Option(
         "get-user-env",

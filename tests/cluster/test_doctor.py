@@ -477,7 +477,7 @@ def test_a_job_that_can_never_start_is_red(user: CsubUser, cluster: Sandbox) -> 
 def test_what_slurm_refuses_is_red_in_its_own_words(user: CsubUser) -> None:
     found = examine(user, "--partition=nowhere", status=1)
     assert found["nodes"]["what"] == "there is no partition nowhere"
-    assert found["nodes"]["advice"] == "name one with --partition: gpu, preempt"
+    assert found["nodes"]["advice"] == "name one with --partition: gpu, preempt, whole"
     assert found["job"]["what"] == "no node takes jobs"
     refused = examine(user, "--constraint=nosuchfeature", status=1)["job"]
     assert refused["level"] == "red"

@@ -144,6 +144,7 @@ def test_zip_goes_along_and_sample_draws_the_same_each_time(user: CsubUser) -> N
         (("train.sh", "--a", "0:1000", "--b", "0:1000"), "a sweep of 1000000 jobs: one call takes"),
         (("train.sh", "--a", "1,2", "--dry-run"), "--dry-run stands behind the script"),
         (("train.sh", "--a", "1,2", "{b}"), "there is no such parameter: write {{b}}"),
+        (("train.sh", "{b}", "--a", "1,2", "--b", "1-9"), "--b 1-9 is a single value"),
         (("--from=no.csv", "train.sh"), "cannot read the table no.csv: No such file or directory"),
         (("--from=twice.csv", "train.sh"), "twice.csv:1: two columns are called lr"),
         (("--from=short.csv", "train.sh"), "short.csv:3: 1 cells, and the header has 2"),

@@ -17,10 +17,7 @@ from .bed import Bed, Row, environment_of
 MEASURED = [name for name, _ in GPU_COLUMNS[3:]]
 GPM = ["sm_active", "sm_occupancy", "tensor_active", "dram_active"]
 # What the simulated driver does not have; see docs/simulated-gpu.md.
-ABSENT = {
-    *("nvlink_tx_mib_s", "nvlink_rx_mib_s"),
-    *("throttle_power_s", "throttle_thermal_s", "throttle_brake_s"),
-}
+ABSENT = {"throttle_power_s", "throttle_thermal_s", "throttle_brake_s"}
 SILENT = {"nvml": "NVML does not answer"}
 
 
@@ -87,6 +84,34 @@ def test_gpu_memory_is_each_member_s_own(bed: Bed, simulation: Simulation) -> No
     )
     assert (bed.latest or {})["members"]["2"]["gpu_memory_mb"] == 0
     bed.end_monitor(monitor)
+
+
+def test_of_a_member_on_two_gpus_it_is_that_of_the_fuller(bed: Bed, simulation: Simulation) -> None:
+    first, second = simulation.uuids
+    environ = environment_of(simulation)
+    bed.write_setup(first, second)
+    run = "simgpu run --sm 10 --seconds 120 --gpu-memory"
+    both = f"{run} 1G --gpus 2 --nvlink 500 & {run} 2G & wait"
+    bed.start_member(1, both, extra={**environ, "CUDA_VISIBLE_DEVICES": f"{first},{second}"})
+    bed.start_member(2, "sleep 120", extra=environ)
+    monitor = bed.start_monitor(environ)
+    held = {first: 1024.0 + 2048 + 2 * 512, second: 1024.0 + 512}
+    bed.wait_for(
+        lambda now: now["members"].get("1", {}).get("gpu_memory_by_gpu") == held,
+        "both of its processes are found, on their GPUs",
+    )
+    latest = bed.latest or {}
+    assert latest["members"]["1"]["gpu_memory_mb"] == held[first]
+    assert latest["members"]["2"]["gpu_memory_mb"] == 0
+    assert latest["members"]["2"]["gpu_memory_by_gpu"] == {}
+    bed.wait_for(lambda now: now["gpus"].get(first, {}).get("nvlink_tx_mib_s"), "NVLink is counted")
+    told = bed.end_monitor(monitor)
+    assert told["gpus"] == [first, second]
+    assert [told["gpu_models"][uuid]["index"] for uuid in (first, second)] == [0, 1]
+    assert rows_of(bed, first)[-1]["nvlink_rx_mib_s"] == pytest.approx(500, rel=0.2)
+    # An A100 has no GPM.
+    assert rows_of(bed, second)[-1]["nvlink_rx_mib_s"] is None
+    assert bed.member_rows(1)[-1]["gpu_memory_mb"] in (None, held[first])
 
 
 def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(

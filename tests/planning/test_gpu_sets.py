@@ -21,6 +21,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.qos_limits import UserLimits
 from slurm_colloc.planning.gpu_sets.gpus_per_pack import choose_gpus_per_pack, widen_for_limit
 from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
 from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, place_sets
@@ -85,6 +86,14 @@ def test_a_limit_of_an_array_counts_over_all_gpus() -> None:
         assert (len(packs), max(pack.degree for pack in packs)) == (sets, degree)
         assert sum(pack.degree for pack in packs) <= limit
         assert made.packs_at_once is not None
+
+
+def test_members_wait_in_the_slurm_jobs_that_may_run() -> None:
+    limited = dataclasses.replace(NODE, limits=UserLimits(1))
+    assert list_sets(make(build_jobs(70), limited, ON_NODE).packs) == [[9] * 6 + [8] * 2]
+    # Not for longer than Slurm lets a job run.
+    short = dataclasses.replace(limited, time_limit_max_s=2000)
+    assert len(list_sets(make(build_jobs(70), short, ON_NODE).packs)) == 2
 
 
 def test_one_gpu_each_is_a_gpu_set_with_one_place() -> None:
@@ -281,6 +290,28 @@ def test_known_jobs_of_which_each_fills_a_gpu_wait_for_each_other_or_get_more_no
     assert all(pack.request is not None for pack in made.packs)
 
 
+@pytest.mark.parametrize(("exchange", "sizes"), [(0.05, [3, 3]), (0.95, [1] * 6)])
+def test_known_jobs_of_two_gpus_share_them_where_what_they_exchange_leaves_room(
+    exchange: float, sizes: list[int]
+) -> None:
+    jobs = build_jobs(6, gpus=2)
+    profile = build_profile(nvlink_share=exchange, sm_activity=0.35, engine_activity=0.6)
+    policy = Policy(measures=True, modes=(SharingMode.MPS,), slowdown_bound=1.8)
+    made = plan(jobs, dict.fromkeys(range(6), profile), NODE, policy, H200)
+    assert [len(pack.members) for pack in made.packs] == sizes
+    assert all(pack.known for pack in made.packs if len(pack.members) > 1)
+    for pack in made.packs:
+        assert pack.request is None or pack.request.gpus == 2
+        assert [member.gpus for member in pack.members] == [2] * len(pack.members)
+
+
+def test_what_is_not_known_to_be_exchanged_is_measured() -> None:
+    jobs = build_jobs(4, gpus=2)
+    profiles = {i: build_profile(pcie_share=None, sm_activity=0.9) for i in range(4)}
+    made = plan(jobs, profiles, NODE, Policy(measures=True), H200)
+    assert [(len(pack.members), pack.known) for pack in made.packs] == [(2, False)] * 2
+
+
 def test_how_many_gpus_a_pack_has() -> None:
     jobs = build_jobs(3)
     shared = dataclasses.replace(NODE, gives_whole_nodes=False)
@@ -305,11 +336,20 @@ def test_how_many_gpus_a_pack_has() -> None:
 def test_packs_get_more_gpus_where_fewer_slurm_jobs_may_run() -> None:
     made = make(build_jobs(40), dataclasses.replace(NODE, gives_whole_nodes=False))
     assert len(made.packs) == 10
-    assert widen_for_limit(made, 10, NODE) is None
-    choice = widen_for_limit(made, 4, NODE)
-    assert choice is not None
-    assert choice.gpus == 3
-    assert "4 Slurm jobs may run at once" in choice.reason
-    # No more than a node has.
-    assert getattr(widen_for_limit(made, 1, NODE), "gpus", None) == 8
-    assert widen_for_limit(made, 1, dataclasses.replace(NODE, gpus_per_node=None)) is None
+
+    def widen(*limits: int | None, node: int | None = 8) -> int | None:
+        capacity = dataclasses.replace(NODE, gpus_per_node=node, limits=UserLimits(*limits))
+        choice = widen_for_limit(made, capacity)
+        assert choice is None or "and there is work for 10 GPUs" in choice.reason
+        return None if choice is None else choice.gpus
+
+    assert widen() is None
+    assert widen(10) is None
+    assert widen(4) == 3
+    # No more than a node has, or than one job may have.
+    assert widen(1) == 8
+    assert widen(1, None, 4) == 4
+    assert widen(1, node=None) is None
+    # A job that asks for more GPUs than its user may have would never start.
+    assert widen(2, 6) == 3
+    assert widen(2, 3) is None

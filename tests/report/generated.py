@@ -22,6 +22,7 @@ from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_att
 from slurm_colloc.store.pack.node_setup import Setup, write_setup
 from slurm_colloc.store.pack.pack_directory import NewPack, write_ended
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
+from slurm_colloc.store.pack_reading import name_gpu_set
 
 from ..store.builders import build_member, build_pack
 
@@ -140,6 +141,8 @@ def make_gpu_rows(
     power: Callable[[float], float] = lambda _at: 300.0,
     before_s: float = 5.0,
     uuid: str = UUID,
+    *,
+    nvlink_mib_s: float | None = None,
 ) -> list[dict[str, Any]]:
     """What the monitor reads of the GPU, at 1 s; idle at 100 W before the pack begins."""
     rows, energy = [], 1e6
@@ -154,6 +157,8 @@ def make_gpu_rows(
                 "dram_active": 0.25,
                 "tensor_active": 0.1,
                 "gpu_memory_mb": 4000.0,
+                "nvlink_tx_mib_s": nvlink_mib_s,
+                "nvlink_rx_mib_s": nvlink_mib_s,
                 "power_w": watts,
                 "energy_j": energy,
                 "throttle_power_s": 0.0,
@@ -214,8 +219,15 @@ def make_pack(
     predicted: Mapping[int, float] | None = None,
     plans: Mapping[int, MemberPlan] | None = None,
     mode: SharingMode | None = None,
+    gpus: Sequence[str] = (UUID,),
+    used: Mapping[int, tuple[str, ...]] | None = None,
+    gpu_set: int = 0,
+    gpu_sets: tuple[int, ...] = (),
 ) -> Path:
-    """Write a pack that has run, or runs, with these members."""
+    """Write a pack that has run, or runs, with these members.
+
+    `used` are the GPUs that members saw; `gpu_set` is which of the `gpu_sets` of its job it fills.
+    """
     numbers = sorted({truth.member for truth in truths})
     state = State(root, "here")
     state.prepare()
@@ -239,6 +251,9 @@ def make_pack(
         local=job_id.startswith("L"),
         mode=mode or pack.record.mode,
         degree=max(pack.record.degree, len(numbers)),
+        pack_id=f"{name_gpu_set(pack.record.submission, gpu_set)}.{pack.record.index}",
+        gpu_set=gpu_set,
+        gpu_sets=gpu_sets,
     )
     with state.writing([NewPack(record, tuple(entries))]):
         pass
@@ -262,13 +277,15 @@ def make_pack(
                 ended_at=None if running else T0 + last.end,
                 exit_code=None if running else ExitCode(1 if number in failed else 0),
                 node="node1",
-                gpu=GpuUse("mps", (thread_limits or {}).get(number)),
+                gpu=GpuUse(
+                    "mps", (thread_limits or {}).get(number), uuids=(used or {}).get(number, ())
+                ),
             ),
         )
     if setup:
         write_setup(
             path,
-            Setup(1, "auto", "mps", "MPS works here", "node1", "runner", (UUID,), 143771, MODEL,
+            Setup(1, "auto", "mps", "MPS works here", "node1", "runner", tuple(gpus), 143771, MODEL,
                   notes=("the daemon had to be started twice",)),
         )  # fmt: skip
     rows = [row for index, t in enumerate(truths) for row in t.make_rows(seed=index)]
@@ -280,6 +297,11 @@ def make_pack(
                 "schema": 1, "attempt": 1, "node": "node1", "interval_s": 1.0,
                 "started_at": T0 - 5, "ended_at": T0 + length_s,
                 "ticks_due": int(length_s) + 5, "ticks_taken": int(length_s) + 3,
+                "gpus": list(gpus),
+                "gpu_models": {
+                    uuid: {"name": MODEL, "memory_mb": 143771, "index": place + gpu_set}
+                    for place, uuid in enumerate(gpus)
+                },
                 "gaps": [[T0 + 50, T0 + 52, "late"]], "cpu_s": 1.2, "rss_peak_mb": 60,
                 "capabilities": {"sm_active": {"source": "gpm", "state": "ok", "detail": ""},
                                  "nvlink_tx_mib_s": {"source": "", "state": "unsupported",

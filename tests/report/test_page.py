@@ -176,7 +176,7 @@ def test_a_day_is_thinned_and_its_extremes_are_kept(tmp_path: Path) -> None:
 
 def read_curves(source: PageSource) -> PackSeries:
     window = source.summary["window"]
-    return read_series(source.path, (window["from"], window["to"]), (UUID,), (), points=600)
+    return read_series(source.path, (window["from"], window["to"]), ((UUID,), ()), (), points=600)
 
 
 @pytest.mark.parametrize("first", [1, 40_000])
@@ -278,7 +278,7 @@ def test_a_table_of_samples_that_is_cut_is_told_and_the_rest_is_drawn(tmp_path: 
 def test_rates_are_those_of_the_steps(tmp_path: Path) -> None:
     truth = Truth(1, 0, 120, lambda at: 20 if at < 60 else 5)
     pack = make_pack(tmp_path, [truth])
-    series = read_series(pack, (T0, T0 + 120), (UUID,), read_pauses(pack), 1000)
+    series = read_series(pack, (T0, T0 + 120), ((UUID,), ()), read_pauses(pack), 1000)
     steps = np.array(truth.make_steps())
     for place, rate in enumerate(series.rates[1].mean):
         middle = T0 + (place + 0.5) * series.step_s

@@ -62,6 +62,10 @@ LINES = [
         Sign.MPS_FULL,
     ),
     ("cuCtxCreate failed: CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", Sign.MPS_FULL),
+    ("RuntimeError: CUDA error: unknown error", Sign.NO_DEVICE),
+    ("RuntimeError: No CUDA GPUs are available", Sign.NO_DEVICE),
+    ("cudaGetDevice() failed: no CUDA-capable device is detected", Sign.NO_DEVICE),
+    ("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.", Sign.NO_DEVICE),
 ]  # fmt: skip
 
 
@@ -136,4 +140,5 @@ def test_a_line_without_end_is_cut() -> None:
 
 
 def test_only_clients_of_mps_meet_its_errors() -> None:
-    assert {Sign.OUT_OF_GPU_MEMORY, Sign.FAULT, Sign.ASSERT} == set(Sign) - MPS_SIGNS
+    own = {Sign.OUT_OF_GPU_MEMORY, Sign.FAULT, Sign.ASSERT, Sign.NO_DEVICE}
+    assert own == set(Sign) - MPS_SIGNS

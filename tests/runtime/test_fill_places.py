@@ -145,7 +145,7 @@ def test_where_the_gpu_must_not_be_shared_so_nobody_starts(
     first, second, _ = bed.adopt(1, 2, 3)
     second.record = dataclasses.replace(second.record, starts=1)
     write_held(bed.pack, 3)
-    bed.parts.gpu_mode.refusal = "mps was asked for, and there is none"
+    bed.parts.gpu_mode._settled.refusal = "mps was asked for, and there is none"
     bed.parts.place_filler.work()
     assert started == []
     assert bed.states() == {

@@ -17,7 +17,7 @@ from .runner_bed import Bed
 def open_gpu(bed: Bed) -> None:
     """Prepare the GPU until it is known how it is shared."""
     gpu_mode = bed.parts.gpu_mode
-    gpu_mode.mode = None
+    gpu_mode._settled.mode = None
     gpu_mode._record = type(bed.record)(**{**vars(bed.record), "mode": SharingMode.MPS})
     gpu_mode._allocation = type(bed.allocation)(**{**vars(bed.allocation), "gpus": ("0",)})
     gpu_mode.open()
@@ -57,10 +57,10 @@ def test_a_finding_that_cannot_be_used_leaves_members_without_mps(
 def test_what_cannot_be_prepared_for_minutes_is_done_without(build_bed: Callable[..., Bed]) -> None:
     bed = build_bed()
     gpu_mode = bed.parts.gpu_mode
-    gpu_mode.mode = None
+    gpu_mode._settled.mode = None
     assert gpu_mode.give_up(OSError(5, "Input/output error"))
     assert bed.events("sharing")[-1]["mode"] == SharingMode.TIMESLICE.value
     # What is settled is left as it is.
-    gpu_mode.mode = SharingMode.MPS
+    gpu_mode._settled.mode = SharingMode.MPS
     assert gpu_mode.give_up(OSError(5, "Input/output error"))
     assert gpu_mode.mode is SharingMode.MPS

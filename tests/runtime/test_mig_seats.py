@@ -48,7 +48,7 @@ def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
     """Give the pack a GPU with these instances."""
     mode = bed.parts.gpu_mode
     mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
-    mode.mode = SharingMode.MIG
+    mode._settled.mode = SharingMode.MIG
     return mode.instances
 
 

@@ -305,7 +305,7 @@ def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedP
 
 
 def unsettle(stage: Stage) -> None:
-    stage.gpu_mode.mode = None
+    stage.gpu_mode._settled.mode = None
 
 
 def signal(stage: Stage) -> None:

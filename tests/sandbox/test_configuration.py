@@ -99,6 +99,8 @@ PartitionName=gpu Nodes=node1,node2 DefaultTime=60 MaxTime=7-0 State=UP Default=
 PriorityTier=10 PreemptMode=OFF
 PartitionName=preempt Nodes=node1,node2 DefaultTime=60 MaxTime=7-0 State=UP PriorityTier=1 \
 PreemptMode=REQUEUE GraceTime=5
+PartitionName=whole Nodes=node1,node2 DefaultTime=60 MaxTime=7-0 State=UP PriorityTier=10 \
+PreemptMode=OFF OverSubscribe=EXCLUSIVE
 """
 
 
@@ -128,6 +130,20 @@ def test_cores_are_bound_only_where_the_host_has_them() -> None:
     assert find_values(render_slurm_conf(fitting))["SelectTypeParameters"] == "CR_Core_Memory"
     larger = replace(PLAN, spec=replace(PLAN.spec, cpus_per_node=5))
     assert find_values(render_slurm_conf(larger))["SelectTypeParameters"] == "CR_CPU_Memory"
+
+
+def test_unequal_gpus_of_a_node_are_told_apart() -> None:
+    plan = replace(PLAN, spec=replace(PLAN.spec, gpu_type="h100,a100"))
+    assert "RealMemory=16000 Gres=gpu:h100:1,gpu:a100:1" in render_slurm_conf(plan)
+    lines = render_gres_conf(plan).splitlines()
+    assert lines[1].endswith("Name=gpu Type=h100 File=/var/tmp/box/dev/gpu0")
+    assert lines[2].endswith("Name=gpu Type=a100 File=/var/tmp/box/dev/gpu1")
+    with pytest.raises(UsageProblem, match="'' is no word"):
+        replace(plan.spec, gpu_type="h100,").check()
+    assert replace(plan.spec, gpu_type="h100,a100,a30").name_gpu_types(8) == (
+        "h100", "h100", "h100", "a100", "a100", "a100", "a30", "a30",
+    )  # fmt: skip
+    assert plan.spec.name_gpu_types(0) == ()
 
 
 def test_an_extra_line_takes_the_place_of_ours() -> None:

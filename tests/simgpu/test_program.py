@@ -101,6 +101,73 @@ def test_sigterm_ends_it(simulation: Simulation) -> None:
     assert simulation.pids == []
 
 
+def test_several_gpus_are_used_alike_at_the_pace_of_the_slowest(
+    simulation: Simulation,
+) -> None:
+    # An H200 and an A100 with 40 GB: the memory of the smaller one is what there is.
+    simulation.start("--sm", "100", "--seconds", "60", extra={"CUDA_VISIBLE_DEVICES": "1"})
+    both = simulation.start(
+        *("--gpus", "2", "--sm", "100", "--gpu-memory", "8G", "--seconds", "60"),
+        *("--nvlink", "1000"),
+    )
+    wait_until(
+        lambda: (
+            [
+                (one.gpus, one.gpu_memory_mb, one.sm_share, one.nvlink_mib_s)
+                for one in simulation.node.read_processes()
+                if one.pid == both.pid
+            ]
+            == [(tuple(simulation.uuids), 8192 + CONTEXT_MB, 50.0, 500.0)]
+        ),
+        "it holds as much on each GPU, and is as fast as its slowest",
+    )
+    seen = simulation.ask(
+        "answer = [pids(n.nvmlDeviceGetComputeRunningProcesses(n.nvmlDeviceGetHandleByIndex(i)))"
+        " for i in (0, 1)]"
+    )
+    assert seen[0] == [both.pid]
+    assert both.pid in seen[1]
+    over = simulation.run("run", "--gpus", "2", "--gpu-memory", "39G", "--steps", "1")
+    assert over.returncode == 1
+    assert "CUDA out of memory" in over.stderr
+    few = simulation.run("run", "--gpus", "3", "--steps", "1")
+    assert few.stderr.splitlines()[-1] == "RuntimeError: No CUDA GPUs are available"
+
+
+def test_what_it_sends_over_nvlink_is_counted_by_gpm(simulation: Simulation) -> None:
+    ask = """
+h = n.nvmlDeviceGetHandleByIndex(0)
+samples = [n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()]
+n.nvmlGpmSampleGet(h, samples[0])
+time.sleep(1)
+n.nvmlGpmSampleGet(h, samples[1])
+want = n.c_nvmlGpmMetricsGet_t()
+want.version, want.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 2
+want.sample1, want.sample2 = samples
+want.metrics[0].metricId, want.metrics[1].metricId = 60, 61
+n.nvmlGpmMetricsGet(want)
+answer = [[want.metrics[i].nvmlReturn, want.metrics[i].value] for i in (0, 1)]
+"""
+    assert simulation.ask(ask) == [[0, 0.0], [0, 0.0]]
+    simulation.start("--gpus", "2", "--seconds", "60", "--nvlink", "1000")
+    (_, received), (_, sent) = simulation.ask(ask)
+    assert received == sent == pytest.approx(1000.0, rel=0.3)
+
+
+def test_a_gpu_that_falls_off_the_bus_ends_its_programs_alone(simulation: Simulation) -> None:
+    other = simulation.start("--seconds", "60", extra={"CUDA_VISIBLE_DEVICES": "1"})
+    lost = simulation.start("--seconds", "60")
+    assert simulation.run("faults", f"fallen={simulation.uuids[0]}").returncode == 0
+    assert lost.wait(60) == 1
+    assert lost.stderr is not None
+    assert "torch.AcceleratorError: CUDA error: unknown error" in lost.stderr.read()
+    assert simulation.run("run", "--steps", "1").returncode == 1
+    seen = simulation.ask("answer = [code(n.nvmlDeviceGetHandleByIndex, i) for i in (0, 1)]")
+    assert seen == [15, 0]
+    assert other.poll() is None
+    simulation.run("faults")
+
+
 # gpu_memory
 
 

@@ -21,22 +21,22 @@ from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
 from slurm_colloc.submission.plan.target_nodes import look_up_max_wall_s
 
 QOS = """\
-normal|1-00:00:00|
-short|02:00:00|DenyOnLimit
-long|7-00:00:00|DenyOnLimit,OverPartQOS
-free||
-part_gpu|12:00:00|
-lift|9-00:00:00|DenyOnLimit,PartitionTimeLimit
-odd|when it is done|
+normal|1-00:00:00|||||
+short|02:00:00|DenyOnLimit|4|20|cpu=64,gres/gpu=8|gres/gpu=2
+long|7-00:00:00|DenyOnLimit,OverPartQOS||||
+free||||||
+part_gpu|12:00:00|||||
+lift|9-00:00:00|DenyOnLimit,PartitionTimeLimit||||
+odd|when it is done|||||
 broken|1
 """
 ASSOC = """\
-c|lab|lab||short|normal,short|
-c|lab|lab|gpu|long|long,short|
-c|lab|other|||normal,short|01:00:00
-c|lab|one|||short|
-d|far|far|||long|
-c|lab|||||00:00:00
+c|lab|lab||short|normal,short|||||
+c|lab|lab|gpu|long|long,short|||||
+c|lab|other|||normal,short|01:00:00|3||gres/gpu=6,gres/gpu:a100=2|many
+c|lab|one|||short|||||
+d|far|far|||long|||||
+c|lab|||||00:00:00||||
 """
 PARTITIONS = (
     "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES "
@@ -55,7 +55,7 @@ REFUSED = (
 def test_each_qos_is_read_and_what_is_no_line_left_out() -> None:
     assert parse_qos(QOS) == {
         "normal": Qos(24 * HOUR),
-        "short": Qos(2 * HOUR),
+        "short": Qos(2 * HOUR, jobs_at_once=4, gpus_at_once=8, gpus_per_job=2),
         "long": Qos(7 * 24 * HOUR, over_partition=True),
         "free": Qos(None),
         "part_gpu": Qos(12 * HOUR),
@@ -66,7 +66,7 @@ def test_each_qos_is_read_and_what_is_no_line_left_out() -> None:
     assert parse_associations(ASSOC, "C") == (
         Association("lab", "", is_default=True, qos="short"),
         Association("lab", "gpu", is_default=True, qos="long"),
-        Association("other", max_wall_s=HOUR),
+        Association("other", max_wall_s=HOUR, jobs_at_once=3, gpus_at_once=6),
         Association("one", qos="short"),
     )
     assert [row.account for row in parse_associations(ASSOC)] == [
@@ -85,7 +85,7 @@ def mix_lines(text: str, bars: int) -> st.SearchStrategy[str]:
     return st.lists(st.tuples(*fields).map("|".join), max_size=20).map("\n".join)
 
 
-@given(st.text() | mix_lines(QOS, 2) | mix_lines(ASSOC, 6))
+@given(st.text() | mix_lines(QOS, 6) | mix_lines(ASSOC, 10))
 def test_whatever_is_printed_is_read_or_left_out(text: str) -> None:
     for qos in parse_qos(text).values():
         assert qos.max_wall_s is None or qos.max_wall_s > 0
@@ -216,18 +216,21 @@ def test_no_answer_is_no_limit_for_a_minute_at_most(commands: Commands, tmp_path
         assert len(commands.asked) == 1
     assert look(60.0) == (None, why)
     assert len(commands.asked) == 2
-    commands.put("sacctmgr", answers)
+    commands.put("sacctmgr", answers.replace("END", ""))
     assert look(120.0) == (2 * HOUR, "")
     assert look(180.0) == (2 * HOUR, "")
     assert len(commands.asked) == 5
 
 
 def test_no_more_is_asked_where_nothing_has_a_limit(commands: Commands) -> None:
-    answers = "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal|';; *) echo 'normal||';; esac"
+    answers = (
+        "case \"$*\" in *withassoc*) echo 'c|lab|lab|||normal|END||||';; "
+        "*) echo 'normal||||||';; esac"
+    )
     commands.put("sacctmgr", answers)
     assert read_qos(cluster="c") == QosTable({"normal": Qos()})
     assert len(commands.asked) == 2
-    commands.put("sacctmgr", answers.replace("normal|'", "normal|01:00:00'"))
+    commands.put("sacctmgr", answers.replace("END", "01:00:00"))
     assert read_qos(cluster="c").find_max_wall_s(None, None, None) == HOUR
 
 

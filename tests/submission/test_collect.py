@@ -109,12 +109,45 @@ def test_the_smallest_degree_of_all_scripts_holds_and_each_has_its_own_bound(
         ("--gres=gpu:1 --ntasks=4", "it asks for --ntasks=4"),
         ("--gres=gpu:1,shard:2", "it asks for other GRES too: shard:2"),
         ("--gres=gpu:1 --mem=0", "--mem=0 asks for all host memory of a node"),
-        ("--gres=gpu:1 --exclusive", "--exclusive: it asks for a node of its own"),
+        (
+            "--gres=gpu:1 --exclusive",
+            (
+                "--exclusive: it asks for a node of its own (with --gpus-per-pack jobs of one "
+                "call share it)"
+            ),
+        ),
+        ("--gpus-per-node=2 --gpus-per-task=2", ""),
+        ("--gpus=4 --gpus-per-task=2", "4 GPUs with --gpus-per-task=2 are several tasks"),
+        ("--gpus=2 --ntasks-per-gpu=1", "2 GPUs with --ntasks-per-gpu are several tasks"),
+        ("--gpus=1 --ntasks-per-gpu=1", ""),
+        (
+            "--gres=gpu:2 --gpu-bind=closest",
+            "--gpu-bind: it pins tasks to CPUs, GPUs or memory of a whole allocation",
+        ),
     ],
 )
 def test_why_a_job_cannot_share(tmp_path: Path, options: str, reason: str) -> None:
     write(tmp_path, directives=f"#SBATCH {options}")
     assert jobs(collect(tmp_path, "a.sh"))[0].alone_because == reason
+
+
+def test_a_node_that_jobs_share_is_asked_for_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    options = ("--gres=gpu:1", "--exclusive", "--gpus-per-pack=node")
+    (job,) = jobs(collect(tmp_path, *options, "a.sh"))
+    assert job.group == (("exclusive", ""),)
+    assert job.shape == (("gres", "gpu:1"),)
+    assert not job.alone_because
+    # A node that only one user has is another thing.
+    (other,) = jobs(collect(tmp_path, "--exclusive=user", "--gpus-per-pack=node", "a.sh"))
+    assert other.alone_because.startswith("--exclusive: it asks for a node of its own")
+    assert dict(other.shape)["exclusive"] == "user"
+
+
+def test_host_memory_by_gpu_is_that_of_all_gpus(tmp_path: Path) -> None:
+    write(tmp_path)
+    (job,) = jobs(collect(tmp_path, "--gres=gpu:2", "--mem-per-gpu=1G", "a.sh"))
+    assert (job.gpus, job.host_memory_mb) == (2, 2048)
 
 
 @pytest.mark.parametrize("option", ["--degree=2", "--gpu-mem=10G", "--pack-size=4"])

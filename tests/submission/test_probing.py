@@ -71,7 +71,7 @@ def test_a_pack_asks_for_time_to_measure_as_long_as_its_job_is_unknown(tmp_path:
     [
         (*OPTIONS, "--no-pause"),
         ("--time=1:00:00",),
-        ("--gres=gpu:2", "--time=1:00:00"),
+        ("--gres=gpu:2", "--nodes=2", "--time=1:00:00"),
         (*OPTIONS, "--share=exclusive"),
     ],
 )

@@ -15,6 +15,7 @@ from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ALL, MemberState
+from slurm_colloc.report.gpu_views import format_traffic, name_gpu, tell_gpu_set
 from slurm_colloc.report.lines.member_groups import count_states
 from slurm_colloc.report.lines.time_to_end import TimesToEnd, format_to_end
 from slurm_colloc.report.member_views import (
@@ -38,6 +39,7 @@ from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack_reading import StateReader
 
 PERIOD_S = 1.0
+_NVLINK_SHOWN_MIB_S = 1.0
 _SURVEY_PERIODS = 10
 _NOTHING = (
     "No pack of {whose} is running. csub queue shows what waits, csub report last what has ended."
@@ -194,7 +196,8 @@ def _describe_all(
 
 
 def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
-    lines = [(f"Pack {latest.view.job_id or '?'}", latest.view.record.name)]
+    record = latest.view.record
+    lines = [(f"Pack {latest.view.job_id or '?'}", f"{record.name}{tell_gpu_set(record)}")]
     value = latest.value
     if latest.problem:
         return [*lines, ("", latest.problem)]
@@ -203,10 +206,12 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     age_s = now - _number(value.get("at"), 0.0)
     if age_s > STALE_S:
         lines.append(("", f"its monitor was last heard of {format_span(age_s)} ago"))
-    gpus = value.get("gpus")
+    gpus, indexes = value.get("gpus"), value.get("indexes")
     for uuid, columns in (gpus if isinstance(gpus, dict) else {}).items():
         told = _tell_gpu(str(uuid), columns if isinstance(columns, dict) else {})
-        lines.append((str(uuid)[:12], told))
+        # A monitor of an older csub tells no index.
+        index = indexes.get(uuid) if isinstance(indexes, dict) else None
+        lines.append((name_gpu(str(uuid), index if isinstance(index, int) else None), told))
     return lines
 
 
@@ -225,6 +230,9 @@ def _tell_gpu(uuid: str, columns: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     if columns.get("gpu_memory_mb") is not None:
         parts.append(f"memory {format_mb_figure(columns['gpu_memory_mb'])}")
+    sent = columns.get("nvlink_tx_mib_s")
+    if isinstance(sent, int | float) and sent >= _NVLINK_SHOWN_MIB_S:
+        parts.append(f"sends {format_traffic(float(sent))} over NVLink")
     if columns.get("power_w") is not None:
         parts.append(f"{columns['power_w']:.0f} W")
     if columns.get("temperature_c") is not None:

@@ -154,15 +154,17 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     for text in made.plan.reasons:
         say(escape_controls(text))
     for batch in group_call(made, None if local else session.slurm):
-        if batch.gpu_sets:
-            say(f"Packs of {sum(batch.gpu_sets)} GPUs, of which each begins with:")
-        for pack in batch.packs:
-            numbers = format_task_ids(
-                tuple(sorted(candidate.job.number for candidate in pack.candidates))
-            )
-            mode = share.describe_mode(pack.plan.mode)
-            say(f"Pack of members {numbers}: {mode}, degree {pack.plan.degree}")
-            for text in pack.plan.reasons:
+        for element in batch.elements:
+            if batch.gpu_sets:
+                say(f"Pack of {sum(batch.gpu_sets)} GPUs:")
+            for place, pack in enumerate(element):
+                numbers = format_task_ids(
+                    tuple(sorted(candidate.job.number for candidate in pack.candidates))
+                )
+                mode = share.describe_mode(pack.plan.mode)
+                of = _name_gpus(batch.gpu_sets, place)
+                say(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
+            for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
                 say(f"  {escape_controls(text)}")
         if local:
             continue
@@ -170,6 +172,15 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
             say(f"  {text}")
     sys.stdout.flush()
     return 0
+
+
+def _name_gpus(gpu_sets: Sequence[int], place: int) -> str:
+    """How a pack is called in its Slurm job: `Pack of`, or `  GPUs 1-2:` of one with several."""
+    if not gpu_sets:
+        return "Pack of"
+    first = 1 + sum(gpu_sets[:place])
+    last = first + gpu_sets[place] - 1
+    return f"  GPU {first}," if first == last else f"  GPUs {first}-{last},"
 
 
 def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:

@@ -25,6 +25,8 @@ from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.own_directory import Owner, make_named_directory
 
 CONTROL_CAP_S = 5.0
+NEXT_DAEMON_S = 1.5
+"""How much longer it may take for each more daemon: they are started one after the other."""
 
 
 @dataclass
@@ -153,7 +155,8 @@ class MpsPreparation(JobPreparation):
         owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
         groups = self.make_groups()
         # One budget for all that the daemons and their control programs are waited for.
-        ends_at = time.monotonic() + min(CONTROL_CAP_S, left_s())
+        cap_s = CONTROL_CAP_S + NEXT_DAEMON_S * (len(checkpoint.daemons) - 1)
+        ends_at = time.monotonic() + min(cap_s, left_s())
         daemons = []
         for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):
             options = MpsOptions(

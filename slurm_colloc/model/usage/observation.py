@@ -53,6 +53,9 @@ class RunningStatistics:
 class Observation:
     """What one start of a member used while it was alone; None where unknown.
 
+    Of a member with several GPUs the figures are those of one: the mean over its GPUs, and the GPU
+    memory of the fullest.
+
     Attributes:
         signature: Of its job (store.learned.faults.compute_signature).
         family: The same without numbers among the arguments.
@@ -75,6 +78,7 @@ class Observation:
         idle_power_w: Power of the GPU before its first step, in watts.
         engine_active: Share of the time in which the GPU worked for it, 0 to 1.
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
+        nvlink_share: Share of what NVLink can carry in its busier direction, 0 to 1.
         gpu_memory_total_mb: Memory of the GPU.
         numbers: What its family masks among its arguments, in their order.
         measured_by: How it was measured.
@@ -108,6 +112,7 @@ class Observation:
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: float | None = None
+    nvlink_share: float | None = None
 
 
 @dataclass(frozen=True)

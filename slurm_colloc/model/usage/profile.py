@@ -20,6 +20,10 @@ _SEEN_MOST = 64
 PCIE_MIB_S = 55_000.0
 """What PCIe 5.0 x16 carries in one direction in practice (63 GB/s by its specification)."""
 
+NVLINK_MIB_S = 429_000.0
+"""What NVLink 4 carries in one direction on a Hopper GPU: 450 GB/s by its specification. On others
+the share is that of this number, too: planning compares jobs on one model."""
+
 FAMILY_SPREAD = 0.1
 """Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
 a number among their arguments matters for the rate."""
@@ -69,7 +73,7 @@ def rates_agree(rates: Sequence[float]) -> bool:
 
 
 MEANS = ("sm_active", "dram_active", "tensor_active", "cpu_cores", "wait_share", "energy_w",
-         "idle_power_w", "engine_active", "pcie_share")  # fmt: skip
+         "idle_power_w", "engine_active", "pcie_share", "nvlink_share")  # fmt: skip
 PEAKS = (
     "gpu_memory_peak_mb", "gpu_memory_usual_mb", "host_memory_peak_mb", "gpu_memory_total_mb",
 )  # fmt: skip
@@ -103,6 +107,7 @@ class ProfileRecord:
         seen: The newest runs that are in it.
         engine_active: See Observation.
         pcie_share: See Observation.
+        nvlink_share: See Observation; an older csub wrote none.
         gpu_memory_total_mb: Memory of the GPU.
         steps_total: Steps of the runs that came to their own end, those that shared included.
         completed: The newest of these.
@@ -146,6 +151,7 @@ class ProfileRecord:
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: float | None = None
+    nvlink_share: float | None = None
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -248,6 +254,7 @@ class ProfileRecord:
             tensor_activity=self.tensor_active,
             engine_activity=self.engine_active,
             pcie_share=self.pcie_share,
+            nvlink_share=self.nvlink_share,
             cpu_cores=self.cpu_cores,
             power_w=self.energy_w,
             idle_power_w=self.idle_power_w,

@@ -9,9 +9,15 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, SharingMode
+from slurm_colloc.planning.gpu_sets.known_gpu_sets import (
+    Planner,
+    fit_known_packs,
+    goes_by_loads,
+    tells_of_exchange,
+)
 from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, place_sets
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs
 from slurm_colloc.planning.pack_request import build_lone_pack, choose_degree
@@ -27,9 +33,6 @@ SEVERAL_GPUS_DEGREE = 2
 whenever they exchange gradients, so the runner begins with few and measures whether that pays."""
 
 _NO_OTHER = "no other job that needs as many GPUs came with it"
-
-Planner = Callable[[Question, Sequence[int]], list[PackPlan]]
-"""Packs of jobs that may share with each other; None asks for a request of its own."""
 
 
 def plan_gpu_sets(
@@ -76,28 +79,31 @@ def _spread(
     if limit is not None:
         gpus_per_pack = max(*kinds, min(gpus_per_pack, limit * min(kinds)), 1)
         question = _limit_running(question, limit, gpus_per_pack // min(kinds))
-    policies = {gpus: _choose_policy(question.policy, gpus) for gpus in kinds}
-    own = {
-        gpus: dataclasses.replace(
-            question, policy=policies[gpus], capacity=scale_capacity(question.capacity, gpus)
-        )
-        for gpus in kinds
+    own = {gpus: _ask_of_sets(question, gpus) for gpus in kinds}
+    planned = {
+        gpus: plan_alike(own[gpus], chosen)
+        for gpus, chosen in kinds.items()
+        if goes_by_loads(own[gpus], chosen)
     }
     demands = {
-        gpus: Demand(_count_loads(question, chosen, gpus), policies[gpus].degree)
+        gpus: Demand(len(chosen), len(chosen) / len(planned[gpus]))
+        if gpus in planned
+        else Demand(_count_loads(question, chosen, gpus), _count_places(own[gpus].policy))
         for gpus, chosen in kinds.items()
     }
     # With one set to a Slurm job, as many as are filled.
     waits = question.policy.goal is not Goal.LATENCY and gpus_per_pack >= 2 * min(kinds)
-    # No more run at the same time than `%limit` says, so the others might as well wait here.
-    most = None if limit is None else 1
+    # What cannot run at the same time anyway might as well wait here.
+    most = 1 if limit is not None else question.capacity.limits.jobs_at_once
     least = 1
     while True:
         spread = choose_spread(
             demands, gpus_per_pack, least_jobs=least, most_jobs=most, waits=waits
         )
         filled = {
-            gpus: _fill(own[gpus], chosen, spread, gpus, plan_alike)
+            gpus: fit_known_packs(own[gpus], chosen, planned[gpus], spread.sets[gpus], plan_alike)
+            if gpus in planned
+            else deal_jobs(own[gpus], chosen, spread.sets[gpus], is_one_job=spread.slurm_jobs == 1)
             for gpus, chosen in kinds.items()
         }
         if not waits or not any(_is_late(own[gpus], packs) for gpus, packs in filled.items()):
@@ -121,13 +127,24 @@ def scale_capacity(capacity: Capacity, gpus: int) -> Capacity:
     )
 
 
-def _choose_policy(policy: Policy, gpus: int) -> Policy:
+def _ask_of_sets(question: Question, gpus: int) -> Question:
+    """The same question, of GPU sets of so many GPUs."""
+    policy, profiles = question.policy, question.profiles
     degree = 1 if policy.goal is Goal.LATENCY and is_open_ended(policy) else policy.degree
-    if gpus == 1 or policy.mixes_gpus:
-        return dataclasses.replace(policy, degree=degree)
-    if not policy.degree_is_asked:
-        degree = min(degree, SEVERAL_GPUS_DEGREE)
-    return dataclasses.replace(policy, degree=degree, degree_max=degree)
+    degree_max = policy.degree_max
+    if gpus > 1:
+        profiles = {index: p for index, p in profiles.items() if tells_of_exchange(p)}
+    if gpus > 1 and not policy.mixes_gpus:
+        if not policy.degree_is_asked:
+            degree = min(degree, SEVERAL_GPUS_DEGREE)
+        # Each member is a client on every GPU.
+        degree_max = max(degree, degree_max // gpus) if profiles else degree
+    return dataclasses.replace(
+        question,
+        profiles=profiles,
+        policy=dataclasses.replace(policy, degree=degree, degree_max=degree_max),
+        capacity=scale_capacity(question.capacity, gpus),
+    )
 
 
 def _limit_running(question: Question, limit: int, sets: int) -> Question:
@@ -140,37 +157,14 @@ def _limit_running(question: Question, limit: int, sets: int) -> Question:
     return dataclasses.replace(question, policy=policy)
 
 
+def _count_places(policy: Policy) -> int:
+    """Members of a GPU set, those that its user lets wait among them."""
+    return policy.pack_size or policy.degree
+
+
 def _count_loads(question: Question, indices: Sequence[int], gpus: int) -> int:
     """How many jobs of a whole set these come to."""
     return -(-sum(question.jobs[index].gpus for index in indices) // gpus)
-
-
-def _fill(
-    question: Question, indices: Sequence[int], spread: Spread, gpus: int, plan_alike: Planner
-) -> list[PackPlan]:
-    """The packs of as many GPU sets, or of more where what is known of the jobs calls for that."""
-    sets = spread.sets[gpus]
-    is_known = question.calibration is not None and bool(question.profiles)
-    if question.policy.rule is Rule.CSUB and not (is_known and question.capacity.gpus == 1):
-        return deal_jobs(question, indices, sets, is_one_job=spread.slurm_jobs == 1)
-    from slurm_colloc.planning.known_packs import ask_as_pack
-
-    packs = plan_alike(question, indices)
-    each = -(-len(indices) // sets)
-    policy = question.policy
-    if policy.rule is Rule.CSUB and len(packs) < sets:
-        # GPUs would stay idle that the Slurm job has anyway.
-        narrow = dataclasses.replace(
-            policy, degree=min(policy.degree, each), degree_max=min(policy.degree_max, each)
-        )
-        packs = plan_alike(dataclasses.replace(question, policy=narrow), indices)
-    elif policy.rule is Rule.CSUB and len(packs) > sets and policy.pack_size is None:
-        waiting = dataclasses.replace(policy, pack_size=each)
-        found = plan_alike(dataclasses.replace(question, policy=waiting), indices)
-        packs = min(packs, found, key=len)
-    asking = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
-    # Sets that end at about the same time are to be in one Slurm job.
-    return sorted(asking, key=lambda pack: -(pack.predicted_finish_s or 0.0))
 
 
 def deal_jobs(

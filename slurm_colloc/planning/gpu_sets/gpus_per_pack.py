@@ -68,23 +68,28 @@ def _describe(gpus: int, why: str) -> str:
     return f"a pack has {gpus} GPUs: {why}" if gpus > 1 else ""
 
 
-def widen_for_limit(chosen: Plan, jobs_at_once: int, capacity: Capacity) -> GpuChoice | None:
+def widen_for_limit(chosen: Plan, capacity: Capacity) -> GpuChoice | None:
     """More GPUs for each pack, where a limit lets fewer Slurm jobs run at once than there are.
 
     Args:
         chosen: The plan with packs of one GPU.
-        jobs_at_once: How many Slurm jobs may run at once, by QoS or account.
-        capacity: What one GPU brings with it; a pack has no more GPUs than a node.
+        capacity: What one GPU brings with it, and the user's limits; a pack has no more GPUs than
+            a node.
 
     Returns:
         How many; None where one is enough.
     """
-    packs = len(chosen.packs)
-    node = capacity.gpus_per_node
-    if node is None or packs <= jobs_at_once or jobs_at_once < 1:
+    limits, node = capacity.limits, capacity.gpus_per_node
+    jobs_at_once = limits.jobs_at_once
+    packs = sum(pack.request is not None for pack in chosen.packs)
+    if node is None or not jobs_at_once or packs <= jobs_at_once:
         return None
-    gpus = min(node, -(-packs // jobs_at_once))
+    most = min(packs, limits.gpus_at_once or packs)
+    # Rounded down where GPUs are limited: a job that asks for more would never start.
+    each = -(-packs // jobs_at_once) if most == packs else most // jobs_at_once
+    gpus = min(node, limits.gpus_per_job or node, each)
     if gpus < 2:
         return None
-    why = f"{jobs_at_once} Slurm jobs may run at once by QoS or account, {packs} GPUs are filled"
+    few = "one Slurm job" if jobs_at_once == 1 else f"{jobs_at_once} Slurm jobs"
+    why = f"QoS or account let {few} run at once, and there is work for {packs} GPUs"
     return GpuChoice(gpus, _describe(gpus, why))

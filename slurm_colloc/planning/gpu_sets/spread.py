@@ -14,11 +14,11 @@ class Demand:
 
     Attributes:
         jobs: How many there are.
-        degree: How many of them may share a GPU set.
+        degree: How many of them share a GPU set, on average.
     """
 
     jobs: int
-    degree: int
+    degree: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,7 @@
       const walls = (name, factor) => (this.pack.instances || []).map((one, i) => [one.label, one.gpu[name] && scale(one.gpu[name], factor), i]);
       this.drawLines("SM activity by instance", "% of the instance's own SMs", walls("sm_active", 100), { unit: "%", low: 0, high: 100 });
       this.drawLines("GPU memory by instance", "GB in use; no instance gets more than it has", walls("gpu_memory_mb", 1 / 1024), { unit: "GB", low: 0 });
-      this.drawLines("Power", "W of the whole GPU", [["power", gpu.power_w, 1]], { unit: "W", low: 0 });
+      this.drawLines("Power", this.pack.gpus > 1 ? "W of its GPUs together" : "W of the whole GPU", [["power", gpu.power_w, 1]], { unit: "W", low: 0 });
       this.tell();
     }
 

@@ -69,6 +69,15 @@ class StallRow:
 
 
 @dataclass(frozen=True)
+class GpuTable:
+    """The GPUs of a job that has several; texts are harmless already."""
+
+    heads: list[tuple[str, bool]]
+    rows: list[tuple[str, ...]]
+    balance: str
+
+
+@dataclass(frozen=True)
 class PackPart:
     """What the page says of one pack; texts are harmless already."""
 
@@ -96,6 +105,7 @@ class Page:
     attributions: dict[str, str]
     rows: list[MemberRow]
     rows_left_out: int
+    gpus: GpuTable | None
     packs: list[PackPart]
     packs_not_drawn: int
     drawing: dict[str, Any] = field(default_factory=dict)

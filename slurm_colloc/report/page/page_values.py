@@ -9,6 +9,7 @@ from typing import Any
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
+from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.page.drawn_instances import (
     build_instance_drawings,
@@ -17,6 +18,7 @@ from slurm_colloc.report.page.drawn_instances import (
 )
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.page_shape import (
+    GpuTable,
     Member,
     MemberRow,
     PackPart,
@@ -30,6 +32,7 @@ from slurm_colloc.report.report_view import (
     choose_ids,
     find_instance_word,
     list_details,
+    list_members,
     list_setup,
     name_submission,
 )
@@ -68,7 +71,7 @@ def build_page(sources: Sequence[PageSource]) -> Page:
     """
     summaries = [source.summary for source in sources]
     chosen = choose_ids([(source.summary, source.chosen) for source in sources])
-    members = [member for source in sources for member in source.members]
+    members = list_members([(source.summary, source.chosen) for source in sources])
     points, drawn = _choose_points(sources)
     parts, drawing = [], []
     for place, source in enumerate(sources):
@@ -93,9 +96,21 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
         rows=_build_rows(members[:ROWS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
+        gpus=_build_gpus(summaries) if chosen is None else None,
         packs=parts,
         packs_not_drawn=len(sources) - drawn,
         drawing={"packs": drawing},
+    )
+
+
+def _build_gpus(summaries: Sequence[Summary]) -> GpuTable | None:
+    if not has_several(summaries):
+        return None
+    columns, rows = build_gpu_rows(summaries)
+    return GpuTable(
+        heads=[(column.title.replace("\n", " "), column.is_number) for column in columns],
+        rows=[tuple(escape_controls(cell) for cell in row) for row in rows],
+        balance=tell_balance(summaries),
     )
 
 
@@ -167,11 +182,11 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     series = None
     if points is not None and window is not None:
         edges = (window["from"], window["to"])
-        uuids = (summary["gpu"]["uuid"], *name_instances(summary))
+        uuids = (_list_uuids(summary), list(name_instances(summary)))
         series = read_series(source.path, edges, uuids, pauses, points)
     bands = build_bands(summary, {} if series is None else series.stays, pauses)
     moments = list_moments({**summary, "members": source.members}, bands, source.path)
-    where = summary["gpu"]["model"] or "a GPU that is not known"
+    where = _name_gpus(summary)
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"
     node = f" on {summary['node']}" if summary["node"] else ""
@@ -192,6 +207,20 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         details=_clean(list_details(summary, source.chosen)),
     )
     return part, drawing
+
+
+def _list_uuids(summary: Summary) -> list[str]:
+    """Its GPUs; one for an older csub's."""
+    gpus = [gpu["uuid"] for gpu in summary.get("gpus") or ()]
+    return gpus or ([] if summary["gpu"]["uuid"] is None else [summary["gpu"]["uuid"]])
+
+
+def _name_gpus(summary: Summary) -> str:
+    model = summary["gpu"]["model"] or "a GPU that is not known"
+    gpus = summary.get("gpus") or []
+    if len(gpus) < 2 and not summary.get("gpu_sets"):
+        return str(model)
+    return f"{', '.join(name_gpu(one['uuid'], one['index']) for one in gpus)}, {model}"
 
 
 def _clean(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -222,6 +251,7 @@ def _build_drawing(
         "step": series.step_s,
         "count": series.count,
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
+        "gpus": len(_list_uuids(summary)),
         "gpu_memory_mb": summary["gpu"]["memory_mb"],
         "instances": build_instance_drawings(summary, series),
         "members": [

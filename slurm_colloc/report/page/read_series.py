@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.own_time import OwnTime
 from slurm_colloc.report.page.thin_series import ThinSeries, find_places, thin
+from slurm_colloc.report.summary.pack_samples import GpuSamples, join_gpus
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.store.pack.member_pauses import MemberPause
 from slurm_colloc.store.pack.sample_files import list_sample_files
@@ -63,7 +64,7 @@ class PackSeries:
 def read_series(
     pack: Path,
     window: tuple[float, float],
-    uuids: Sequence[str | None],
+    uuids: tuple[Sequence[str], Sequence[str]],
     pauses: Sequence[MemberPause],
     points: int,
 ) -> PackSeries:
@@ -72,7 +73,8 @@ def read_series(
     Args:
         pack: The pack's directory.
         window: From its first start to its last end, in seconds since the epoch.
-        uuids: Its GPU, None where it is not known; then its MIG instances.
+        uuids: Its GPUs, which are drawn as one, none where they are not known; and its MIG
+            instances.
         pauses: When its members were paused.
         points: How many steps of time there are to be, at most.
     """
@@ -85,12 +87,12 @@ def read_series(
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
-    gpu_uuid, *instances = uuids
-    gpu = {} if gpus is None or gpu_uuid is None else _thin_gpu(gpus, gpu_uuid, found)
+    own, instances = uuids
+    gpu = {} if gpus is None or not own else _thin_gpus(gpus, own, found)
     parts = {
         uuid: thinned
         for uuid in instances
-        if uuid and gpus is not None and (thinned := _thin_gpu(gpus, uuid, found, INSTANCE_SHOWN))
+        if gpus is not None and (thinned := _thin_gpus(gpus, (uuid,), found, INSTANCE_SHOWN))
     }
     rates, stays = _thin_members(members, pauses, found) if members else ({}, {})
     return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems), parts)
@@ -126,21 +128,32 @@ def _to_floats(column: pa.ChunkedArray) -> Floats:
     return np.asarray(column.to_numpy(), dtype=np.float64)
 
 
-def _thin_gpu(
-    table: pa.Table, uuid: str, series: PackSeries, metrics: Sequence[str] = GPU_SHOWN
+def _thin_gpus(
+    table: pa.Table,
+    uuids: Sequence[str],
+    series: PackSeries,
+    metrics: Sequence[str] = GPU_SHOWN,
 ) -> dict[str, ThinSeries]:
     import numpy as np
-    import pyarrow.compute as pc
 
-    is_own = pc.equal(table["uuid"], uuid)
-    own = table if pc.all(is_own).as_py() else table.filter(is_own)
-    place = find_places(_to_floats(own["at"]), series.begin, series.step_s)
+    gpus = [GpuSamples(one) for uuid in uuids if (one := _select_gpu(table, uuid)) is not None]
+    joined = join_gpus(gpus, metrics).table if gpus else None
+    if joined is None:
+        return {}
+    place = find_places(_to_floats(joined["at"]), series.begin, series.step_s)
     found = {}
     for metric in metrics:
-        values = _to_floats(own[metric])
+        values = _to_floats(joined[metric])
         if np.isfinite(values).any():
             found[metric] = thin(place, values, series.count)
     return found
+
+
+def _select_gpu(table: pa.Table, uuid: str) -> pa.Table | None:
+    import pyarrow.compute as pc
+
+    own = table.filter(pc.equal(table["uuid"], uuid))
+    return own if len(own) else None
 
 
 def _thin_members(

@@ -45,17 +45,22 @@ class GpuMemoryPeak:
         return self.by is PeakSource.ALLOCATOR and self.outside_mb is None
 
 
-def find_gpu_memory_peak(start: StartSamples) -> GpuMemoryPeak | None:
+def find_gpu_memory_peak(start: StartSamples, gpus: int = 1) -> GpuMemoryPeak | None:
     """The most GPU memory of a start, its first seconds included; None where nothing is known.
+
+    On several GPUs it is that of one: of the fullest by NVML. The allocators' sum is taken to be
+    spread evenly, as it is where every GPU has a copy of the model or an equal part.
 
     Args:
         start: What was read of it.
+        gpus: On how many GPUs it ran.
     """
     seen_mb = start.gpu_memory_peak_mb
     reserved_mb = start.peak("gpu_memory_reserved_peak_mb")
     if not reserved_mb:
         return None if seen_mb is None else GpuMemoryPeak(seen_mb, PeakSource.NVML)
-    outside_mb = find_outside_mb(start)
+    reserved_mb /= gpus
+    outside_mb = find_outside_mb(start, gpus)
     peak_mb = reserved_mb + (CONTEXT_ASSUMED_MB if outside_mb is None else outside_mb)
     # Where another program of the member's took more at another time.
     peak_mb = max(peak_mb, seen_mb or 0.0)
@@ -75,7 +80,7 @@ def find_usual_gpu_memory(start: StartSamples) -> float | None:
     return max(found, default=None)
 
 
-def find_outside_mb(start: StartSamples) -> float | None:
+def find_outside_mb(start: StartSamples, gpus: int = 1) -> float | None:
     """What a start holds outside the allocator, in MiB; None where no look saw both.
 
     Each look's two numbers may be some seconds apart, in which the allocator took or gave back a
@@ -83,14 +88,14 @@ def find_outside_mb(start: StartSamples) -> float | None:
     """
     looks = zip(start.read("gpu_memory_mb"), start.read("gpu_memory_reserved_mb"), strict=True)
     found = [
-        seen_mb - reserved_mb
+        seen_mb - reserved_mb / gpus
         for seen_mb, reserved_mb in looks
-        if seen_mb is not None and reserved_mb is not None and seen_mb >= reserved_mb > 0
+        if seen_mb is not None and reserved_mb is not None and seen_mb >= reserved_mb / gpus > 0
     ]
     return median(found) if found else None
 
 
-def choose_highest(starts: Iterable[StartSamples]) -> GpuMemoryPeak | None:
+def choose_highest(starts: Iterable[StartSamples], gpus: int = 1) -> GpuMemoryPeak | None:
     """The highest peak of several starts; None where none is known."""
-    peaks = [peak for start in starts if (peak := find_gpu_memory_peak(start)) is not None]
+    peaks = [peak for start in starts if (peak := find_gpu_memory_peak(start, gpus)) is not None]
     return max(peaks, key=lambda peak: peak.peak_mb, default=None)

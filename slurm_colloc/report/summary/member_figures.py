@@ -55,7 +55,7 @@ class Figures:
         slowdown: Solo rate over rate in company; None where unknown, 1 where it never shared.
         stepping_s: Time it made steps, without pauses.
         steps: Its steps; None where it never reported any.
-        sm: Its part of the GPU's SM activity while it was there; None where unknown.
+        sm: Its part of the SM activity of its GPUs while it was there; None where unknown.
         unknown: Why its slowdown is unknown; empty where it is known.
         stall: What its time went into.
         interference: Changes of its rate.
@@ -82,7 +82,7 @@ class Figures:
     spans: tuple[Window, ...] = ()
 
     def model_sm(self, windows: Sequence[Window]) -> float | None:
-        """Its SM activity by the steps that it made; None where unknown.
+        """Its SM activity on its GPUs by the steps that it made; None where unknown.
 
         Args:
             windows: From one coming or going to another.
@@ -191,7 +191,7 @@ def _split_stalls(
 ) -> Stall:
     alone = select_within(intervals, find_alone(run.phases, member.number))
     # Of members that were never alone the GPU's utilization says nothing.
-    utilization = run.gpu.get("utilization") if alone else None
+    utilization = run.look_at(member).get("utilization") if alone else None
     # A member that never shared needs no more than what a rate needs.
     least_s = WINDOW_LEAST_S if was_alone else ALONE_LEAST_S
     stall = split_stalls(intervals, slowdown, alone, utilization, least_s)
@@ -209,7 +209,7 @@ def _find_sm(
     if use is not None and not use.inside:
         return attribute_instance_sm(run, member)
     stays = [(stay.begin, stay.end) for stay in member.present]
-    track = run.gpu.get("sm_active")
+    track = run.look_at(member).get("sm_active")
     alone = None if track is None else track.compute_mean(stays)
     modelled = None
     if solo is not None:

@@ -49,7 +49,7 @@ def build_member(
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
     record = view.record
-    gpu_memory = choose_highest(member.starts)
+    gpu_memory = choose_highest(member.starts, run.count_gpus_of(member))
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     notes.append(_tell_assumed(gpu_memory))
     return {

@@ -30,6 +30,7 @@ from slurm_colloc.report.summary.pack_samples import (
     GpuSamples,
     Samples,
     StartSamples,
+    join_gpus,
     read_samples,
 )
 from slurm_colloc.store.atomic_files import read_bytes, read_json
@@ -40,6 +41,8 @@ from slurm_colloc.store.pack.member_pauses import MemberPause, read_pauses
 from slurm_colloc.store.pack.node_setup import Setup, read_setup
 from slurm_colloc.store.pack.sample_files import monitor_path
 from slurm_colloc.store.pack_reading import StateReader
+
+_GPU_PREFIX = "GPU-"
 
 
 @dataclass(frozen=True)
@@ -132,21 +135,71 @@ class PackRun:
         return find_gpu_details(self.setup, self.monitor)
 
     @cached_property
-    def gpu_uuid(self) -> str | None:
-        """The pack's GPU: that of its setup, else the first that was measured."""
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The pack's GPUs: those of its setup, else those that were measured.
+
+        Those of an earlier start of a pack that was requeued are not among them.
+        """
         known = self.setup.gpus if self.setup is not None else ()
-        measured = [uuid for uuid in known if uuid in self.samples.gpus]
-        return next(iter((*measured, *known, *self.samples.gpus)), None)
+        named = tuple(uuid for uuid in known if uuid.startswith(_GPU_PREFIX))
+        if named:
+            return named
+        newest = (self.monitor or {}).get("gpus") or ()
+        seen = tuple(uuid for uuid in newest if uuid in self.samples.gpus)
+        return seen or tuple(u for u in self.samples.gpus if u.startswith(_GPU_PREFIX)) or known
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The first of them; None where none is known."""
+        return next(iter(self.gpu_uuids), None)
 
     @property
     def gpu(self) -> GpuSamples:
-        """What was measured of the GPU; false where nothing was."""
-        return self.samples.gpus.get(self.gpu_uuid or "", NO_GPU)
+        """What was measured of the pack's GPUs, as of one; false where nothing was."""
+        return self.join_gpus(self.gpu_uuids)
 
-    def compute_mean(self, metric: str, windows: Sequence[Window]) -> float | None:
-        """The mean of one of the GPU's metrics over windows; None where it was not measured."""
-        track = self.gpu.get(metric)
+    def find_gpus_of(self, member: MemberRun) -> tuple[str, ...]:
+        """The GPUs that a member used at its last start; the pack's where that is unknown."""
+        record = member.view.record
+        use = record.gpu if record is not None else None
+        used = () if use is None else (*use.uuids, use.gpu)
+        own = tuple(uuid for uuid in self.gpu_uuids if uuid in used)
+        return own or self.gpu_uuids
+
+    def count_gpus_of(self, member: MemberRun) -> int:
+        """How many GPUs a member used; 1 where none is known."""
+        return max(1, len(self.find_gpus_of(member)))
+
+    def count_share_of(self, member: MemberRun) -> float:
+        """How many of the pack's GPUs a member used, over all of them."""
+        return self.count_gpus_of(member) / max(1, len(self.gpu_uuids))
+
+    def look_at(self, member: MemberRun) -> GpuSamples:
+        """What was measured of a member's GPUs, as of one; false where nothing was."""
+        return self.join_gpus(self.find_gpus_of(member))
+
+    def join_gpus(self, uuids: tuple[str, ...]) -> GpuSamples:
+        """What was measured of some of the GPUs, as of one."""
+        if uuids not in self._joined:
+            measured = [self.samples.gpus[uuid] for uuid in uuids if uuid in self.samples.gpus]
+            self._joined[uuids] = join_gpus(measured) if measured else NO_GPU
+        return self._joined[uuids]
+
+    @cached_property
+    def _joined(self) -> dict[tuple[str, ...], GpuSamples]:
+        return {}
+
+    def compute_mean(
+        self, member: MemberRun, metric: str, windows: Sequence[Window]
+    ) -> float | None:
+        """The mean of a metric of a member's GPUs over windows; None where it was not measured."""
+        track = self.look_at(member).get(metric)
         return None if track is None else track.compute_mean(windows)
+
+    def compute_power_w(self, member: MemberRun, windows: Sequence[Window]) -> float | None:
+        """Mean power of each of a member's GPUs over windows, in watts."""
+        power_w = self.compute_mean(member, "power_w", windows)
+        return None if power_w is None else power_w / self.count_gpus_of(member)
 
     @cached_property
     def phases(self) -> list[Phase]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from slurm_colloc.report.summary.sample_tables import (
     thin_gpu,
     thin_members,
 )
-from slurm_colloc.store.pack.sample_files import list_sample_files
+from slurm_colloc.store.pack.sample_files import GPU_METRICS, list_sample_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,31 +130,63 @@ class GpuSamples:
     """
 
     def __init__(self, table: pa.Table | None = None) -> None:
-        self._table = table
+        self.table = table
         self._tracks: dict[str, Track] = {}
 
     def __bool__(self) -> bool:
-        return self._table is not None
+        return self.table is not None
 
     @cached_property
     def at(self) -> list[float]:
         """When it was read, in seconds since the epoch."""
-        return [] if self._table is None else _to_list(self._table["at"])
+        return [] if self.table is None else _to_list(self.table["at"])
 
     def get(self, metric: str) -> Track | None:
         """A metric over time; None where nothing was measured of the GPU."""
-        if self._table is None:
+        if self.table is None:
             return None
         track = self._tracks.get(metric)
         if track is None:
-            track = Track(self.at, _to_list(self._table[metric]))
+            track = Track(self.at, _to_list(self.table[metric]))
             # The others are looked at once.
             if metric in _LOOKED_AT_OFTEN:
                 self._tracks[metric] = track
         return track
 
 
+def join_gpus(gpus: Sequence[GpuSamples], metrics: Sequence[str] = GPU_METRICS) -> GpuSamples:
+    """Several GPUs as one: what is shares of a GPU, or per GPU, is their mean.
+
+    Power and energy are added up, GPU memory is that of the fullest. A moment at which one of them
+    could not be read says nothing of all.
+
+    Args:
+        gpus: At least one.
+        metrics: Those that are read.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    tables = [one.table for one in gpus if one.table is not None]
+    if len(tables) < len(gpus):
+        return NO_GPU
+    if len(tables) == 1:
+        return gpus[0]
+    all_or_none = pc.ScalarAggregateOptions(skip_nulls=False)
+    rows = pa.concat_tables(tables)
+    found = rows.group_by("at", use_threads=False).aggregate(
+        [("uuid", "count")]
+        + [(name, _JOINED_BY.get(name, "mean"), all_or_none) for name in metrics]
+    )
+    found = found.filter(pc.equal(found["uuid_count"], len(tables))).sort_by("at")
+    columns = {"at": found["at"]}
+    for name in metrics:
+        columns[name] = found[f"{name}_{_JOINED_BY.get(name, 'mean')}"]
+    return GpuSamples(pa.table(columns))
+
+
 NO_GPU = GpuSamples()
+_JOINED_BY = {"power_w": "sum", "energy_j": "sum", "gpu_memory_mb": "max"}
 _LOOKED_AT_OFTEN = ("sm_active", "power_w", "energy_j")
 
 

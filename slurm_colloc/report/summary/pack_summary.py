@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.metrics.attribution import attribute_whole
-from slurm_colloc.metrics.series import describe_values
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.degree_words import describe_degree
@@ -16,6 +14,12 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.show_view import read_fallbacks
+from slurm_colloc.report.summary.gpu_figures import (
+    build_gpu_use,
+    build_gpus,
+    build_imbalance,
+    build_throttled,
+)
 from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
@@ -29,10 +33,9 @@ from slurm_colloc.report.summary.sharing_summary import (
 from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.atomic_files import make_directory, write_json
-from slurm_colloc.store.pack.sample_files import GPU_METRICS, report_directory
+from slurm_colloc.store.pack.sample_files import report_directory
 from slurm_colloc.store.pack_reading import StateReader
 
-_COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
 _GAPS_MOST = 50
 
 
@@ -58,6 +61,8 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
+        "gpu_set": run.view.record.gpu_set,
+        "gpu_sets": list(run.view.record.gpu_sets),
         "attempt": run.view.attempt,
         "job": run.view.job_id or None,
         "submission": run.view.shown_id or None,
@@ -74,8 +79,10 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "layout": build_layout(run),
         "window": None if run.window is None else {"from": run.window[0], "to": run.window[1]},
         "coverage": _build_coverage(run),
-        "gpu_use": _build_gpu_use(run),
-        "throttled_s": _build_throttled(run),
+        "gpu_use": build_gpu_use(run, run.gpu),
+        "throttled_s": build_throttled([run.join_gpus((uuid,)) for uuid in run.gpu_uuids]),
+        "gpus": build_gpus(run),
+        "imbalance": build_imbalance(run),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
         "members": [
@@ -187,36 +194,6 @@ def _build_coverage(run: PackRun) -> dict[str, Any] | None:
     }
 
 
-def _build_gpu_use(run: PackRun) -> dict[str, Any]:
-    word = attribute_whole([member for member in run.members if member.stays]).value
-    found: dict[str, Any] = {}
-    for metric in GPU_METRICS:
-        track = run.gpu.get(metric)
-        if metric in _COUNTERS or track is None or run.window is None:
-            continue
-        spread = describe_values(track.select([run.window]))
-        found[metric] = None if spread is None else {
-            "mean": spread.mean,
-            "p50": spread.p50,
-            "p95": spread.p95,
-            "max": spread.max,
-            "attribution": word,
-        }  # fmt: skip
-    return found
-
-
-def _build_throttled(run: PackRun) -> dict[str, float | None]:
-    found = {}
-    for metric in _COUNTERS[1:]:
-        track = run.gpu.get(metric)
-        values = [value for value in (track.values if track else ()) if value is not None]
-        rise = values[-1] - values[0] if values else None
-        found[metric.removeprefix("throttle_").removesuffix("_s")] = (
-            None if rise is None or rise < 0 else rise
-        )
-    return found
-
-
 def _list_notes(run: PackRun) -> list[str]:
     notes = list(run.problems)
     if run.samples.is_empty:
@@ -229,10 +206,11 @@ def _list_notes(run: PackRun) -> list[str]:
             "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
             "energy is modelled"
         )
-    known = (run.gpu_uuid or "", "MIG-")
+    known = (*run.gpu_uuids, "MIG-")
     others = [uuid for uuid in run.samples.gpus if not uuid.startswith(known)]
     if others:
-        notes.append(f"figures are of {run.gpu_uuid}; {', '.join(others)} was measured, too")
+        own = ", ".join(run.gpu_uuids)
+        notes.append(f"figures are of {own}; {', '.join(others)} was measured, too")
     if run.samples.stride_s > 0:
         notes.append(f"long run: each row stands for {run.samples.stride_s:.0f} s")
     if run.gpu_model is None and run.members:

@@ -84,11 +84,21 @@ def is_part(thread_percentage: int | None) -> bool:
     return thread_percentage is not None and thread_percentage < 100
 
 
-def compute_brief_mean(run: PackRun, metric: str, windows: Sequence[Window]) -> float | None:
-    """The mean of one of the GPU's metrics over short windows; None where it was not measured."""
-    track = run.gpu.get(metric)
+def compute_brief_mean(
+    run: PackRun, member: MemberRun, metric: str, windows: Sequence[Window]
+) -> float | None:
+    """The mean of a metric of a member's GPUs over short windows; None where not measured."""
+    track = run.look_at(member).get(metric)
     values = [] if track is None else track.select_whole(windows)
     return fmean(values) if values else None
+
+
+def compute_brief_power_w(
+    run: PackRun, member: MemberRun, windows: Sequence[Window]
+) -> float | None:
+    """The power of each of a member's GPUs over short windows, in watts."""
+    power_w = compute_brief_mean(run, member, "power_w", windows)
+    return None if power_w is None else power_w / run.count_gpus_of(member)
 
 
 def _find_windows(run: PackRun, member: MemberRun) -> tuple[Window, ...]:

@@ -39,7 +39,7 @@ class EnergyFigures:
 
     Attributes:
         split: What each member used.
-        idle_power_w: Power of the idle GPU; None where unknown.
+        idle_power_w: Power of an idle GPU of the pack; None where unknown.
         idle_from: Where that is from, in words.
         window_j: From the first start to the last end; None where unknown.
     """
@@ -63,6 +63,7 @@ class EnergyFigures:
 def compute_energy(run: PackRun, figures: Sequence[Figures]) -> EnergyFigures:
     """Split the energy of a pack among its members."""
     idle_power_w, idle_from = find_idle_power(run)
+    all_idle_w = None if idle_power_w is None else idle_power_w * max(1, len(run.gpu_uuids))
     by_number = {entry.member.number: entry for entry in figures}
     track = run.gpu.get("sm_active")
     phases = [
@@ -70,12 +71,18 @@ def compute_energy(run: PackRun, figures: Sequence[Figures]) -> EnergyFigures:
             phase.length_s,
             _measure(run, (phase.begin, phase.end)),
             track.compute_mean([(phase.begin, phase.end)]) if track is not None else None,
-            {n: by_number[n].model_sm([(phase.begin, phase.end)]) for n in phase.members},
+            {n: _model_part(run, by_number[n], [(phase.begin, phase.end)]) for n in phase.members},
         )
         for phase in run.phases
     ]
     window_j = _measure(run, run.window) if run.window is not None else None
-    return EnergyFigures(split_energy(phases, idle_power_w), idle_power_w, idle_from, window_j)
+    return EnergyFigures(split_energy(phases, all_idle_w), idle_power_w, idle_from, window_j)
+
+
+def _model_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
+    """A member's SM activity as a part of all of the pack's GPUs; None where unknown."""
+    modelled = entry.model_sm(windows)
+    return None if modelled is None else modelled * run.count_share_of(entry.member)
 
 
 def _measure(run: PackRun, window: Window) -> float | None:
@@ -115,13 +122,23 @@ def build_pack(
         else entry.solo_time_s
         for entry in there
     ]
-    comparison = compare_with_serial(solo_times, length_s)
+    gpus = max(1, len(run.gpu_uuids))
+    # One after the other on each GPU: one that needs one GPU of two leaves the other to the next.
+    serial_times = [
+        None if time_s is None else time_s * run.count_share_of(entry.member)
+        for entry, time_s in zip(there, solo_times, strict=True)
+    ]
+    comparison = compare_with_serial(serial_times, length_s, gpus)
     energies = [
-        _estimate_solo_energy(entry, time_s, energy.idle_power_w)
+        _estimate_solo_energy(run, entry, time_s, energy.idle_power_w)
         for entry, time_s in zip(there, solo_times, strict=True)
     ]
     saving = compute_saving(
-        energy.window_j, energies, comparison.serial_s, length_s, energy.idle_power_w
+        energy.window_j,
+        energies,
+        comparison.serial_s,
+        length_s,
+        None if energy.idle_power_w is None else energy.idle_power_w * gpus,
     )
     return {
         "stp": compute_mean_stp(stays, shared_s),
@@ -175,15 +192,16 @@ def _compare_prediction(
 
 
 def _estimate_solo_energy(
-    entry: Figures, time_s: float | None, idle_power_w: float | None
+    run: PackRun, entry: Figures, time_s: float | None, idle_power_w: float | None
 ) -> float | None:
-    """What a member's work takes alone, in joules: the idle GPU's power while it makes no steps."""
+    """What a member's work takes alone, in joules: its GPUs' idle power while it makes no steps."""
     if time_s is None or entry.solo is None or entry.solo.power_w is None:
         return None
     power_w = entry.solo.power_w
     other_s = min(time_s, max(0.0, entry.member.present_s - entry.stepping_s - entry.paused_s))
     other_w = power_w if idle_power_w is None else min(power_w, idle_power_w)
-    return power_w * (time_s - other_s) + other_w * other_s
+    gpus = run.count_gpus_of(entry.member)
+    return gpus * (power_w * (time_s - other_s) + other_w * other_s)
 
 
 def _overlap(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float:
@@ -220,12 +238,12 @@ def _list_unknown(
     return unknown
 
 
-def _find_sm_part(entry: Figures, windows: Sequence[Window]) -> float | None:
-    """A member's part of the GPU's SM activity: of its MIG instance as measured, else modelled."""
+def _find_sm_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
+    """A member's part of the GPUs' SM activity: of its MIG instance as measured, else modelled."""
     use = find_instance(entry.member)
     if use is not None and not use.inside:
-        return None if entry.sm is None else entry.sm.value
-    return entry.model_sm(windows)
+        return None if entry.sm is None else entry.sm.value * run.count_share_of(entry.member)
+    return _model_part(run, entry, windows)
 
 
 def build_unexplained(
@@ -238,7 +256,7 @@ def build_unexplained(
     track = run.gpu.get("sm_active")
     if shared_s > 0 and track is not None:
         there = [entry for entry in figures if _overlap(run, entry, windows) > 0]
-        parts = {entry.member.number: _find_sm_part(entry, windows) for entry in there}
+        parts = {entry.member.number: _find_sm_part(run, entry, windows) for entry in there}
         rest = compute_rest(track.compute_mean(windows), parts.values())
         sm = {
             "measured": rest.measured,

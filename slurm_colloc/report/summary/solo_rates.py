@@ -24,6 +24,7 @@ from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.rates_by_pausing import (
     compute_brief_mean,
+    compute_brief_power_w,
     find_briefly_alone_start,
     is_part,
     name_start,
@@ -51,8 +52,8 @@ class SoloRate:
             `pausing` while its runner had paused all others, `family` for jobs that differ from
             it in numbers among their arguments alone.
         n: How many runs it is the mean of.
-        sm_active: The GPU's SM activity then, 0 to 1; None where unknown.
-        power_w: The GPU's power then, in watts; None where unknown.
+        sm_active: The SM activity of its GPUs then, 0 to 1; None where unknown.
+        power_w: The power of each of them then, in watts; None where unknown.
         measured_by: How it was measured, by whichever run.
     """
 
@@ -106,8 +107,8 @@ def find_solo_rate(
         THIS_RUN if shared else ALONE,
         1,
         # The rate has no pauses, so what it is modelled with has none.
-        run.compute_mean("sm_active", find_covered(intervals)),
-        run.compute_mean("power_w", used),
+        run.compute_mean(member, "sm_active", find_covered(intervals)),
+        run.compute_power_w(member, used),
     )
 
 
@@ -115,9 +116,8 @@ def _find_by_pausing(run: PackRun, member: MemberRun) -> SoloRate | None:
     found = find_briefly_alone_start(run, member)
     if found is None:
         return None
-    activity, power_w = (
-        compute_brief_mean(run, metric, found.windows) for metric in ("sm_active", "power_w")
-    )
+    activity = compute_brief_mean(run, member, "sm_active", found.windows)
+    power_w = compute_brief_power_w(run, member, found.windows)
     return SoloRate(found.rate.steps_per_s, PAUSING, 1, activity, power_w, MeasuredBy.PAUSING)
 
 
@@ -169,8 +169,8 @@ class Relatives:
                 known += [
                     (
                         alone.rate.steps_per_s,
-                        self._run.compute_mean("sm_active", alone.stepping),
-                        self._run.compute_mean("power_w", alone.used),
+                        self._run.compute_mean(member, "sm_active", alone.stepping),
+                        self._run.compute_power_w(member, alone.used),
                     )
                     for alone in find_alone_starts(self._run, member)
                     if alone.rate.steps_per_s is not None and alone.source not in counted
@@ -201,7 +201,7 @@ class Relatives:
 
 
 def find_idle_power(run: PackRun) -> tuple[float | None, str]:
-    """The GPU's idle power in watts, and in words where it is from.
+    """The idle power of each of the pack's GPUs in watts, and in words where it is from.
 
     From samples before the first member started, else before the first step; else from a usage
     profile.
@@ -213,7 +213,7 @@ def find_idle_power(run: PackRun) -> tuple[float | None, str]:
     for times, words in moments:
         value = find_idle_power_w(power, min(times)) if power is not None and times else None
         if value is not None:
-            return value, f"{MEASURED} {words}"
+            return value / max(1, len(run.gpu_uuids)), f"{MEASURED} {words}"
     for member in run.members:
         if member.profile is not None and member.profile.idle_power_w is not None:
             return member.profile.idle_power_w, f"from the usage profile of {member.view.member}"

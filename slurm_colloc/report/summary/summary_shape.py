@@ -190,6 +190,18 @@ _spread = _maybe(
 _instance = _is(_all(_is_text, "profile uuid") | _all(_is_number, "memory_mb sms places"))
 _layout = _is({"planned": _each(_is_text), "came": _each(_instance)})
 _window = _is(_all(_is_moment, "from to"))
+_gpu = _is(
+    {
+        "uuid": _is_text,
+        "index": _maybe(_is_count),
+        "model": _maybe(_is_text),
+        **_all(_is_number, "memory_mb energy_j"),
+        "members": _each(_is_count),
+        "use": _values(_spread),
+        "throttled_s": _values(_is_number),
+    }
+)
+_extreme = _is({"uuid": _is_text, "mean": lambda v: v is not None and _is_number(v)})
 _summary = _is(
     {
         **_all(_is_text, "pack_id name"),
@@ -215,6 +227,10 @@ _summary = _is(
         "submission": _maybe(_is_text),
         "layout": _maybe(_layout),
         "degree": _maybe(_degree),
+        "gpu_set": _is_count,
+        "gpu_sets": _each(_is_count),
+        "gpus": _each(_gpu),
+        "imbalance": _maybe(_is({"metric": _is_text, "least": _extreme, "most": _extreme})),
         "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),
     },
 )  # fmt: skip

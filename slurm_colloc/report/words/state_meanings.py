@@ -184,6 +184,12 @@ CAUSES: dict[str, Meaning] = {
         "Where it may be requeued it runs again apart from MPS, at most twice.",
         (_LOGS, ("csub --degree=N SCRIPT", "submit it again with fewer members at a time")),
     ),
+    EndCause.GPU_LOST: Meaning(
+        "A GPU of its pack was lost: the driver does not show it any more.",
+        "Where it may be requeued it runs again on another GPU of its Slurm job, at most twice; "
+        "its output goes on in the same file.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+    ),
     EndCause.NOT_STARTED: Meaning(
         "It could not be started, or the GPU could not be shared in the only way that was allowed.",
         "Nothing more.",

@@ -26,7 +26,11 @@ from slurm_colloc.runtime.queue.allocation import (
     explain_unbound,
     read_host_memory_mb,
 )
-from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare, write_division
+from slurm_colloc.store.pack.gpu_division import (
+    GpuDivision,
+    GpuSetShare,
+    write_division,
+)
 from slurm_colloc.store.pack.pack_directory import read_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
 

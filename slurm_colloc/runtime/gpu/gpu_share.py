@@ -18,11 +18,15 @@ class GpuShare:
             the plan stands.
         client_priority: CUDA_MPS_CLIENT_PRIORITY: 0 for a member that is to stay fast, 1 for those
             that share with one; None where the pack has none, and all are alike.
+        gpus: Which of the pack's GPUs it gets, by UUID; none for all of them.
+        widest: The most GPUs that a member of the pack has: by such ones each is given its share.
     """
 
     likely_degree: int | None = None
     gpu_memory_mb: int | None = None
     client_priority: int | None = None
+    gpus: tuple[str, ...] = ()
+    widest: int = 1
 
 
 AS_PLANNED = GpuShare()

@@ -17,12 +17,12 @@ from slurm_colloc.store.pack.member_states import GpuUse
 
 @dataclass(frozen=True)
 class SharedGpu:
-    """The GPU of a pack under MPS.
+    """The GPUs of a pack under MPS, as one member has them.
 
     Attributes:
-        gpus: UUIDs.
-        gpu_memory_mb: Memory of the first; None where unknown.
-        degree: Members at the same time by the plan.
+        gpus: UUIDs of those that it sees.
+        gpu_memory_mb: Memory of one; None where unknown.
+        degree: Members at the same time on one of them by the plan.
         likely_degree: As many of them as may run at once in the end, by what is measured.
         pipe_directory: The daemon's.
     """
@@ -88,7 +88,7 @@ def place_under_mps(
         gpus=shared.gpus,
         pipe_directory=shared.pipe_directory,
         thread_percentage=percentage,
-        gpu_memory_limits_mb={} if limit_mb is None else {shared.gpus[0]: limit_mb},
+        gpu_memory_limits_mb={} if limit_mb is None else dict.fromkeys(shared.gpus, limit_mb),
     )
     if client_priority is not None:
         environment["CUDA_MPS_CLIENT_PRIORITY"] = str(client_priority)

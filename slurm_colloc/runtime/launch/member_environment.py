@@ -217,6 +217,9 @@ def _compute_release_variables(
     values = {}
     if "SLURM_TRES_PER_TASK" in added and "cpus-per-task" in dict(job.shape):
         values["SLURM_TRES_PER_TASK"] = f"cpu={plan.cpus}"
+    if "SLURM_GPUS_ON_NODE" in added:
+        # Of a pack with several GPUs it may have some.
+        values["SLURM_GPUS_ON_NODE"] = str(plan.gpus)
     if "SLURM_JOB_START_TIME" in added:
         values["SLURM_JOB_START_TIME"] = str(place.started_at)
     end = added.get("SLURM_JOB_END_TIME", "")

@@ -33,6 +33,8 @@ class Circumstances:
         retries: What restarts before this one have taught.
         places: Places of the pack.
         shared: It had less than the whole GPU's memory to itself.
+        gpu_lost: Which GPUs of the pack are gone; empty for none, and where no other GPU set of its
+            Slurm job is there.
         needs_mps: Only clients of the MPS server can use the GPU: apart from it means alone.
     """
 
@@ -45,6 +47,7 @@ class Circumstances:
     places: int = 1
     shared: bool = False
     needs_mps: bool = False
+    gpu_lost: str = ""
 
     def find(self, *signs: Sign) -> OutputFinding | None:
         """The first of these signs in its output."""
@@ -82,9 +85,8 @@ def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
         assert verdict.state is not None
         cause = choose_plain_cause(verdict.state, verdict.exit_code)
         return Blame(verdict, cause, (), around.retries)
-    if around.mps_lost:
-        evidence = (f"MPS: {around.mps_lost}", *evidence)
-        return _restart_or_fail(verdict, around, EndCause.MPS_GONE, evidence, around.mps_lost)
+    if around.gpu_lost or around.mps_lost:
+        return _judge_lost(verdict, around, evidence)
     if around.suspects:
         return _judge_fault(verdict, around, evidence)
     if around.find(Sign.MPS_REFUSED, Sign.MPS_FULL):
@@ -102,6 +104,15 @@ def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
         started=not (verdict.never_started or verdict.without_script),
     )
     return Blame(verdict, cause, evidence, around.retries)
+
+
+def _judge_lost(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
+    """What it ran on has gone, and it is not known to be its fault."""
+    if around.gpu_lost:
+        evidence = (f"NVML: {around.gpu_lost}", *evidence)
+        return _restart_or_fail(verdict, around, EndCause.GPU_LOST, evidence, around.gpu_lost)
+    evidence = (f"MPS: {around.mps_lost}", *evidence)
+    return _restart_or_fail(verdict, around, EndCause.MPS_GONE, evidence, around.mps_lost)
 
 
 def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:

@@ -17,7 +17,7 @@ from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.blame import Blame, Circumstances, judge_blame
 from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, Sign, find_signs
-from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -39,6 +39,7 @@ class BlameFinder:
         gpu_mode: Knows which members shared the GPU how.
         journal: The pack's log.
         site_requeues: Slurm's JobRequeue.
+        has_other_sets: Members that lose their GPU may start again in another set of the job.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BlameFinder:
         gpu_mode: GpuMode,
         journal: Journal,
         site_requeues: bool,
+        has_other_sets: bool = False,
     ) -> None:
         self._pack = pack
         self._allocation = allocation
@@ -59,6 +61,7 @@ class BlameFinder:
         self._gpu_mode = gpu_mode
         self._journal = journal
         self._site_requeues = site_requeues
+        self._has_other_sets = has_other_sets
         self._suspected_with: dict[int, set[int]] = {}
 
     def find(self, member: Member, verdict: Verdict) -> Blame:
@@ -90,6 +93,9 @@ class BlameFinder:
     def _look_around(self, member: Member, around: Circumstances) -> Circumstances:
         findings = find_signs(read_end_of_output(member))
         use = member.gpu
+        gpu_lost = ""
+        if self._has_other_sets and (findings or member.asked is StopReason.FAULT):
+            gpu_lost = self._gpu_mode.find_lost()
         seen = None
         if use is not None and use.is_under_mps:
             # Its end may have been seen before what the server said of it.
@@ -107,6 +113,7 @@ class BlameFinder:
             shared=len(self._members.places) > 1
             and (use is None or use.mode != SharingMode.MIG.value or bool(use.inside)),
             needs_mps=self._gpu_mode.needs_mps,
+            gpu_lost=gpu_lost,
         )
         return around if seen is None else add_seen(around, member.number, seen)
 

@@ -21,6 +21,7 @@ class Sign(enum.Enum):
     MPS_REFUSED = "the MPS server refuses clients"
     MPS_FULL = "the MPS server has as many clients as it takes"
     ASSERT = "device-side assert"
+    NO_DEVICE = "the GPU does not answer"
 
 
 MPS_SIGNS = frozenset({Sign.MPS_GONE, Sign.MPS_REFUSED, Sign.MPS_FULL})
@@ -51,6 +52,16 @@ _SIGNS: tuple[tuple[Sign, re.Pattern[str]], ...] = (
             r"|CUDA_ERROR_ILLEGAL_ADDRESS|an illegal instruction was encountered"
             r"|misaligned address|unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED"
             r"|cudaErrorLaunchFailure|hardware stack error|CUDA_ERROR_(HARDWARE|ILLEGAL|MISALIGNED)"
+        ),
+    ),
+    (
+        Sign.NO_DEVICE,
+        re.compile(
+            r"No CUDA GPUs are available|no CUDA-capable device is detected"
+            r"|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
+            r"|CUDA error: unknown error|cudaErrorUnknown|CUDA_ERROR_UNKNOWN"
+            r"|CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable"
+            r"|CUDA_ERROR_DEVICE_UNAVAILABLE|[Gg]PU is lost|fallen off the bus"
         ),
     ),
     (Sign.ASSERT, re.compile(r"device-side assert triggered|cudaErrorAssert|CUDA_ERROR_ASSERT")),

@@ -117,9 +117,9 @@ def stand_guard(
         guard = _Guard(child, pack, read_end, requeue, resume_paused)
         for number in HANDED_ON:
             signal.signal(number, guard.hand_on)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if has_starter:
             guard.await_starter(child)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         guard.watch()
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -155,25 +155,22 @@ class _Guard:
                 os.kill(pid, number)  # noqa: TID251 - its own
 
     def await_starter(self, starter: int) -> None:
-        """Put the runners in the place of the starter, once it has named them and ended."""
+        """Put the runners in the place of the starter, once it has named them and ended.
+
+        Until it is known who is to hear them, signals wait: the caller has blocked them.
+        """
         ended: dict[int, int] = {}
         while starter not in ended:
             pid, status = os.waitpid(-1, 0)
             ended[pid] = status
-        # Until it is known who is to hear it, a signal waits.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
         pack = self._runners.pop(starter)
         self._read()
         status = ended.pop(starter)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in HANDED_ON:
-            # It was the only one to hear what was sent to all.
-            self.hand_on(os.WTERMSIG(status))
         if not self._runners:
             self._note_end(starter, pack, status)
         for pid in self._runners.keys() & ended.keys():
             # One that was as quick as that.
             self._note_end(pid, self._runners.pop(pid), ended[pid])
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def watch(self) -> NoReturn:
         """Wait until all runners have ended, and end as the worst of them."""

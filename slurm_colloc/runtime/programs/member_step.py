@@ -154,8 +154,9 @@ def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | 
     """
     values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
     device = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if device.startswith("MIG-"):
-        # Its instance: slurmstepd names the whole GPU, and CUDA would take another's instance.
+    if device.startswith(("GPU-", "MIG-")):
+        # slurmstepd names all GPUs of the job, of which others have some, or the whole GPU in place
+        # of the member's instance.
         values["CUDA_VISIBLE_DEVICES"] = device
     values |= {name: value for name, value in asked.items() if value}
     if not values:

@@ -21,6 +21,7 @@ from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
@@ -46,6 +47,7 @@ class PlaceFiller:
         ends: Told of those that could not be started.
         states: Writes their states.
         intake: Takes in new members.
+        job_sets: Other GPU sets of the job, to which members are left where none may start here.
         steps: Keeps what is wrong with one member apart from the others.
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
@@ -63,6 +65,7 @@ class PlaceFiller:
         ends: MemberEnds,
         states: StateWriter,
         intake: MemberIntake,
+        job_sets: JobSets,
         steps: GuardedSteps,
         check_fence: Callable[[], None],
     ) -> None:
@@ -77,13 +80,16 @@ class PlaceFiller:
         self._ends = ends
         self._states = states
         self._intake = intake
+        self._job_sets = job_sets
         self._check_fence = check_fence
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
         self._intake.work()
         if self._gpu_mode.refusal:
-            self._refuse_all()
+            waiting = [n for n in self._members.waiting if not is_held(self._pack, n)]
+            if not self._job_sets.leave(waiting):
+                self._refuse_all()
             return
         while (member := self._start_queue.find_start()) is not None:
             self._probe_window.open_for(member)
@@ -98,6 +104,9 @@ class PlaceFiller:
         Raises:
             NodeError: A member waits that nothing lets start, and nothing runs that could end.
         """
+        if self._gpu_mode.refusal:
+            # None of the others had room.
+            self._refuse_all()
         member = self._start_queue.find_next()
         if member is not None:
             facts = self._start_queue.gather(member)
@@ -169,7 +178,11 @@ class PlaceFiller:
             # None runs, and it is not known what they take: it is to show that without limits.
             member.is_wide = True
         return GpuShare(
-            likely, self._memory.choose_limit_mb(member), self._choose_client_priority(member)
+            likely,
+            self._memory.choose_limit_mb(member),
+            self._choose_client_priority(member),
+            self._memory.choose_gpus(member),
+            max(other.spec.plan.gpus for other in self._members.list_members()),
         )
 
     def _choose_client_priority(self, member: Member) -> int | None:
@@ -184,8 +197,9 @@ class PlaceFiller:
             member = self._members.by_number[number]
             if not is_held(self._pack, number):
                 self._members.waiting.remove(number)
-                # One that has run before had a daemon, and lost it.
-                cause = EndCause.MPS_GONE if member.record.starts else EndCause.NOT_STARTED
+                # One that has run before had a daemon, and lost it; or its GPU.
+                lost = EndCause.GPU_LOST if self._gpu_mode.has_lost_gpu else EndCause.MPS_GONE
+                cause = lost if member.record.starts else EndCause.NOT_STARTED
                 reason = self._gpu_mode.refusal
                 self._states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 

@@ -29,7 +29,7 @@ class FittingMembers:
         self._record = record
         self._members = members
         self._time_left = time_left
-        self._gpus = record.gpu_sets[record.gpu_set] if record.gpu_sets else 1
+        self._gpus = 1 if record.request is None else record.request.gpus
 
     def choose(
         self, sister: SisterPack, waiting: Sequence[int], *, may_have_run: bool = False
@@ -61,7 +61,7 @@ class FittingMembers:
                 place is None
                 or is_kept
                 or spec.job.depends
-                or spec.plan.gpus > self._gpus
+                or spec.plan.gpus > max(1, self._gpus)
                 or (record is not None and record.is_final)
                 or (record is not None and record.starts > 0 and not may_have_run)
                 or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))

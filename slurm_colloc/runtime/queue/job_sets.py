@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -29,6 +31,9 @@ from slurm_colloc.store.pack.pack_directory import list_claimed, read_ended, rea
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_process import read_runner
 from slurm_colloc.store.pack_reading import list_gpu_set_packs
+
+LEAVE_S = 5.0
+"""How long the others have to take what a set leaves to them; each looks once a second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,7 @@ class JobSets:
         attempt: The attempt's number.
         state: The state directory.
         members: Its members and places.
+        clock: Seconds that only grow.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class JobSets:
         attempt: int,
         state: State,
         members: PackMembers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pack = pack
         self._record = record
@@ -75,6 +83,9 @@ class JobSets:
         names = list_gpu_set_packs(record)
         self.others = [state.pack_path(name) for name in names if name != record.pack_id]
         """Their packs; none where the job has one set."""
+        self._clock = clock
+        self._left: set[int] = set()
+        self._left_at = float("-inf")
         self._is_idle = True
         self.note_busy()
 
@@ -144,6 +155,36 @@ class JobSets:
         own = set(other.record.members)
         return tuple(n for n in found if n in own or (is_out and not is_guest(n)))
 
+    # -- what is left to the others -----------------------------------------------------------
+
+    def leave(self, numbers: Sequence[int]) -> bool:
+        """Leave waiting members to the other sets; False where none of these can take any.
+
+        Args:
+            numbers: The members; none of them starts here any more.
+
+        Raises:
+            OSError: One could not be set free.
+        """
+        if not any(self._may_take(path) for path in self.others):
+            return False
+        for number in numbers:
+            if number not in self._left:
+                inbox.set_free(str(self._pack), number)
+                self._left.add(number)
+                self._left_at = self._clock()
+        return True
+
+    @staticmethod
+    def _may_take(path: Path) -> bool:
+        """Whether another set may take members: it is there, and its GPUs can be used."""
+        if not path.is_dir() or inbox.list_waiting(str(path)) is None:
+            return False
+        attempt = read_attempt(path)
+        with contextlib.suppress(StateError):
+            return not attempt or not _is_out(path, attempt)
+        return True
+
     # -- the end ------------------------------------------------------------------------------
 
     def note_busy(self) -> None:
@@ -159,6 +200,8 @@ class JobSets:
         """
         if not self.others:
             return True
+        if self._clock() < self._left_at + LEAVE_S:
+            return False
         if not self._is_idle:
             mark_idle(self._pack)
             self._is_idle = True
@@ -175,7 +218,7 @@ class JobSets:
 
 
 def _count_gpus(record: PackRecord) -> int:
-    return record.gpu_sets[record.gpu_set] if record.gpu_set < len(record.gpu_sets) else 1
+    return max(1, 1 if record.request is None else record.request.gpus)
 
 
 def _is_out(path: Path, attempt: int) -> bool:

@@ -257,7 +257,8 @@ class MemberTakeOver:
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
-        if not self._count_places():
+        # In the first turn its own are not taken in yet.
+        if inbox.list_waiting(str(self._pack)) or not self._count_places():
             return False
         return any(
             self._take_from(

@@ -14,7 +14,16 @@ from typing import Any
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
 """By the names of nvidia-smi; the numbers are NVML's."""
 
-SUMS = ("duty_sum", "sm_sum", "dram_sum", "tensor_sum", "occupancy_sum", "energy_mj", "work")
+SUMS = (
+    "duty_sum",
+    "sm_sum",
+    "dram_sum",
+    "tensor_sum",
+    "occupancy_sum",
+    "nvlink_mib",
+    "energy_mj",
+    "work",
+)
 """Fields of a process that only grow, and that are kept when it ends."""
 
 
@@ -75,13 +84,14 @@ class SimulatedGpu:
 class SimulatedProcess:
     """One process that holds a context, as it last described itself.
 
-    Shares are per cent of the whole GPU. Sums are those shares times seconds.
+    Shares are per cent of the whole GPU. Sums are those shares times seconds. It uses the same on
+    each of its GPUs.
 
     Args:
         pid: Its number.
         starttime: Field 22 of /proc/PID/stat, so that the number is not mistaken.
         uid: Its owner.
-        gpus: UUIDs of the GPUs that it has a context on; an MPS server may have several.
+        gpus: UUIDs of the GPUs that it has a context on.
         gpu_memory_mb: What it holds on each of them, its context included.
         instance: The MIG device that it is on, GPU instance/compute instance: `1/0`; empty on a
             whole GPU.
@@ -95,6 +105,7 @@ class SimulatedProcess:
         tensor_share: Share of the tensor pipe that it uses now.
         occupancy_share: Share of the warps that it keeps resident now.
         duty: Share of the time in which one of its kernels runs now.
+        nvlink_mib_s: What each of its GPUs sends to the others now, in MiB/s.
         power_mw: What it makes the GPU draw above idle now.
         updated_s: CLOCK_MONOTONIC of this description.
         duty_sum: Of `duty`.
@@ -102,6 +113,7 @@ class SimulatedProcess:
         dram_sum: Of `dram_share`.
         tensor_sum: Of `tensor_share`.
         occupancy_sum: Of `occupancy_share`.
+        nvlink_mib: What each of its GPUs has sent to the others.
         energy_mj: Energy above idle since its start.
         work: Steps done.
     """
@@ -122,6 +134,7 @@ class SimulatedProcess:
     tensor_share: float = 0.0
     occupancy_share: float = 0.0
     duty: float = 0.0
+    nvlink_mib_s: float = 0.0
     power_mw: float = 0.0
     updated_s: float = 0.0
     duty_sum: float = 0.0
@@ -129,6 +142,7 @@ class SimulatedProcess:
     dram_sum: float = 0.0
     tensor_sum: float = 0.0
     occupancy_sum: float = 0.0
+    nvlink_mib: float = 0.0
     energy_mj: float = 0.0
     work: float = 0.0
 

@@ -131,6 +131,12 @@ class Node:
                     reaped.append(pid)
         return tuple(reaped)
 
+    def read_fallen(self) -> frozenset[str]:
+        """The GPUs that have fallen off the bus, by UUID; see `simgpu faults`."""
+        text = _read_regular(self.directory.parent.parent / "faults", None) or ""
+        words = (word.partition("=") for word in text.split())
+        return frozenset(uuid for name, _, uuid in words if name == "fallen")
+
     def read_totals(self) -> dict[str, dict[str, float]]:
         """What ended processes used, by UUID."""
         text = _read_regular(self.directory / "totals", None, _TOTALS_BYTES) or ""
@@ -206,12 +212,12 @@ class Node:
 
 
 def name_totals(process: SimulatedProcess) -> tuple[str, ...]:
-    """Under which names it is kept what a process used: its GPU, and its GPU instance."""
+    """Under which names it is kept what a process used: its GPUs, and its GPU instance."""
     gpu_instance, _, _ = process.instance.partition("/")
     # A user wrote it.
     if not process.gpus or not re.fullmatch("[0-9]{1,2}", gpu_instance):
-        return process.gpus[:1]
-    return (process.gpus[0], f"{process.gpus[0]}/{gpu_instance}")
+        return process.gpus
+    return (*process.gpus, f"{process.gpus[0]}/{gpu_instance}")
 
 
 def open_node(environment: Mapping[str, str]) -> Node:

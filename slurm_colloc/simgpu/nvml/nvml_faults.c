@@ -106,6 +106,8 @@ void read_faults(struct faults *faults, const char *call)
             faults->lost = 1;
         else if (!strncmp(word, "lost=", 5))
             snprintf(faults->lost_uuid, sizeof faults->lost_uuid, "%.95s", word + 5);
+        else if (!strncmp(word, "fallen=", 7)) /* programs look for it, too */
+            snprintf(faults->lost_uuid, sizeof faults->lost_uuid, "%.95s", word + 7);
         else if (!strncmp(word, "held=", 5))
             snprintf(faults->held_uuid, sizeof faults->held_uuid, "%.95s", word + 5);
         else if (!strcmp(word, "real-latency"))

@@ -127,6 +127,10 @@ static void compute_metric(struct gpm_metric *metric, const struct use *mean)
     case 20: /* PCIe TX, MiB/s: traffic over PCIe is not simulated */
     case 21: /* PCIe RX */
         break;
+    case 60: /* NVLink RX over all links, MiB/s */
+    case 61: /* NVLink TX: what GPUs of one process exchange goes both ways */
+        metric->value = mean->nvlink;
+        break;
     case 170: /* GR0 context switches: measured, valid and 0 */
     case 171:
     case 172:
@@ -159,6 +163,7 @@ EXPORT result nvmlGpmMetricsGet(struct gpm_metrics *wanted)
     mean.dram = (wanted->second->sums.dram - wanted->first->sums.dram) / seconds;
     mean.tensor = (wanted->second->sums.tensor - wanted->first->sums.tensor) / seconds;
     mean.occupancy = (wanted->second->sums.occupancy - wanted->first->sums.occupancy) / seconds;
+    mean.nvlink = (wanted->second->sums.nvlink - wanted->first->sums.nvlink) / seconds;
     for (number = 0; number < wanted->count; number++)
         compute_metric(&wanted->metrics[number], &mean);
     return SUCCESS;

@@ -65,12 +65,14 @@ static void add_use(struct use *total, const char *text, const char *suffix, con
     char key[160];
     const char *names[] = {"duty", "sm", "dram", "tensor", "occupancy"};
     double *fields[] = {&total->duty, &total->sm, &total->dram, &total->tensor, &total->occupancy};
+    int is_now = !strcmp(suffix, "_share");
     size_t number;
     for (number = 0; number < 5; number++) {
-        const char *end = number == 0 && !strcmp(suffix, "_share") ? "" : suffix;
+        const char *end = number == 0 && is_now ? "" : suffix;
         snprintf(key, sizeof key, "%s%s", names[number], end);
         *fields[number] += times * find_number(text, key);
     }
+    total->nvlink += times * find_number(text, is_now ? "nvlink_mib_s" : "nvlink_mib");
     total->power += times * find_number(text, power);
 }
 
@@ -193,8 +195,7 @@ static void add_sums(const char *node, const char *uuid, unsigned gpu_instance, 
         struct use used;
         if (!read_process_text(node, entry->d_name, text, &own))
             continue;
-        if (!find_value(text, "gpu", value, sizeof value) ||
-            strncmp(value, uuid, strlen(uuid)) != 0)
+        if (!find_value(text, "gpu", value, sizeof value) || !has_word(value, uuid))
             continue;
         if (gpu_instance != INSTANCE_NONE) {
             struct process process;
@@ -214,6 +215,7 @@ static void add_sums(const char *node, const char *uuid, unsigned gpu_instance, 
         sums->dram += used.dram;
         sums->tensor += used.tensor;
         sums->occupancy += used.occupancy;
+        sums->nvlink += used.nvlink;
     }
     if (folder)
         closedir(folder);

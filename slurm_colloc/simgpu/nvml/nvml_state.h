@@ -37,13 +37,15 @@ struct gpu {
     int gpm;
 };
 
-/* What a process uses now, or what all of a GPU's processes have used. Per cent; mW; mJ. */
+/* What a process uses now, or what all of a GPU's processes have used. Per cent; mW; mJ; MiB/s
+ * and MiB over NVLink. */
 struct use {
     double duty;
     double sm;
     double dram;
     double tensor;
     double occupancy;
+    double nvlink;
     double power;
 };
 

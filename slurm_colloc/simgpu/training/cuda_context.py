@@ -59,34 +59,34 @@ def compute_context_mb(thread_percentage: float) -> int:
 
 @dataclass
 class Context:
-    """A process's context on one device, as long as it lives.
+    """A process's context on one device, or on several, as long as it lives.
 
     Args:
         node: The node.
-        device: The GPU or MIG device.
-        process: How the process last described itself.
-        limit_mb: Its pinned limit under MPS, None without.
+        devices: The GPUs or the MIG device, by cuda_index.
+        process: How the process last described itself: it holds as much on each device.
+        limits_mb: Its pinned limit on each under MPS, None without.
     """
 
     node: Node
-    device: CudaDevice
+    devices: tuple[CudaDevice, ...]
     process: SimulatedProcess
-    limit_mb: int | None
+    limits_mb: tuple[int | None, ...]
 
     def allocate(self, wanted_mb: int, block_mb: int) -> None:
-        """Take gpu_memory block by block.
+        """Take gpu_memory block by block, of each device as much.
 
         Raises:
             OutOfGpuMemory: A block could not be had; the ones before stay taken.
         """
         with self.node.locked():
-            free_mb = self.find_free()
+            device, free_mb = self.find_fullest()
             while wanted_mb > 0:
                 block_mb = min(block_mb, wanted_mb)
                 held_mb = self.process.gpu_memory_mb
                 if block_mb > free_mb:
                     self.node.write_process(self.process)
-                    raise OutOfGpuMemory(self._describe_shortage(block_mb, free_mb))
+                    raise OutOfGpuMemory(self._describe_shortage(device, block_mb, free_mb))
                 self.process = replace(self.process, gpu_memory_mb=held_mb + block_mb)
                 free_mb -= block_mb
                 wanted_mb -= block_mb
@@ -97,35 +97,45 @@ class Context:
         self.process = replace(self.process, updated_s=time.monotonic(), **changes)
         self.node.write_process(self.process)
 
-    def _describe_shortage(self, block_mb: int, free_mb: int) -> Shortage:
-        others = self._read_memory_neighbours()
+    def _describe_shortage(self, device: CudaDevice, block_mb: int, free_mb: int) -> Shortage:
+        others = self._read_memory_neighbours(device)
         return Shortage(
             block_mb=block_mb,
-            total_mb=self.device.gpu_memory_mb,
+            total_mb=device.gpu_memory_mb,
             free_mb=free_mb,
             held_mb=self.process.gpu_memory_mb,
             context_mb=compute_context_mb(self.process.thread_percentage),
             others=tuple((process.pid, process.gpu_memory_mb) for process in others),
         )
 
-    def read_neighbours(self) -> tuple[SimulatedProcess, ...]:
-        """The other processes on the same GPU, whichever part of it they have."""
+    def read_neighbours(self, device: CudaDevice) -> tuple[SimulatedProcess, ...]:
+        """The other processes on one of its GPUs, whichever part of it they have."""
         return tuple(
             process
             for process in self.node.read_processes()
-            if self.device.gpu.uuid in process.gpus and process.pid != self.process.pid
+            if device.gpu.uuid in process.gpus and process.pid != self.process.pid
         )
 
-    def find_free(self) -> int:
-        """The gpu_memory in MiB that the process could still take."""
-        used_mb = sum(process.gpu_memory_mb for process in self._read_memory_neighbours())
-        room_mb = self.device.gpu_memory_mb - used_mb
-        if self.limit_mb is not None:
-            room_mb = min(room_mb, self.limit_mb)
+    def find_fullest(self) -> tuple[CudaDevice, int]:
+        """The device on which the process could take least, and how much that is in MiB."""
+        rooms = [
+            (self._find_free(device, limit_mb), number)
+            for number, (device, limit_mb) in enumerate(
+                zip(self.devices, self.limits_mb, strict=True)
+            )
+        ]
+        free_mb, number = min(rooms)
+        return self.devices[number], free_mb
+
+    def _find_free(self, device: CudaDevice, limit_mb: int | None) -> int:
+        used_mb = sum(process.gpu_memory_mb for process in self._read_memory_neighbours(device))
+        room_mb = device.gpu_memory_mb - used_mb
+        if limit_mb is not None:
+            room_mb = min(room_mb, limit_mb)
         return max(0, room_mb - self.process.gpu_memory_mb)
 
-    def _read_memory_neighbours(self) -> list[SimulatedProcess]:
-        return [one for one in self.read_neighbours() if self.device.shares_memory(one)]
+    def _read_memory_neighbours(self, device: CudaDevice) -> list[SimulatedProcess]:
+        return [one for one in self.read_neighbours(device) if device.shares_memory(one)]
 
     def close(self) -> None:
         """Give everything back."""
@@ -133,33 +143,42 @@ class Context:
 
 
 def open_context(
-    node: Node, process: SimulatedProcess, uuids: Sequence[str], limit_mb: int | None
+    node: Node,
+    process: SimulatedProcess,
+    uuids: Sequence[str],
+    limits_mb: Sequence[int | None],
+    count: int = 1,
 ) -> Context:
-    """Get a context on the first device that the process sees.
+    """Get a context on the first devices that the process sees.
 
     Args:
         node: The node.
         process: The process, yet without GPU and gpu_memory; `mps_server` says whether it is a
             client of MPS.
         uuids: The devices that it sees, by cuda_index.
-        limit_mb: Its pinned gpu_memory limit on the first one.
+        limits_mb: Its pinned gpu_memory limit on each.
+        count: On how many.
 
     Raises:
-        CudaError: It sees no GPU, the GPU's compute mode keeps it out, or its context does not
+        CudaError: It sees too few GPUs, a GPU's compute mode keeps it out, or its context does not
             fit.
     """
     node.reap()
     with node.locked():
-        devices = {device.uuid: device for device in list_cuda_devices(node)}
-        if not uuids or uuids[0] not in devices:
+        known = {device.uuid: device for device in list_cuda_devices(node)}
+        fallen = node.read_fallen()
+        chosen = [known[uuid] for uuid in uuids[:count] if uuid in known and uuid not in fallen]
+        if len(chosen) < count:
             raise CudaError(NO_DEVICE)
-        device = devices[uuids[0]]
-        context = Context(node, device, put_on(device, process), limit_mb)
-        others = [one for one in context.read_neighbours() if device.runs(one)]
-        if not _admits(device.gpu, process, others):
-            raise CudaError(DEVICES_UNAVAILABLE)
+        for device in chosen:
+            process = put_on(device, process)
+        context = Context(node, tuple(chosen), process, tuple(limits_mb[:count]))
+        for device in chosen:
+            others = [one for one in context.read_neighbours(device) if device.runs(one)]
+            if not _admits(device.gpu, process, others):
+                raise CudaError(DEVICES_UNAVAILABLE)
         context_mb = compute_context_mb(process.thread_percentage)
-        if context.find_free() < context_mb:
+        if context.find_fullest()[1] < context_mb:
             raise CudaError(OUT_OF_MEMORY)
         context.process = replace(context.process, gpu_memory_mb=context_mb)
         node.write_process(context.process)

@@ -150,5 +150,6 @@ def _name_instance(part: SimulatedComputeInstance) -> str:
 
 
 def put_on(device: CudaDevice, process: SimulatedProcess) -> SimulatedProcess:
-    """The process's record once it has a context on the device."""
-    return dataclasses.replace(process, gpus=(device.gpu.uuid,), instance=device.instance)
+    """The process's record once it has a context on the device, too."""
+    gpus = (*process.gpus, device.gpu.uuid)
+    return dataclasses.replace(process, gpus=gpus, instance=device.instance)

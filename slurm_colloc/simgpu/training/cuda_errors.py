@@ -11,6 +11,7 @@ DEVICES_UNAVAILABLE = 46
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 ASSERT = 710
+UNKNOWN = 999
 MPS_CONNECTION_FAILED = 805
 MPS_RPC_FAILURE = 806
 MPS_SERVER_NOT_READY = 807
@@ -24,6 +25,7 @@ NAMES = {
     NO_DEVICE: "cudaErrorNoDevice",
     ILLEGAL_ADDRESS: "cudaErrorIllegalAddress",
     ASSERT: "cudaErrorAssert",
+    UNKNOWN: "cudaErrorUnknown",
     MPS_CONNECTION_FAILED: "cudaErrorMpsConnectionFailed",
     MPS_RPC_FAILURE: "cudaErrorMpsRpcFailure",
     MPS_SERVER_NOT_READY: "cudaErrorMpsServerNotReady",
@@ -38,6 +40,7 @@ TEXTS = {
     NO_DEVICE: "no CUDA-capable device is detected",
     ILLEGAL_ADDRESS: "an illegal memory access was encountered",
     ASSERT: "device-side assert triggered",
+    UNKNOWN: "unknown error",
     MPS_CONNECTION_FAILED: "MPS client failed to connect to the MPS control daemon or the MPS "
     "server",
     MPS_RPC_FAILURE: "the remote procedural call between the MPS server and the MPS client failed",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
-import re
 import resource
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_colloc.errors import CollocError
@@ -22,23 +18,24 @@ from slurm_colloc.simgpu.training.cuda_context import (
     OutOfGpuMemory,
     open_context,
 )
-from slurm_colloc.simgpu.training.cuda_devices import choose_cuda_devices, list_cuda_devices
-from slurm_colloc.simgpu.training.cuda_errors import ASSERT, ILLEGAL_ADDRESS, CudaError
+from slurm_colloc.simgpu.training.cuda_devices import (
+    CudaDevice,
+    choose_cuda_devices,
+    list_cuda_devices,
+)
+from slurm_colloc.simgpu.training.cuda_errors import ASSERT, ILLEGAL_ADDRESS, UNKNOWN, CudaError
 from slurm_colloc.simgpu.training.failure_output import render_failure
-from slurm_colloc.simgpu.training.shared_speed import GpuPart, ProcessLoad, compute_use
+from slurm_colloc.simgpu.training.shared_speed import (
+    GpuPart,
+    ProcessLoad,
+    ProcessUse,
+    compute_use,
+)
+from slurm_colloc.simgpu.training.training_job import TrainingFault, TrainingJob, parse_job
 
 _TICK_S = 0.1
 # After a longer silence the process was stopped; that time does not count as work.
 _LONGEST_TICK_S = 1.0
-_FAULTS = (
-    "illegal-address",
-    "device-assert",
-    "out-of-gpu-memory",
-    "segfault",
-    "exit",
-    "hang",
-    "sigkill-itself",
-)
 
 
 class MpsAttachment(Protocol):
@@ -61,125 +58,6 @@ class MpsAttachment(Protocol):
         """Leave the server."""
 
 
-@dataclass(frozen=True)
-class TrainingFault:
-    """A fault on demand.
-
-    Args:
-        kind: One of the known words.
-        after_s: So long after the start.
-        status: The exit status of `exit`.
-    """
-
-    kind: str
-    after_s: float = 0.0
-    status: int = 0
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What the program should do.
-
-    Args:
-        gpu_memory_mb: What it takes apart from its context.
-        block_mb: In pieces of this size.
-        sm_demand: Per cent of SM time that it uses alone.
-        dram_demand: Per cent of the memory bandwidth that it uses alone.
-        steps_per_s: Its speed alone.
-        steps: It ends after so many, or infinity.
-        seconds: It ends after so long, or infinity.
-        report: Print progress.
-        fault: How it fails, if at all.
-    """
-
-    gpu_memory_mb: int
-    block_mb: int
-    sm_demand: float
-    dram_demand: float
-    steps_per_s: float
-    steps: float
-    seconds: float
-    report: bool
-    fault: TrainingFault | None
-
-
-# -- the command line, pure ------------------------------------------------------------------------
-
-
-def parse_size_mb(text: str) -> int:
-    """Read 2G, 512M or a number of MiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 2G or 512M")
-    return math.ceil(float(match[1]) * (1024 if match[2].upper() == "G" else 1))
-
-
-def parse_percent(text: str) -> float:
-    """Read 0 to 100."""
-    value = _parse_positive(text, low=0.0)
-    if value > 100.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not between 0 and 100")
-    return value
-
-
-def parse_fault(text: str) -> TrainingFault:
-    """Read KIND or KIND@SECONDS, with exit=STATUS."""
-    words, _, after = text.partition("@")
-    kind, equals, status = words.partition("=")
-    known = kind in _FAULTS and (kind == "exit") == bool(equals)
-    if not known or (equals and not (status.isdigit() and int(status) < 256)):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is none of {', '.join(_FAULTS).replace('exit', 'exit=STATUS')}, "
-            "with @SECONDS behind it or not"
-        )
-    return TrainingFault(kind, _parse_positive(after, low=0.0) if after else 0.0, int(status or 0))
-
-
-def parse_job(argv: Sequence[str]) -> TrainingJob:
-    """Read the command line.
-
-    Raises:
-        SystemExit: It is wrong, or asks for help.
-    """
-    parser = argparse.ArgumentParser(prog="simgpu run", description=__doc__)
-    parser.add_argument("--gpu-memory", type=parse_size_mb, default=1024, metavar="SIZE")
-    parser.add_argument("--block", type=parse_size_mb, default=128, metavar="SIZE")
-    parser.add_argument("--sm", type=parse_percent, default=30.0, metavar="PERCENT")
-    parser.add_argument("--dram", type=parse_percent, metavar="PERCENT")
-    parser.add_argument("--rate", type=_parse_positive, default=10.0, metavar="STEPS_PER_S")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=_parse_positive, metavar="N")
-    length.add_argument("--seconds", type=_parse_positive, metavar="S")
-    parser.add_argument("--report", action="store_true", help="print `step N rate R`")
-    parser.add_argument("--fault", type=parse_fault, metavar="KIND[@SECONDS]")
-    given = parser.parse_args(argv)
-    steps = given.steps or (math.inf if given.seconds else 100.0)
-    return TrainingJob(
-        gpu_memory_mb=given.gpu_memory,
-        block_mb=max(1, given.block),
-        sm_demand=given.sm,
-        dram_demand=given.sm / 3 if given.dram is None else given.dram,
-        steps_per_s=given.rate,
-        steps=steps,
-        seconds=given.seconds or math.inf,
-        report=given.report,
-        fault=given.fault,
-    )
-
-
-def _parse_positive(text: str, low: float = 1e-6) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (low <= value < math.inf):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
-    return value
-
-
-# -- the run ---------------------------------------------------------------------------------------
-
-
 def main(argv: Sequence[str]) -> int:
     """Run one program; its exit status is PyTorch's: 1 after any CUDA error."""
     job = parse_job(argv)
@@ -199,7 +77,7 @@ def _run(job: TrainingJob) -> int:
 
     pid = os.getpid()
     node = open_node(os.environ)
-    attachment: MpsAttachment | None = attach(os.environ, pid)
+    attachment: MpsAttachment | None = attach(os.environ, pid, contexts=job.gpus)
     try:
         process = SimulatedProcess(
             pid=pid,
@@ -215,13 +93,13 @@ def _run(job: TrainingJob) -> int:
         )
         if attachment is not None:
             uuids = attachment.gpus
-            limit_mb = attachment.gpu_memory_limit_mb(uuids[0]) if uuids else None
+            limits_mb = [attachment.gpu_memory_limit_mb(uuid) for uuid in uuids]
         else:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             chosen = choose_cuda_devices(visible, list_cuda_devices(node))
             uuids = tuple(device.uuid for device in chosen)
-            limit_mb = None
-        context = open_context(node, process, uuids, limit_mb)
+            limits_mb = [None] * len(uuids)
+        context = open_context(node, process, uuids, limits_mb, job.gpus)
         try:
             context.allocate(job.gpu_memory_mb, job.block_mb)
             return _work(job, context, attachment)
@@ -249,6 +127,8 @@ def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) 
             reported = int(min(work, job.steps))
             sys.stdout.write(f"step {reported} rate {rate:.3f}\n")
             sys.stdout.flush()
+        if not context.node.read_fallen().isdisjoint(context.process.gpus):
+            raise CudaError(UNKNOWN)
         if attachment is not None and (error := attachment.poll()) is not None:
             raise error
         if work >= job.steps or now - start >= job.seconds:
@@ -263,11 +143,42 @@ def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) 
 
 def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
     """Add what the last moments brought, look who is there now, and tell; steps per second."""
-    process, device = context.process, context.device
-    gpu = device.gpu
+    process = context.process
+    # A step ends when its slowest GPU has done its part.
+    use = min(
+        (_compute_use(job, context, device) for device in context.devices),
+        key=lambda one: one.rate,
+    )
+    # Tensor pipes and occupancy in proportion: there is no measurement of them.
+    tensor, occupancy = use.sm_share / 5, use.sm_share / 2
+    rate = job.steps_per_s * use.rate
+    nvlink_mib_s = job.nvlink_mib_s * use.rate if len(context.devices) > 1 else 0.0
+    context.update(
+        sm_share=use.sm_share,
+        dram_share=use.dram_share,
+        tensor_share=tensor,
+        occupancy_share=occupancy,
+        duty=use.duty,
+        nvlink_mib_s=nvlink_mib_s,
+        power_mw=1000 * use.power_w,
+        duty_sum=process.duty_sum + process.duty * duration_s,
+        sm_sum=process.sm_sum + process.sm_share * duration_s,
+        dram_sum=process.dram_sum + process.dram_share * duration_s,
+        tensor_sum=process.tensor_sum + process.tensor_share * duration_s,
+        occupancy_sum=process.occupancy_sum + process.occupancy_share * duration_s,
+        nvlink_mib=process.nvlink_mib + process.nvlink_mib_s * duration_s,
+        energy_mj=process.energy_mj + process.power_mw * duration_s,
+        work=process.work + rate * duration_s,
+    )
+    return rate
+
+
+def _compute_use(job: TrainingJob, context: Context, device: CudaDevice) -> ProcessUse:
+    """What the process gets and uses of one of its devices now."""
+    process, gpu = context.process, device.gpu
     # What is stopped launches nothing: its neighbours run as if it were not there (measured on an
     # H100 under MPS and by time slices, docs/benchmarks.md).
-    working = [other for other in context.read_neighbours() if not is_stopped(other)]
+    working = [other for other in context.read_neighbours(device) if not is_stopped(other)]
     loads = [
         ProcessLoad(job.sm_demand, job.dram_demand, process.thread_percentage, process.mps_server)
     ]
@@ -276,7 +187,7 @@ def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
         for other in working
         if device.runs(other)
     ]
-    use = compute_use(
+    return compute_use(
         loads,
         0,
         idle_power_w=gpu.idle_power_mw / 1000,
@@ -284,25 +195,6 @@ def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
         part=GpuPart(device.sm_part, device.dram_part),
         busy_elsewhere=sum(other.sm_demand > 0 for other in working if not device.runs(other)),
     )
-    # Tensor pipes and occupancy in proportion: there is no measurement of them.
-    tensor, occupancy = use.sm_share / 5, use.sm_share / 2
-    rate = job.steps_per_s * use.rate
-    context.update(
-        sm_share=use.sm_share,
-        dram_share=use.dram_share,
-        tensor_share=tensor,
-        occupancy_share=occupancy,
-        duty=use.duty,
-        power_mw=1000 * use.power_w,
-        duty_sum=process.duty_sum + process.duty * duration_s,
-        sm_sum=process.sm_sum + process.sm_share * duration_s,
-        dram_sum=process.dram_sum + process.dram_share * duration_s,
-        tensor_sum=process.tensor_sum + process.tensor_share * duration_s,
-        occupancy_sum=process.occupancy_sum + process.occupancy_share * duration_s,
-        energy_mj=process.energy_mj + process.power_mw * duration_s,
-        work=process.work + rate * duration_s,
-    )
-    return rate
 
 
 def _fail(fault: TrainingFault, context: Context, attachment: MpsAttachment | None) -> int:
@@ -311,7 +203,7 @@ def _fail(fault: TrainingFault, context: Context, attachment: MpsAttachment | No
             raise attachment.fault(fault.kind)
         raise CudaError(ILLEGAL_ADDRESS if fault.kind == "illegal-address" else ASSERT)
     if fault.kind == "out-of-gpu-memory":
-        context.allocate(2 * context.device.gpu.gpu_memory_mb, 1024)
+        context.allocate(2 * context.devices[0].gpu.gpu_memory_mb, 1024)
     if fault.kind in ("segfault", "sigkill-itself"):
         # What is meant to die should not fill a disk.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

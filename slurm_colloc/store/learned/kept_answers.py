@@ -46,14 +46,26 @@ def read_kept_qos(root: Path, cluster: str) -> QosTable | None:
 
 def _parse(value: Mapping[str, Any]) -> QosTable:
     known = {
-        str(name): Qos(_parse_wall(max_wall_s), bool(over_partition), bool(over_max_time))
-        for name, (max_wall_s, over_partition, over_max_time) in value["known"].items()
+        str(name): Qos(
+            _parse_wall(max_wall_s),
+            bool(over_partition),
+            bool(over_max_time),
+            *map(_parse_count, counts),
+        )
+        for name, (max_wall_s, over_partition, over_max_time, *counts) in value["known"].items()
     }
     return QosTable(
         known,
         tuple(
-            Association(str(account), str(of), bool(is_default), str(qos), _parse_wall(wall))
-            for account, of, is_default, qos, wall in value["associations"]
+            Association(
+                str(account),
+                str(of),
+                bool(is_default),
+                str(qos),
+                _parse_wall(wall),
+                *map(_parse_count, counts),
+            )
+            for account, of, is_default, qos, wall, *counts in value["associations"]
         ),
         {str(name): str(qos) for name, qos in value["partitions"].items()},
         str(value["default_partition"]),
@@ -66,6 +78,12 @@ def _parse_wall(value: object) -> int | None:
         return None
     if type(value) is not int or not 0 < value <= _WALL_MOST_S:
         raise ValueError("no time")
+    return value
+
+
+def _parse_count(value: object) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError("no number")
     return value
 
 

@@ -6,9 +6,11 @@ begins: one process divides, so that no two sets are ever given the same GPU or 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.record_files import read_record
 
@@ -64,6 +66,21 @@ def read_division(pack: Path) -> GpuDivision | None:
         StateError: It is damaged or cannot be read.
     """
     return read_record(pack / _NAME, GpuDivision)
+
+
+def read_problem(pack: Path, number: int, restarts: int) -> str:
+    """Why nothing can run in a GPU set; empty where it can, and where no division of now says it.
+
+    Args:
+        pack: The directory of the first GPU set's pack.
+        number: The set's number.
+        restarts: How often Slurm has restarted the job.
+    """
+    with contextlib.suppress(StateError):
+        division = read_division(pack)
+        if division is not None and division.restarts == restarts:
+            return "".join(share.problem for share in division.shares[number : number + 1])
+    return ""
 
 
 def write_division(pack: Path, division: GpuDivision) -> None:

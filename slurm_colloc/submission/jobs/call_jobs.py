@@ -273,7 +273,7 @@ def build_candidate(
         arguments=script.arguments,
         directory=os.path.join(directory, chdir) if chdir else directory,
         cpus=cpus,
-        host_memory_mb=read_host_memory_mb(options, cpus),
+        host_memory_mb=read_host_memory_mb(options, cpus, gpus.count),
         gpus=gpus.count,
         gpu_type=gpus.type,
         gpu_memory_mb=gpu_memory,

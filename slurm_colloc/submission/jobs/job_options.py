@@ -44,17 +44,41 @@ REGEX_GROUPS = ("step", "samples")
 def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
     """Why a job with these options cannot share a GPU; empty if it can."""
     for given in options.select(Concern.ALONE):
-        return f"--{given.option.name}: {given.option.reason}"
+        if given.option.name != EXCLUSIVE or not shares_its_node(options):
+            return f"--{given.option.name}: {given.option.reason}"
     for given in options.select(Concern.SHAPE):
         name, value = given.option.name, given.value or ""
         if name in _GPU_OPTIONS:
             continue
         if value not in _ONE.get(name, ()):
             return f"it asks for --{name}={escape_controls(cut(value))}"
+    tasks = _describe_tasks(options, gpus)
+    if tasks:
+        return tasks
     if gpus.other_gres:
         return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
     if read_option(options, "mem", parse_host_memory_mb) == 0:
         return "--mem=0 asks for all host memory of a node"
+    return ""
+
+
+EXCLUSIVE = "exclusive"
+
+
+def shares_its_node(options: Options) -> bool:
+    """Whether a job asks for a node of its own, and says that others of its call may lie in it."""
+    is_plain = options.flag(EXCLUSIVE) and not options.text(EXCLUSIVE)
+    return is_plain and options.flag("gpus-per-pack")
+
+
+def _describe_tasks(options: Options, gpus: GpuRequest) -> str:
+    """That Slurm makes several tasks for the GPUs of a job; empty where it makes one."""
+    parse = functools.partial(parse_gpu_request, option="gpus-per-task")
+    per_task = read_option(options, "gpus-per-task", parse)
+    if per_task is not None and 0 < per_task.count < gpus.count:
+        return f"{gpus.count} GPUs with --gpus-per-task={per_task.count} are several tasks"
+    if gpus.count > 1 and options.flag("ntasks-per-gpu"):
+        return f"{gpus.count} GPUs with --ntasks-per-gpu are several tasks"
     return ""
 
 
@@ -82,12 +106,12 @@ def read_cpus(options: Options, gpus: int) -> int:
     return (per_gpu or 1) * max(1, gpus) if per_gpu else 1
 
 
-def read_host_memory_mb(options: Options, cpus: int) -> int | None:
+def read_host_memory_mb(options: Options, cpus: int, gpus: int = 1) -> int | None:
     """The host memory of a job in MB; None where it is not said."""
     # Each is checked, also those that another stands for.
     found = [
         (read_option(options, name, parse_host_memory_mb), factor)
-        for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", 1))
+        for name, factor in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", max(1, gpus)))
     ]
     return next((value * factor for value, factor in found if value), None)
 
@@ -132,6 +156,8 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
     pairs += [
         (name, options.text(name) or "") for name in _PASSED_FOR_THE_PACK if options.flag(name)
     ]
+    if shares_its_node(options):
+        pairs.append((EXCLUSIVE, ""))
     batch_export = choose_batch_export(options.text("export"))
     if batch_export != "ALL" and not options.flag("export-file"):
         pairs.append(("export", batch_export))
@@ -170,6 +196,7 @@ def compute_shape(options: Options) -> tuple[tuple[str, str], ...]:
         if not given.option.own
         and given.option.name not in _NOT_PASSED
         and given.option.name not in _PASSED_FOR_THE_PACK
+        and not (given.option.name == EXCLUSIVE and shares_its_node(options))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -92,6 +93,7 @@ def collect_sweep(argv: Sequence[str], environ: Mapping[str, str], directory: st
         raise UsageProblem("csub sweep takes no --array", hint="each job of a sweep is a member")
     options = merge_for_script(script, line, environ, site)
     settings = _choose_settings(options, swept, directory)
+    _refuse_single_values(swept, {name for setting in settings for name, _ in setting.values})
     base = build_candidate(script, options, environ, directory, 1, pack=True)
     if command is not None or find_placeholders(script.arguments):
         appended = frozenset[str]()
@@ -156,6 +158,22 @@ def _read_axis(name: str, text: str) -> Axis | None:
     except ValueError as error:
         raise UsageProblem(f"--{name}: {cut(text)!r} {error}") from error
     return build_axis(name, values, COMMAND_LINE)
+
+
+def _refuse_single_values(swept: SweptArguments, names: Collection[str]) -> None:
+    """Refuse a placeholder that is meant for an argument with a single value.
+
+    Raises:
+        UsageProblem: There is one, which says how several values are written.
+    """
+    values = dict(itertools.pairwise(swept.words))
+    for name in find_placeholders(swept.words):
+        if name not in names and f"--{name}" in values:
+            value = values[f"--{name}"]
+            raise UsageProblem(
+                f"--{cut(name)} {cut(value)} is a single value, not one for {{{cut(name)}}}",
+                hint=f"several are --{cut(name)} 1,2,3 or --{cut(name)} 1:4, which is the same",
+            )
 
 
 def _choose_settings(options: Options, swept: SweptArguments, directory: str) -> list[Setting]:

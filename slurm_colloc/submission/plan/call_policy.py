@@ -269,7 +269,9 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     asked = [
         candidate
         for candidate in candidates
-        if candidate.job.gpus and may_be_measured(candidate.job, instruments=settings.instrument)
+        if candidate.job.gpus
+        and not candidate.job.alone_because
+        and may_be_measured(candidate.job, instruments=settings.instrument)
     ]
     if not asked:
         return False

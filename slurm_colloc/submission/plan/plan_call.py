@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule, SharingMode
 from slurm_colloc.model.queue_waits import WaitTable, build_wait_table
-from slurm_colloc.planning.gpu_sets.gpus_per_pack import choose_gpus_per_pack
+from slurm_colloc.planning.gpu_sets.gpus_per_pack import (
+    choose_gpus_per_pack,
+    widen_for_limit,
+)
 from slurm_colloc.planning.gpu_sets.slurm_jobs import number_slurm_jobs
 from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets, find_first, plan
 from slurm_colloc.settings import Settings
@@ -132,6 +135,11 @@ def _plan_part(
     choice = choose_gpus_per_pack(part.jobs, part.capacity, policy)
     policy = dataclasses.replace(policy, gpus_per_pack=choice.gpus)
     chosen = _plan(part, policy)
+    if choice.gpus == 1 and policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG:
+        wider = widen_for_limit(chosen, part.capacity)
+        if wider is not None:
+            choice, policy = wider, dataclasses.replace(policy, gpus_per_pack=wider.gpus)
+            chosen = _plan(part, policy)
     if choice.reason and any(pack.request is not None for pack in chosen.packs):
         chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, choice.reason))
     waits = None

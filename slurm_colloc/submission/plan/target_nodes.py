@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity
+from slurm_colloc.model.qos_limits import QosTable, UserLimits
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos
 from slurm_colloc.slurm.output_formats import NodeShape
@@ -97,7 +98,11 @@ class Destinations:
         limits = [max_wall_s, self._settings.caps.pack_time_s]
         return Destination(
             dataclasses.replace(
-                capacity, time_limit_max_s=min((s for s in limits if s is not None), default=None)
+                capacity,
+                time_limit_max_s=min((s for s in limits if s is not None), default=None),
+                limits=look_up_user_limits(
+                    group, self._settings.state_path, find_cluster(self._settings.state_path)
+                ),
             ),
             types,
             tuple(kind for kind in list_gpu_types(shapes) if kind not in types),
@@ -264,6 +269,20 @@ def look_up_max_wall_s(
     Returns:
         It in seconds, None where there is none; and why it is not known, empty where it is.
     """
+    table = _look_up_qos(root, cluster, now)
+    asked = (group.get("qos"), group.get("account"), group.get("partition"))
+    lifts = table.lifts_max_time(*asked)
+    limits = (table.find_max_wall_s(*asked), None if lifts else max_time_s)
+    return min((limit for limit in limits if limit is not None), default=None), table.unknown
+
+
+def look_up_user_limits(group: Mapping[str, str], root: Path, cluster: str) -> UserLimits:
+    """How much the user may have at the same time; as `look_up_max_wall_s`."""
+    asked = (group.get("qos"), group.get("account"), group.get("partition"))
+    return _look_up_qos(root, cluster, None).find_user_limits(*asked)
+
+
+def _look_up_qos(root: Path, cluster: str, now: float | None) -> QosTable:
     # No answer is kept under the minute in which it was none: the next minute asks again.
     minute = int((time.time() if now is None else now) // _UNKNOWN_KEPT_S)
     failed = f"{cluster} at minute {minute}"
@@ -271,7 +290,4 @@ def look_up_max_wall_s(
     if table is None:
         table = read_qos(cluster=cluster)
         keep_qos(root, failed if table.unknown else cluster, table)
-    asked = (group.get("qos"), group.get("account"), group.get("partition"))
-    lifts = table.lifts_max_time(*asked)
-    limits = (table.find_max_wall_s(*asked), None if lifts else max_time_s)
-    return min((limit for limit in limits if limit is not None), default=None), table.unknown
+    return table

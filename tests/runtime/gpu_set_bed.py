@@ -1,0 +1,106 @@
+"""A Slurm job with several GPU sets, each of which a test may let begin; see submission_bed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.plan import PackRequest, Policy
+from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.runtime.runner_parts import RunnerParts
+from slurm_colloc.store.pack.pack_directory import NewPack, list_members
+from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
+from slurm_colloc.store.pack_reading import build_pack_id, name_gpu_set
+
+from ..store.builders import build_member, build_pack
+from .submission_bed import GROUP, Submission
+
+
+class GpuSetJob(Submission):
+    """One Slurm job; packs are named by their set's number."""
+
+    def submit_sets(
+        self,
+        *counts: int,
+        degree: int = 2,
+        gpus: Sequence[int] = (),
+        change: Callable[[Job], Job] = lambda job: job,
+        wide: Sequence[int] = (),
+        policy: Policy = Policy(),  # noqa: B008
+        first: int = 1,
+    ) -> None:
+        """Sets with so many members each, numbered through.
+
+        Args:
+            *counts: How many members each has.
+            degree: Places of each.
+            gpus: GPUs of each; one where nothing is said.
+            change: What makes each member's job another one.
+            wide: Numbers of members with two GPUs.
+            policy: How they were planned.
+            first: The first member's number.
+        """
+        sizes = tuple(gpus or [1] * len(counts))
+        parts = tuple((name_gpu_set(self.name, number), (0,)) for number in range(len(counts)))
+        packs = []
+        for number, count in enumerate(counts):
+            members = []
+            for own in range(first, first + count):
+                entry = build_member(own)
+                job = change(dataclasses.replace(entry.spec.job, gpus=0, time_limit_s=60))
+                plan = dataclasses.replace(entry.spec.plan, gpus=2 if own in wide else 1)
+                spec = dataclasses.replace(entry.spec, job=job, plan=plan)
+                members.append(dataclasses.replace(entry, spec=spec))
+            first += count
+            record = dataclasses.replace(
+                build_pack(self.name).record,
+                pack_id=build_pack_id(name_gpu_set(self.name, number), 0),
+                degree=degree,
+                request=PackRequest(sizes[number], None, 2 * degree, None, 600),
+                group=GROUP,
+                members=tuple(member.spec.job.number for member in members),
+                policy=policy,
+                closed="it has several GPU sets",
+                parts=parts,
+                gpu_set=number,
+                gpu_sets=sizes,
+            )
+            packs.append(NewPack(record, tuple(members)))
+        with self.state.writing(packs):
+            self.state.record_job([pack.record for pack in packs], self.job_id)
+        self.slurm.show(self.job_id, SlurmJobState.RUNNING)
+
+    def path(self, index: int) -> Path:
+        return self.state.pack_path(build_pack_id(name_gpu_set(self.name, index), 0))
+
+    def begin(self, index: int, *, places: int = 2, attempt: int = 1) -> RunnerParts:
+        itself = identify(os.getpid())
+        assert itself is not None
+        runner = RunnerProcess(os.uname().nodename, itself.pid, itself.start_ticks)
+        write_runner(self.path(index), runner)
+        return super().begin(index, places=places, attempt=attempt)
+
+    def where(self) -> dict[int, int]:
+        """In which set each member is."""
+        found: dict[int, int] = {}
+        for number in range(len(self.state.list_all())):
+            found |= dict.fromkeys(list_members(self.path(number)), number)
+        return found
+
+    def turn(self, index: int) -> None:
+        """What a runner's turn does about its waiting members."""
+        parts = self.parts[index]
+        parts.take_over.work(at_once=True)
+        parts.place_filler.work()
+
+    def end_member(self, index: int, number: int, verdict: Verdict | None = None) -> None:
+        """A member that runs in a set ends."""
+        parts = self.parts[index]
+        member = parts.members.by_number[number]
+        parts.states.write(member, MemberState.RUNNING, starts=member.record.starts + 1)
+        parts.ends._ends.end(member, verdict or Verdict(MemberState.COMPLETED, None))

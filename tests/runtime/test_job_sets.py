@@ -1,0 +1,299 @@
+"""The GPU sets of one Slurm job have one queue: a member starts where a place is free first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import Goal, Policy
+from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.runtime.queue import job_sets as job_sets_module
+from slurm_colloc.runtime.queue.sister_packs import SisterPack
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.pack.idle_set import is_idle
+from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_states import read_state
+from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
+
+from ..wait_until import wait_until
+from .gpu_set_bed import GpuSetJob
+from .runner_bed import NOBODY
+from .submission_bed import Submission, run_plainly
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[GpuSetJob]:
+    found = GpuSetJob(tmp_path)
+    yield found
+    found.close()
+
+
+def begin(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, *numbers: int, places: int = 2
+) -> list[list[int]]:
+    """Let sets begin; whom each has started, as it goes on."""
+    return [run_plainly(monkeypatch, job.begin(number, places=places)) for number in numbers]
+
+
+def test_a_set_without_members_takes_as_many_as_it_has_places_and_leaves_the_other_its_own(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(6, 0)
+    first, second = begin(job, monkeypatch, 0, 1)
+    for _ in range(4):
+        job.turn(1)
+        job.turn(0)
+    assert len(first) == len(second) == 2
+    # Nothing was measured, and nothing is asked of Slurm: it is one job.
+    assert job.slurm.done == []
+    assert sorted(job.where().values()) == [0] * 4 + [1] * 2
+    job.end_member(1, second[0])
+    job.turn(1)
+    assert len(second) == 3
+
+
+def test_own_members_go_first_and_what_the_other_starts_itself_stays(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(2, 2)
+    first, second = begin(job, monkeypatch, 0, 1, places=4)
+    # It is ready before the other is, and has places for all.
+    for _ in range(3):
+        job.turn(0)
+    job.turn(1)
+    assert (first, second) == ([1, 2], [3, 4])
+
+
+def test_all_ends_are_refilled_from_whichever_set_has_members_left(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(2, 8, 2)
+    started = begin(job, monkeypatch, 0, 1, 2)
+    ended: list[int] = []
+    while len(ended) < 12:
+        for number in (0, 1, 2):
+            job.turn(number)
+        running = [len(job.parts[n].members.running()) for n in (0, 1, 2)]
+        left = 12 - len(ended)
+        # None has a free place while a member waits.
+        assert sum(running) == min(6, left)
+        number = max((0, 1, 2), key=lambda n: (bool(running[n]), -len(started[n])))
+        one = job.parts[number].members.running()[0].number
+        job.end_member(number, one)
+        ended.append(one)
+    assert sorted(ended) == list(range(1, 13))
+    assert sorted(each for one in started for each in one) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("policy", [Policy(goal=Goal.LATENCY), Policy(pack_size=2, degree=2)])
+def test_places_that_were_planned_count_whatever_was_asked_for(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, policy: Policy
+) -> None:
+    job.submit_sets(6, 0, policy=policy)
+    _, second = begin(job, monkeypatch, 0, 1)
+    job.turn(0)
+    job.turn(1)
+    job.turn(1)
+    assert len(second) == 2
+
+
+def test_no_more_start_than_an_own_member_would(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(6, 0)
+    _, second = begin(job, monkeypatch, 0, 1)
+    job.turn(0)
+    job.turn(1)
+    job.parts[1].take_over._describe_wait = lambda _: "2 run as fast as 3"
+    job.turn(1)
+    assert len(second) == 1
+
+
+def test_who_is_held_or_needs_more_gpus_than_a_set_has_stays(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(5, 0, gpus=(2, 1), wide=(3, 4))
+    _, second = begin(job, monkeypatch, 0, 1)
+    write_held(job.path(0), 5)
+    job.turn(0)
+    for _ in range(3):
+        job.turn(1)
+    assert second == []
+    assert set(job.where().values()) == {0}
+
+
+def test_a_set_whose_runner_is_gone_loses_its_waiting_members_to_the_others(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 1)
+    _, second = begin(job, monkeypatch, 0, 1)
+    write_runner(job.path(0), RunnerProcess("here", NOBODY, 1))
+    for _ in range(2):
+        job.turn(1)
+    # It has one already, and its fellow would have been no worse off there.
+    assert second == [2, 1]
+
+
+# -- a GPU that is lost -----------------------------------------------------------------------
+
+
+def lose_gpu(job: GpuSetJob, number: int) -> None:
+    job.parts[number].gpu_mode.refuse("GPU-1 is lost")
+
+
+def test_members_of_a_set_that_has_lost_its_gpu_start_again_in_the_others(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(3, 0)
+    first, second = begin(job, monkeypatch, 0, 1)
+    job.turn(0)
+    assert first == [1, 2]
+    lose_gpu(job, 0)
+    again = Verdict(MemberState.PENDING, None, "GPU-1 is lost; it runs again")
+    job.end_member(0, 1, again)
+    job.turn(0)
+    job.turn(1)
+    job.turn(1)
+    assert sorted(second) == [1, 3]
+    job.end_member(0, 2, again)
+    job.turn(0)
+    job.end_member(1, 1)
+    job.turn(1)
+    assert sorted(second) == [1, 2, 3]
+    # What was learned of them goes with them, so that no file of an earlier start is overwritten.
+    record = job.parts[1].members.by_number[2].record
+    assert (record.reason, record.starts) == ("GPU-1 is lost; it runs again", 1)
+    assert job.where() == dict.fromkeys((1, 2, 3), 1)
+    job.turn(0)
+    assert not job.parts[0].members.by_number
+    assert job.parts[0].job_sets.others == [job.path(1)]
+
+
+def test_who_had_come_to_a_set_that_is_out_goes_on_to_a_third(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(3, 0, 0)
+    _, second, third = begin(job, monkeypatch, 0, 1, 2)
+    job.turn(0)
+    job.turn(1)
+    assert second == [3]
+    lose_gpu(job, 1)
+    job.end_member(1, 3, Verdict(MemberState.PENDING, None, "lost; it runs again"))
+    job.turn(1)
+    job.turn(2)
+    assert third == [3]
+    assert job.where()[3] == 2
+
+
+def test_where_no_other_set_is_left_they_fail_and_say_why(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0)
+    inbox.close(str(job.path(1)))
+    lose_gpu(job, 0)
+    job.turn(0)
+    record = read_state(job.path(0), 1, 1)
+    assert record is not None
+    assert (record.state, record.reason) == (MemberState.FAILED, "GPU-1 is lost")
+
+
+def test_who_is_held_in_a_set_that_is_out_is_neither_moved_nor_failed(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0, 1)
+    write_held(job.path(0), 1)
+    lose_gpu(job, 0)
+    job.turn(0)
+    job.turn(1)
+    assert job.where() == {1: 0}
+    record = read_state(job.path(0), 1, 1)
+    assert record is None or record.state is MemberState.PENDING
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+def test_a_set_without_work_stays_until_all_others_have_none(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0, 1)
+    job.turn(0)
+    idle, busy = job.parts[1].job_sets, job.parts[0].job_sets
+    assert not idle.may_close()
+    assert is_idle(job.path(1))
+    # One that has not begun will.
+    job.end_member(0, 1)
+    assert busy.may_close()
+    assert idle.may_close()
+
+
+def test_a_set_that_works_again_is_not_idle(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0, 1)
+    assert not job.parts[1].job_sets.may_close()
+    job.parts[1].job_sets.note_busy()
+    assert not is_idle(job.path(1))
+
+
+def test_a_killed_set_is_not_waited_for(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0, 1)
+    job.turn(0)
+    write_runner(job.path(0), RunnerProcess("here", NOBODY, 1))
+    assert job.parts[1].job_sets.may_close()
+
+
+def test_the_others_have_time_to_take_what_is_left_to_them(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 0, 1)
+    now = 1000.0
+    sets = job.parts[0].job_sets
+    sets._clock = lambda: now
+    lose_gpu(job, 0)
+    job.turn(0)
+    job.parts[1].job_sets.may_close()
+    assert not sets.may_close()
+    assert not is_idle(job.path(0))
+    now += job_sets_module.LEAVE_S
+    assert sets.may_close()
+
+
+# -- from another Slurm job -------------------------------------------------------------------
+
+
+def test_a_job_is_closed_once_none_of_its_sets_has_a_member_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = Submission(tmp_path, "t")
+    taker.submit(1)
+    other = GpuSetJob(tmp_path, "s", "9", taker.slurm)
+    other.submit_sets(1, 1, first=11)
+    run_plainly(monkeypatch, taker.begin(101))
+    take_over = taker.parts[101].take_over
+
+    def read(number: int) -> SisterPack:
+        record = read_pack(other.path(number))
+        assert record is not None
+        return SisterPack(other.path(number), record, 0, "9")
+
+    assert take_over._take_from(read(1), [12], 1) == 1
+    assert not read_emptied(other.path(1))
+    assert taker.slurm.done == []
+    assert take_over._take_from(read(0), [11], 1) == 1
+    wait_until(lambda: taker.slurm.done == [("cancel", "9")], "its job is cancelled")
+    assert read_emptied(other.path(0))
+    assert read_emptied(other.path(1))
+    other.close()
+    taker.close()
