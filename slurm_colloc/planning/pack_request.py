@@ -113,7 +113,7 @@ def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> 
     """Why a GPU has no MIG instances for the largest members at once, or ''."""
     from slurm_colloc.planning.mig.choose_layout import find_misfit
 
-    most = len(gpu.list_equal_rooms_mb()) - 1
+    most = len(gpu.equal_rooms_mb) - 1
     if at_once > most:
         return f"{at_once} would run at once, a GPU has at most {most} MIG instances"
     needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
@@ -121,7 +121,7 @@ def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> 
     if misfit is None:
         return ""
     need_mb, room_mb = misfit
-    largest_mb = gpu.list_equal_rooms_mb()[1]
+    largest_mb = gpu.equal_rooms_mb[1]
     if largest_mb is not None and need_mb > largest_mb:
         return (
             f"one needs {need_mb} MB of GPU memory, which no MIG instance of "
