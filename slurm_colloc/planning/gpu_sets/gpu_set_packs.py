@@ -135,8 +135,7 @@ def _ask_of_sets(question: Question, gpus: int) -> Question:
     if gpus > 1:
         profiles = {index: p for index, p in profiles.items() if tells_of_exchange(p)}
     if gpus > 1 and not policy.mixes_gpus:
-        if not policy.degree_is_asked:
-            degree = min(degree, SEVERAL_GPUS_DEGREE)
+        degree = choose_set_degree(policy, gpus)
         # Each member is a client on every GPU.
         degree_max = max(degree, degree_max // gpus) if profiles else degree
     return dataclasses.replace(
@@ -145,6 +144,12 @@ def _ask_of_sets(question: Question, gpus: int) -> Question:
         policy=dataclasses.replace(policy, degree=degree, degree_max=degree_max),
         capacity=scale_capacity(question.capacity, gpus),
     )
+
+
+def choose_set_degree(policy: Policy, gpus: int) -> int:
+    """How many jobs share a GPU set of so many GPUs, all of which they need, at first."""
+    is_open = gpus > 1 and not policy.degree_is_asked
+    return min(policy.degree, SEVERAL_GPUS_DEGREE) if is_open else policy.degree
 
 
 def _limit_running(question: Question, limit: int, sets: int) -> Question:
