@@ -144,6 +144,10 @@ def test_smaller_jobs_lie_in_a_larger_set_where_their_user_put_them_together() -
     assert (pack.request.gpus, pack.degree) == (2, 7)
     assert [member.gpus for member in pack.members] == [2, 1, 1, 1, 1, 1, 1]
     assert (pack.request.cpus, pack.request.host_memory_mb) == (14, 128_000)
+    # Where there are GPUs for all of them each has its own.
+    apart = make(jobs, NODE, dataclasses.replace(policy, gpus_per_pack=8)).packs
+    assert [(count_gpus(pack), len(pack.members)) for pack in apart] == [(2, 1), *[(1, 1)] * 6]
+    assert len(group_by_slurm_job(apart)) == 1
 
 
 def test_gpu_memory_counts_for_each_gpu_of_a_set() -> None:

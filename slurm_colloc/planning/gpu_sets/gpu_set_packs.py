@@ -45,13 +45,17 @@ def plan_gpu_sets(
         indices: Jobs that may share with each other, whatever number of GPUs they need.
         plan_alike: Makes packs by what is known of jobs.
     """
-    jobs = question.jobs
+    jobs, gpus_per_pack = question.jobs, question.policy.gpus_per_pack
+    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack:
+        # Each job can have GPUs of its own.
+        policy = dataclasses.replace(question.policy, mixes_gpus=False)
+        question = dataclasses.replace(question, policy=policy)
     together = max(jobs[i].gpus for i in indices) if question.policy.mixes_gpus else None
     kinds: dict[int, list[int]] = {}
     for index in indices:
         kinds.setdefault(together or jobs[index].gpus, []).append(index)
-    if question.policy.gpus_per_pack > 1:
-        return _spread(question, kinds, question.policy.gpus_per_pack, plan_alike)
+    if gpus_per_pack > 1:
+        return _spread(question, kinds, gpus_per_pack, plan_alike)
     # Each set is a Slurm job.
     packs: list[PackPlan] = []
     for gpus, chosen in kinds.items():
