@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from slurm_colloc.diagnosis.findings import Finding, green, red, unknown, yellow
-from slurm_colloc.model.examination import Examination, NvmlLook
+from slurm_colloc.model.examination import Examination, GpuLook, NvmlLook
+from slurm_colloc.report.gpu_views import name_gpu
 
 _ASK = "ask the administrators"
 _TURNS = "members take turns on the GPU (time slices): less throughput, and no limits on threads "
@@ -56,17 +58,30 @@ def judge_nvml(seen: Examination, python: str) -> Finding:
 
 
 def _describe(look: NvmlLook) -> str:
-    texts = []
+    alike: dict[str, list[GpuLook]] = {}
     for gpu in look.gpus:
         words = [gpu.name or "a GPU that does not say its name"]
         memory = gpu.gpu_memory_total_mb
         words.append(f"{'unknown' if memory is None else memory} MiB")
         words.append(f"compute mode {gpu.compute_mode or 'unknown'}")
         words.append("MIG unknown" if gpu.mig_enabled is None else _MIG[gpu.mig_enabled])
-        texts.append(", ".join(words))
+        alike.setdefault(", ".join(words), []).append(gpu)
+    texts = []
+    for text, gpus in alike.items():
+        if len(look.gpus) == 1:
+            who = ""
+        elif len(alike) == 1:
+            who = f"{len(gpus)} GPUs, each "
+        else:
+            who = f"{_name(gpus)}: "
+        texts.append(f"{who}{text}")
     if look.driver_version:
         texts.append(f"driver {look.driver_version}")
     return "; ".join(texts)
+
+
+def _name(gpus: Sequence[GpuLook]) -> str:
+    return ", ".join(name_gpu(gpu.uuid or "a GPU without a UUID", gpu.index) for gpu in gpus)
 
 
 _MIG = {True: "MIG on", False: "MIG off"}
@@ -75,11 +90,18 @@ _MIG = {True: "MIG on", False: "MIG off"}
 def _find_losses(look: NvmlLook, seen: Examination) -> list[tuple[str, str, str]]:
     """What is not as it might be: what is seen, what is lost, what to do."""
     losses = [(doubt, "what NVML says cannot be believed", _ASK) for doubt in look.doubts]
-    if any(gpu.mig_enabled for gpu in look.gpus):
+    cut = [gpu for gpu in look.gpus if gpu.mig_enabled]
+    if cut:
+        is_part = len(cut) < len(look.gpus)
+        verb = "is" if len(cut) == 1 else "are"
         losses.append(
             (
-                "the GPU is cut into MIG devices",
-                "packs do not use MPS there, members take turns",
+                f"{_name(cut)} {verb} cut into MIG devices"
+                if is_part
+                else "the GPU is cut into MIG devices",
+                "members of a pack over all of them run on the others alone"
+                if is_part
+                else "packs do not use MPS there, members take turns",
                 "name another --partition or --gres",
             )
         )

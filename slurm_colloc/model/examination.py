@@ -53,6 +53,7 @@ class GpuLook:
         compute_mode: DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED or EXCLUSIVE_THREAD.
         mig_enabled: It is divided by MIG.
         processes: How many processes were on it before the job started any.
+        index: nvidia-smi's on the node.
     """
 
     uuid: str | None = None
@@ -61,6 +62,7 @@ class GpuLook:
     compute_mode: str | None = None
     mig_enabled: bool | None = None
     processes: int | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)

@@ -143,3 +143,16 @@ def test_what_the_hooks_did(hooks: HooksLook, by: str, level: Level, words: str)
     assert found.level is level
     assert words in found.what
     assert bool(found.lost) is (level is Level.YELLOW)
+
+
+def test_gpus_of_one_kind_are_counted_and_unlike_ones_named() -> None:
+    first = dataclasses.replace(GPU, uuid="GPU-11111111-2222", index=0)
+    second = dataclasses.replace(GPU, uuid="GPU-22222222-2222", index=1)
+    alike = judge_nvml(nvml(shown=2, gpus=(first, second)), "python")
+    assert alike.what.startswith("2 GPUs, each NVIDIA H200, 143771 MiB, compute mode DEFAULT")
+    cut = dataclasses.replace(second, mig_enabled=True)
+    found = judge_nvml(nvml(shown=2, gpus=(first, cut)), "python")
+    assert found.level is Level.YELLOW
+    assert "GPU 0 (GPU-11111111): NVIDIA H200" in found.what
+    assert "GPU 1 (GPU-22222222) is cut into MIG devices" in found.what
+    assert "members of a pack over all of them run on the others alone" in found.lost

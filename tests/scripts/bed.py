@@ -46,9 +46,15 @@ def find_missing(case: Case) -> str:
     return ""
 
 
-def submit(case: Case, user: CsubUser) -> Submitted:
-    """Submit a case by sbatch, and four times by csub into one pack."""
-    folder = user.home / case.name.replace(".", "_")
+def submit(case: Case, user: CsubUser, more: Sequence[str] = ()) -> Submitted:
+    """Submit a case by sbatch, and four times by csub into one pack.
+
+    Args:
+        case: The script.
+        user: Who submits.
+        more: Options for csub alone.
+    """
+    folder = user.home / "".join((case.name.replace(".", "_"), *more))
     expected = folder / "sbatch" / "work"
     if case.is_array:
         actual = [folder / "csub" / "work"]
@@ -66,7 +72,7 @@ def submit(case: Case, user: CsubUser) -> Submitted:
         )
         sbatch_job = answer.stdout.strip()
         answer = user.run(
-            ["csub", "--parsable", *options, script, *case.arguments],
+            ["csub", "--parsable", *more, *options, script, *case.arguments],
             directory=actual[0],
             environment=dict(case.environment),
         )
@@ -89,7 +95,7 @@ def submit(case: Case, user: CsubUser) -> Submitted:
         add_directive(directory / case.name, f"--chdir={directory}")
     words = [shell_words([str(directory / case.name), *case.arguments]) for directory in actual]
     answer = user.run(
-        ["csub", "pack", "--parsable", *options, *words],
+        ["csub", "pack", "--parsable", *more, *options, *words],
         directory=folder,
         environment=dict(case.environment),
     )

@@ -1,4 +1,4 @@
-"""Thirty scripts as people write them give the same by sbatch and by csub, four on one GPU."""
+"""Thirty scripts as people write them give the same by sbatch and by csub, on one GPU or two."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ class Results:
     actual: dict[str, list[Run]]
 
 
-@pytest.fixture(scope="module")
-def results(scripts_user: CsubUser) -> Results:
-    """All scripts, submitted at once."""
-    submitted = [bed.submit(case, scripts_user) for case in CASES if not bed.find_missing(case)]
+@pytest.fixture(
+    scope="module",
+    params=[(), pytest.param(("--gpus-per-pack=2",), marks=pytest.mark.long)],
+    ids=["one GPU", "two GPUs"],
+)
+def results(request: pytest.FixtureRequest, scripts_user: CsubUser) -> Results:
+    """All scripts, submitted at once, each as a pack of one GPU, or of two."""
+    submitted = [
+        bed.submit(case, scripts_user, request.param)
+        for case in CASES
+        if not bed.find_missing(case)
+    ]
     bed.wait_for_all(scripts_user, submitted)
     return Results(
         {entry.case.name: bed.read_expected(entry, scripts_user) for entry in submitted},

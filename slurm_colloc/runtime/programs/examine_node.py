@@ -142,6 +142,7 @@ def judge_nvml(answer: NvmlAnswer, environ: Mapping[str, str]) -> NvmlLook:
                 gpu.compute_mode,
                 gpu.mig_enabled,
                 None if gpu.processes is None else len(gpu.processes),
+                gpu.nvml_index,
             )
             for gpu in answer.gpus
             if gpu.uuid in chosen.uuids
