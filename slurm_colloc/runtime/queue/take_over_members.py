@@ -198,7 +198,19 @@ class MemberTakeOver:
         """How many members of other Slurm jobs may start here now."""
         if not may_take_over(self._record):
             return 0
-        return min(places, self._find_room()) if (places := self._count_places()) else 0
+        places = self._count_places()
+        return min(places, max(self._find_room(), self._count_planned())) if places else 0
+
+    def _count_planned(self) -> int:
+        """How many may start unmeasured: as many as were planned, where others keep this GPU.
+
+        A pack of one GPU ends where it has nothing to do, and gives its GPU to the next one. Here
+        the next one waits for all GPU sets of the job.
+        """
+        policy = self._record.policy
+        if not self._job_sets.others or policy is None:
+            return 0
+        return max(0, policy.degree - len(self._members.running()))
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
@@ -246,7 +258,7 @@ class MemberTakeOver:
                 continue
             if waiting and not self._jobs.may_take_from(sister):
                 continue
-            room -= self._take_from(sister, waiting, most)
+            room -= self._take_from(sister, waiting, most, describe_wait=self._describe_wait)
 
     def _take_from(
         self,
