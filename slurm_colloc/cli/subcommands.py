@@ -37,10 +37,10 @@ def cancel(
     ] = False,
 ) -> None:
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.cli.change import cancel_members
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
+    raise typer.Exit(cancel_members.cancel(Session.open_own(), choice, yes=yes))
 
 
 def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
@@ -65,10 +65,10 @@ def requeue(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.cli.change import requeue_members
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))
+    raise typer.Exit(requeue_members.requeue(Session.open_own(), choice))
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:

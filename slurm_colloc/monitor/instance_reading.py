@@ -14,6 +14,11 @@ from slurm_colloc.monitor.gpu_counters import GpmReader
 from slurm_colloc.monitor.gpu_reading import Lost, Value
 
 _MIB = 1 << 20
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+"""MPS clients stand in both or in one, by driver."""
 
 
 class InstanceReader:
@@ -66,15 +71,19 @@ class InstanceReader:
         return found
 
     def read_processes(self) -> dict[int, float | None] | None:
-        """gpu_memory by pid; None where it cannot be read."""
-        try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except (AttributeError, self._nvml.NVMLError):
-            return None
-        return {
-            int(one.pid): None if one.usedGpuMemory is None else one.usedGpuMemory / _MIB
-            for one in processes
-        }
+        """gpu_memory by pid, MPS clients in it among them; None where it cannot be read."""
+        found: dict[int, float | None] | None = None
+        for name in _PROCESS_LISTS:
+            try:
+                processes = getattr(self._nvml, name)(self._handle)
+            except (AttributeError, self._nvml.NVMLError):
+                continue
+            found = found or {}
+            for one in processes:
+                used = one.usedGpuMemory
+                known = found.get(int(one.pid))
+                found[int(one.pid)] = known if used is None else max(known or 0.0, used / _MIB)
+        return found
 
     def close(self) -> None:
         """Give back what the driver holds for it."""

@@ -54,6 +54,7 @@ class Prediction:
         reasons: Why it was made so, a sentence each.
         may_probe: One of them was not measured itself, nor a relative: it is measured as it starts.
         is_borrowed: The calibration is that of another GPU model.
+        allowed: Of each member the places, from 0, that it may have; empty for any.
     """
 
     degree: int
@@ -66,6 +67,7 @@ class Prediction:
     may_probe: bool = False
     model_slowdowns: tuple[float, ...] | None = None
     is_borrowed: bool = False
+    allowed: tuple[tuple[int, ...], ...] = ()
 
 
 def find_cut_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu | None:
@@ -111,7 +113,7 @@ def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> 
     """Why a GPU has no MIG instances for the largest members at once, or ''."""
     from slurm_colloc.planning.mig.choose_layout import find_misfit
 
-    most = len(gpu.list_equal_rooms_mb()) - 1
+    most = len(gpu.equal_rooms_mb) - 1
     if at_once > most:
         return f"{at_once} would run at once, a GPU has at most {most} MIG instances"
     needs_mb = heapq.nlargest(at_once, (need.gpu_memory_mb or 0 for need in members))
@@ -119,7 +121,7 @@ def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> 
     if misfit is None:
         return ""
     need_mb, room_mb = misfit
-    largest_mb = gpu.list_equal_rooms_mb()[1]
+    largest_mb = gpu.equal_rooms_mb[1]
     if largest_mb is not None and need_mb > largest_mb:
         return (
             f"one needs {need_mb} MB of GPU memory, which no MIG instance of "
@@ -209,7 +211,10 @@ def build_pack(
     first = jobs[needs[0].index]
     is_unlimited = any(jobs[need.index].is_unlimited for need in needs)
     # Members above what surely runs at once may have to wait, however much room there is.
-    time_limit_s, cap_s, time_reason = compute_time(needs, walls, surely, capacity, policy)
+    allowed = prediction.allowed if prediction else ()
+    time_limit_s, cap_s, time_reason = compute_time(
+        needs, walls, surely, capacity, policy, allowed=allowed
+    )
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
     if prediction:

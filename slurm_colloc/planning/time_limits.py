@@ -33,13 +33,25 @@ def compute_wall_limit_s(
     return round(need.time_limit_s * factor)
 
 
-def compute_makespan_s(walls: Sequence[int | None], degree: int) -> int | None:
-    """When the last member would end if each used its whole wall limit; None if one has none."""
+def compute_makespan_s(
+    walls: Sequence[int | None], degree: int, allowed: Sequence[Sequence[int]] = ()
+) -> int | None:
+    """When the last member would end if each used its whole wall limit; None if one has none.
+
+    Args:
+        walls: Their wall limits in seconds, in start order; None for none.
+        degree: Members at the same time.
+        allowed: Of each member the places, from 0, that it may have; empty for any.
+    """
     ends = [0] * degree
-    for wall in walls:
+    for at, wall in enumerate(walls):
         if wall is None:
             return None
-        heapq.heapreplace(ends, ends[0] + wall)
+        if allowed:
+            place = min(allowed[at], key=ends.__getitem__)
+            ends[place] += wall
+        else:
+            heapq.heapreplace(ends, ends[0] + wall)
     return max(ends)
 
 
@@ -56,6 +68,8 @@ def compute_time(
     degree: int,
     capacity: Capacity,
     policy: Policy,
+    *,
+    allowed: Sequence[Sequence[int]] = (),
 ) -> tuple[int | None, int | None, str]:
     """The pack's time limit, a cap on each member's wall limit, and a reason where there is one.
 
@@ -65,8 +79,9 @@ def compute_time(
         degree: Members at the same time.
         capacity: What one GPU brings with it.
         policy: How far sharing may go.
+        allowed: As `compute_makespan_s` has it.
     """
-    span = compute_makespan_s(walls, degree)
+    span = compute_makespan_s(walls, degree, allowed)
     if span is None:
         return None, None, "no --time was given: Slurm's default limits the whole pack"
     margin_s = policy.start_margin_s + policy.measure_s

@@ -64,7 +64,7 @@ def take_snapshot(state_root: Path, project: ProjectFiles) -> Path:
         UsageProblem: The project is too large, or has no files.
         StateError: It cannot be copied.
     """
-    _check_size(project)
+    check_size(project)
     digest = hashlib.sha256(os.fsencode(project.root)).hexdigest()[:12]
     folder = state_root / FOLDER / digest
     make_directory(state_root / FOLDER)
@@ -87,7 +87,12 @@ def take_snapshot(state_root: Path, project: ProjectFiles) -> Path:
     return folder / stamp
 
 
-def _check_size(project: ProjectFiles) -> None:
+def check_size(project: ProjectFiles) -> None:
+    """Refuse a project of which no snapshot is taken.
+
+    Raises:
+        UsageProblem: It is too large, or has no files.
+    """
     sizes = {}
     for name in project.names:
         with contextlib.suppress(OSError):

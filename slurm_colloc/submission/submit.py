@@ -12,7 +12,11 @@ from slurm_colloc.slurm.run_command import hold_interrupts
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.call_batches import PlaceInCall, find_place, list_parts
+from slurm_colloc.submission.packs.call_batches import (
+    find_later_place,
+    find_place,
+    list_parts,
+)
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call, submit_batch
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
@@ -70,7 +74,7 @@ def submit_call(
                         held=held,
                         policy=made.policy,
                         refusals=refusals,
-                        place=PlaceInCall(shown_id=part_of)
+                        place=find_later_place(batch, name, part_of)
                         if part_of
                         else find_place(batches, names, [entry.job_id for entry in submitted]),
                     )

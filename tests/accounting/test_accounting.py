@@ -48,6 +48,7 @@ QOS = (
     "lift MaxWall=12:00:00 Flags=PartitionTimeLimit",
     "free",
     "few GrpJobs=1",
+    "single MaxJobsPU=1",
 )
 
 
@@ -67,7 +68,7 @@ def bed(accounts: tuple[str, ...]) -> Iterator[tuple[Accounting, Sandbox]]:
         "add cluster elsewhere",
         "add account lab cluster=sandbox,elsewhere MaxWall=5:00:00",
         "add account other cluster=sandbox",
-        f"add user {first} account=lab qos=short,deny,over,lift,free,few defaultqos=short",
+        f"add user {first} account=lab qos=short,deny,over,lift,free,few,single defaultqos=short",
         f"add user {first} account=other cluster=sandbox qos=long",
         f"modify user {first} where cluster=elsewhere set defaultqos=deny",
         *(f"add user {name} account=other cluster=sandbox" for name in others),
@@ -190,6 +191,18 @@ def test_a_pack_asks_for_what_slurm_lets_run(user: CsubUser) -> None:
     for options, job_id in longer.items():
         wait_for(user, job_id, "PENDING", LIMITS[options][1])
     user.run(["scancel", *longer.values()])
+
+
+def test_a_pack_has_more_gpus_where_one_job_may_run(user: CsubUser) -> None:
+    forget(user)
+    (usual,) = plan(user)["packs"]
+    assert usual["slurm_job"] is None
+    words = ("--no-probe", "--qos=single", "--array=1-12", "--time=30", "job.sh")
+    found = json.loads(user.csub("plan", "--json", *words).stdout)
+    assert len({pack["slurm_job"] for pack in found["packs"]}) == 1
+    assert found["figures"]["gpus"] == len(found["packs"]) == 2
+    told = "a pack has 2 GPUs: QoS or account let one Slurm job run at once"
+    assert any(reason.startswith(told) for reason in found["reasons"])
 
 
 def test_a_job_over_its_qos_keeps_no_other_from_starting(user: CsubUser) -> None:

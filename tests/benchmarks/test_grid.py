@@ -290,6 +290,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_real_trainings_are_measured_over_a_grid_and_in_turn(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -268,7 +268,7 @@ def test_only_one_place_writes_for_people() -> None:
         ("session", "say"),
         ("session", "note"),
         # The question, after a table that `say` has written.
-        ("cancel_and_requeue", "ask"),
+        ("cancel_members", "ask"),
         # The output of members, byte by byte.
         ("print_logs", "print_new"),
         ("print_logs", "_print_lines"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.submit.plan_command import parse_changes, split_pack
+from slurm_colloc.cli.submit.plan_changes import parse_changes
+from slurm_colloc.cli.submit.plan_command import split_command
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.calibration import Calibration, ModeModel
@@ -237,11 +238,35 @@ def test_a_wrong_value_is_refused(node: LoginNode, change: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_word_pack_may_stand_behind_options() -> None:
-    assert split_pack(["--explain", "pack", "a.sh"]) == (["--explain", "a.sh"], True)
-    assert split_pack(["--time", "10", "pack", "a.sh"]) == (["--time", "10", "a.sh"], True)
-    assert split_pack(["a.sh", "pack"]) == (["a.sh", "pack"], False)
-    assert split_pack(["-J", "pack", "a.sh"]) == (["-J", "pack", "a.sh"], False)
+@pytest.mark.parametrize("word", ["pack", "sweep", "batch"])
+def test_the_name_of_a_command_may_stand_behind_options(word: str) -> None:
+    assert split_command(["--explain", word, "a.sh"]) == (["--explain", "a.sh"], word)
+    assert split_command(["--time", "10", word, "a.sh"]) == (["--time", "10", "a.sh"], word)
+    assert split_command(["a.sh", word]) == (["a.sh", word], "")
+    assert split_command(["-J", word, "a.sh"]) == (["-J", word, "a.sh"], "")
+
+
+def test_a_sweep_and_a_table_are_planned_as_they_would_be_submitted(node: LoginNode) -> None:
+    swept = node.csub("plan", "sweep", "--zip", SMALL, "--lr", "0.1,0.2,0.3", "--seed", "0:3")
+    assert (swept.returncode, swept.stderr) == (0, "")
+    assert "3 jobs" in swept.stdout
+    value = json.loads(node.csub("plan", "--json", "sweep", SMALL, "--lr", "0.1,0.2").stdout)
+    assert sum(len(pack["members"]) for pack in value["packs"]) == 2
+    table = node.home / "jobs.csv"
+    table.write_text(f"script,mem\n{SMALL},1G\n{SMALL},2G\n")
+    done = node.csub("plan", "--what-if=degree=1", "batch", "jobs.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 jobs" in done.stdout
+    for words, told in (
+        (("plan", "--zip", SMALL), "--zip is an option of csub sweep alone"),
+        (("plan", "--resume", "sweep", SMALL, "--lr=1,2"), "--resume is an option of csub batch"),
+        (("batch", "--what-if=degree=1", "jobs.csv"), "--what-if submits nothing"),
+        (("plan", "batch"), "no table was given"),
+        (("plan", "--snapshot=nowhere", SMALL), "--snapshot: there is no nowhere"),
+    ):
+        refused = node.csub(*words)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert told in refused.stderr
 
 
 def test_jobs_that_look_alike_are_told_once(node: LoginNode) -> None:

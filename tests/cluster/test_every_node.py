@@ -30,12 +30,16 @@ def test_mps_works_on_every_node(two_nodes: Sandbox) -> None:
 
 def check_nodes(user: CsubUser) -> None:
     user.script("short.sh", "simgpu run --seconds 1")
-    seen = {}
-    for node in user.run(["sinfo", "-h", "-N", "-o", "%N"]).stdout.split():
-        job_id = user.submit(
+    nodes = user.run(["sinfo", "-h", "-N", "-o", "%N"]).stdout.split()
+    submitted = {
+        node: user.submit(
             "pack", "--gres=gpu:1", "--time=5", "--share=mps!", f"--nodelist={node}",
             "short.sh", "short.sh",
-        )  # fmt: skip
+        )
+        for node in nodes
+    }  # fmt: skip
+    seen = {}
+    for node, job_id in submitted.items():
         rows = user.finish(job_id)
         assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 2, user.describe(job_id)
         assert {row["mode"] for row in rows.values()} == {"mps"}

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def count_running(user: CsubUser) -> int:
     return sum(lines[-1][0] == "start" for lines in read_runs(user).values())
 
 
+def has_begun(user: CsubUser, count: int) -> bool:
+    return len(read_runs(user)) == count
+
+
 def list_packs(user: CsubUser) -> list[Path]:
     """The packs' directories: set 0 first."""
     return sorted((user.state / "packs").iterdir(), key=lambda path: "~" in path.name)
@@ -89,7 +94,7 @@ def test_one_slurm_job_keeps_two_gpus_busy_to_the_end(user: CsubUser) -> None:
     for begun in (5, 6, 7, 8):
         running = (n for n, lines in read_runs(user).items() if len(lines) == 1)
         let_end(user, next(n for n in running if read_runs(user)[n][0][1] == fast))
-        wait_until(lambda begun=begun: len(read_runs(user)) == begun, "the place is filled")
+        wait_until(partial(has_begun, user, begun), "the place is filled")
     assert [lines[0][1] for lines in read_runs(user).values()].count(fast) == 6
     (user.home / "end").touch()
     rows = user.finish(job_id)

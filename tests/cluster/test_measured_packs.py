@@ -92,7 +92,6 @@ def why(user: CsubUser, member: str) -> str:
     return " ".join(user.csub("why", member).stdout.split())
 
 
-@pytest.mark.smoke
 def test_an_unknown_array_is_measured_and_all_go_on(mps_user: CsubUser) -> None:
     user = mps_user
     stop = write_training(user, 8)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
+from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
-from .mps import Untouched, explained, journal, read_setup, write_settings
+from .mps import Untouched, explained, journal, pack_directory, read_setup, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -87,10 +89,22 @@ def test_members_share_instances_by_a_daemon_in_each(user: CsubUser) -> None:
         assert "shared by mps, threads at most 100 %" in user.csub("show", f"{job_id}/1").stdout
         assert len(journal(user, job_id, "mps_daemon")) == 2
         assert not journal(user, job_id, "trouble")
+        latest = pack_directory(user, job_id) / "latest.json"
+
+        def seen() -> bool:
+            members = json.loads(latest.read_text())["members"] if latest.exists() else {}
+            return len(members) == 4 and all(one["gpu_memory_mb"] for one in members.values())
+
+        wait_until(seen, "the monitor's figures of each member")
         (user.home / "end").touch()
         assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
         wait_for_epilog(user.sandbox, job_id)
         untouched.check()
+        (summary,) = json.loads(user.csub("report", "--json", job_id).stdout)
+        for member in summary["members"]:
+            assert member["mig"]["shared_by"] == "mps"
+            assert member["gpu_memory_mb"]["peak"] > 0
+        assert [one["places"] for one in summary["layout"]["came"]] == [2, 2]
 
 
 def test_a_fault_ends_the_members_of_its_instance_and_no_other(user: CsubUser) -> None:

@@ -106,8 +106,7 @@ def states_of(rows: dict[int, dict[str, Any]]) -> list[str]:
     return [rows[number]["state"] for number in sorted(rows)]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("launcher", ["srun", "process"])
+@pytest.mark.parametrize("launcher", [pytest.param("srun", marks=pytest.mark.smoke), "process"])
 def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
     user: CsubUser, launcher: str
 ) -> None:

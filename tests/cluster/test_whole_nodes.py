@@ -192,6 +192,26 @@ def test_one_job_keeps_a_whole_node_busy(eights: Sandbox, ada: CsubUser) -> None
     assert "all 8" in report
 
 
+def test_a_sweep_of_forty_is_one_job_and_the_plan_shows_the_node_as_it_is_filled(
+    ada: CsubUser,
+) -> None:
+    ada.script("train.sh", "exit 0")
+    asked = ("--partition=whole", "--gres=gpu:1", "--share=timeslice", *ASKED[:3])
+    swept = ("train.sh", "--lr", "0.1,0.2,0.3,0.4", "--seed", "0:10")
+    shown = ada.csub("plan", "sweep", *asked, *swept).stdout
+    assert "40 jobs in 1 pack with 8 GPUs" in shown
+    shown = ada.csub("plan", *asked, "--array=1-10", "train.sh").stdout
+    table = shown.partition("BEGINS WITH")[2].splitlines()[1:9]
+    assert [line.split()[:2] for line in table] == [
+        ["1", "1,9"], ["2", "2,10"], *([str(gpu), str(gpu)] for gpu in range(3, 9))
+    ]  # fmt: skip
+    assert "Nothing was submitted." in shown
+    job_id = ada.csub("sweep", "--parsable", *asked, *swept).stdout.strip()
+    assert "TresPerNode=gres:gpu:8" in ada.run(["scontrol", "show", "job", job_id]).stdout
+    rows = ada.finish(job_id, patience_s=PATIENCE_S)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 40
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_members_of_one_two_and_four_gpus_with_random_ends(eights: Sandbox, ada: CsubUser) -> None:

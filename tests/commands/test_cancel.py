@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import subprocess
+import time
 
 from ..cluster.conftest import CsubUser
+from ..fake_slurm.cluster import FakeSlurm
 from ..wait_until import wait_until
 
 FOREVER = "while :; do sleep 0.1; done"
@@ -302,3 +305,61 @@ def test_two_refusals_are_two_sentences(user: CsubUser) -> None:
     assert ended.stderr == "".join(
         f"csub: error: {job_id}: scancel: Unspecified error\n" for job_id in jobs
     )
+
+
+def test_packs_that_wait_are_cancelled_by_one_scancel(user: CsubUser, slurm: FakeSlurm) -> None:
+    slurm.pause()
+    user.script("go.sh", FOREVER)
+    job_id = user.submit("--gres=gpu:1", "--time=5", "--array=1-20", "go.sh")
+    packs = sorted((user.state / "packs").iterdir())
+    assert len(packs) > 2
+    before = len(slurm.list_all_calls())
+    # Another csub is at one of them for a moment: that one waits, and the others do not.
+    with (packs[1] / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cancelling = user.start(["csub", "cancel", job_id])
+        wait_until(lambda: len(list_elements(user)) == 1, "the others are cancelled")
+    with cancelling:
+        assert cancelling.wait(60) == 0
+    told = [call for call in slurm.list_all_calls()[before:] if call[0] == "scancel"]
+    assert [len(call) - 1 for call in told] == [len(packs) - 1, 1]
+    user.wait_for_states(job_id, "CANCELLED")
+    # Each is over when csub says so, and not when it was looked at first.
+    asked = [call for call in slurm.list_all_calls()[before:] if call[:3] == ["scontrol", "show"]]
+    assert not [call for call in asked if "job" in call]
+    for pack in packs:
+        ended = json.loads((pack / "ended.json").read_text())
+        assert ended["slurm_state"] == "CANCELLED"
+        assert abs(time.time() - ended["ended_at"]) < 600
+    assert len(json.loads(user.csub("history", "--json").stdout)) == 20
+
+
+def test_what_slurm_refuses_of_several_is_tried_one_by_one(
+    user: CsubUser, slurm: FakeSlurm
+) -> None:
+    slurm.pause()
+    user.script("go.sh", FOREVER)
+    job_id = user.submit("--gres=gpu:1", "--time=5", "--array=1-12", "go.sh")
+    folder = user.home / "path"
+    folder.mkdir()
+    # This scancel takes one id, and not those of the second pack.
+    program = folder / "scancel"
+    real = slurm.directory / "bin" / "scancel"
+    bad = list_elements(user)[1]
+    program.write_text(
+        f'#!/bin/sh\n[ $# = 1 ] && [ "$1" != {bad} ] && exec {real} "$@"\n'
+        'echo "scancel: error: not today" >&2; exit 1\n'
+    )
+    program.chmod(0o755)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    refused = user.csub("cancel", job_id, check=False)
+    assert refused.returncode == 4
+    assert f"{bad}: scancel: not today" in refused.stderr
+    states = {row["state"] for row in user.members(job_id).values()}
+    assert states == {"CANCELLED", "PENDING"}
+    assert [row["state"] for row in user.members(job_id).values()].count("PENDING") == 4
+    assert len(list((user.state / "packs").glob("*/cancelling"))) == 2
+
+
+def list_elements(user: CsubUser) -> list[str]:
+    return user.run(["squeue", "-h", "-r", "--me", "-o", "%i"]).stdout.split()

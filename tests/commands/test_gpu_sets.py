@@ -73,3 +73,41 @@ def test_what_no_pack_can_have_is_refused_in_a_sentence(
     assert told in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert (list_state(user), list_jobs(user)) == (before, jobs)
+
+
+def use_settings(user: CsubUser, text: str) -> None:
+    path = user.home / "settings.toml"
+    path.write_text(text)
+    user.extra["SLURM_COLLOC_SETTINGS"] = str(path)
+
+
+def test_what_failed_is_tried_again_on_both_gpus(user: CsubUser) -> None:
+    use_settings(user, 'gpus_per_pack = "2"\nmonitor = false\n')
+    user.script("train.sh", "test -e mended")
+    job_id = user.submit(*EACH, "--array=1-4", "train.sh")
+    assert {row["state"] for row in user.finish(job_id).values()} == {"FAILED"}
+    (user.home / "mended").touch()
+    user.csub("retry", job_id)
+    rows = user.finish(job_id)
+    # Each again under its own name, in one more Slurm job with both GPUs.
+    assert len(rows) >= 4
+    records = read_records(user)
+    assert [record.gpu_sets for record in records] == [(1, 1)] * 4
+    assert len({record.submission for record in records}) == 2
+    assert [record.gpu_set for record in records] == [0, 1, 0, 1]
+    later = records[2:]
+    names = tuple((f"{later[0].submission}{end}", (0,)) for end in ("", "~1"))
+    assert {record.parts for record in later} == {names}
+    assert {record.shown_id for record in later} == {job_id}
+    state = State(user.state, "fake")
+    assert sorted(state.find_packs(job_id)) == sorted(record.pack_id for record in records)
+
+
+def test_no_later_job_joins_a_pack_of_several_gpus(user: CsubUser, slurm: FakeSlurm) -> None:
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    first = user.submit(*TWO, "--array=1-4", "train.sh")
+    second = user.submit(*EACH, "--join", "train.sh")
+    assert second != first
+    told = user.csub("why", f"{first}/1").stdout
+    assert "no job may join: it has several GPUs, each with members and a runner of its own" in told

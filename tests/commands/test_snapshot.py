@@ -100,11 +100,15 @@ def test_wrong_snapshots_are_one_sentence(user: CsubUser, project: Path) -> None
         (["--snapshot=.."], "lies outside of the project"),
         (["--snapshot", "--chdir=/tmp"], "runs in /tmp, which is not in the project"),
     ):
-        refused = user.run(["csub", *SHARE, *words, "train.sh"], directory=project, check=False)
-        assert refused.returncode == 2
-        assert sentence in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        for call in (words, [*words, "--dry-run"]):
+            refused = user.run(["csub", *SHARE, *call, "train.sh"], directory=project, check=False)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert sentence in refused.stderr
+            assert refused.stderr.count("\n") == 1
     assert list_jobs(user) == []
+    dry = user.run(["csub", *SHARE, "--snapshot", "--dry-run", "train.sh"], directory=project)
+    assert dry.stdout
+    assert not (user.state / "snapshots").exists()
 
 
 def test_a_project_that_is_too_large_is_refused(

@@ -250,6 +250,28 @@ def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> No
     assert "NVML gave no answer to read within" in ended.audit["outcome"]
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # Each look at a GPU takes so long, or each call that would change it.
+        "slow=nvmlDeviceGetMigMode:7",
+        "slow=nvmlDeviceGetHandleByUUID:7",
+        "slow=nvmlDeviceCreateGpuInstanceWithPlacement:7",
+    ],
+)
+@pytest.mark.long
+def test_an_nvml_that_is_slow_at_each_call_is_a_fallback_and_no_drain(mig: Bed, fault: str) -> None:
+    before = mig.snapshot()
+    mig.fail_nvml(fault)
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.status == 0, ended.audit
+    assert ended.audit["action"] != "prepared", ended.audit
+    mig.fail_nvml()
+    assert mig.snapshot() == before
+    assert mig.epilog().status == 0
+    check_clean(mig)
+
+
 # -- changing while the job runs ------------------------------------------------------------------
 
 

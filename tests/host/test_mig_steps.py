@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.mig.change_instances import change_instances
-from slurm_colloc.host.mig.cut_gpu import cut, plan_cut
+from slurm_colloc.host.mig.cut_gpu import cut
 from slurm_colloc.host.mig.gpu_holders import describe_holders
-from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance, describe_claim, parse_claim
+from slurm_colloc.host.mig.mig_claim import (
+    CutFailed,
+    MigClaim,
+    PlannedInstance,
+    describe_claim,
+    parse_claim,
+)
 from slurm_colloc.host.mig.mig_state import (
     GPU_IS_LOST,
     IN_USE,
@@ -22,6 +28,7 @@ from slurm_colloc.host.mig.mig_state import (
     MigGpu,
     MigProblem,
 )
+from slurm_colloc.host.mig.plan_cut import plan_cut
 from slurm_colloc.host.mig.restore_gpu import restore
 from slurm_colloc.model.mig.layout_words import render_layout
 from slurm_colloc.model.mig.mig_layout import enumerate_layouts
@@ -66,8 +73,13 @@ def test_whatever_fails_or_is_killed_the_gpu_is_as_before_or_unsafe_with_the_rea
     before = dict(double.gpus)
     claim = plan_cut(double.gpus[uuid], layout, may_switch=True)
     _break_at_some_call(double, data)
-    with contextlib.suppress(NodeError, Killed):
+    try:
         cut(double, claim, no_wait)
+    except CutFailed as failed:
+        # What is kept of it covers all that may have been made.
+        claim = failed.claim
+    except Killed:
+        pass
     # The epilog, which may be killed or fail as well, and the recovery after that.
     for _ in range(data.draw(st.integers(0, 2))):
         _break_at_some_call(double, data)
@@ -203,6 +215,40 @@ def test_who_holds_an_instance_is_looked_for_once(monkeypatch: pytest.MonkeyPatc
     report = restore(double, claim, ends_at=FAR, wait=no_wait)
     assert "is in use: process 4000" in report.unsafe[0]
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("H100-80", True), ("A100-80", False)])
+def test_a_mode_that_a_reboot_has_turned_off_is_told_as_such(model: str, *, is_told: bool) -> None:
+    with pytest.raises(NodeError, match="takes only GPUs where it is on") as refused:
+        plan_cut(build_gpu(model=model, is_on=False), "3g", may_switch=False)
+    assert ("from Hopper on a reboot turns it off" in str(refused.value)) == is_told
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_another_makes_in_a_planned_place_during_the_cut_is_left(place: int) -> None:
+    gpu = build_gpu()
+    double = MigDouble({gpu.uuid: gpu})
+    claim = plan_cut(gpu, "3g+3g", may_switch=False)
+    planned = claim.planned[place]
+    calls: list[str] = []
+
+    def come_first(name: str) -> None:
+        calls.append(name)
+        if name == "create" and calls.count("create") == place + 1:
+            double.before = lambda _name: None
+            number = double.create(gpu.uuid, planned.profile_id, planned.placement)
+            double.create_compute(gpu.uuid, number, 3)
+
+    double.before = come_first
+    with pytest.raises(CutFailed, match="has no room") as failed:
+        cut(double, claim, no_wait)
+    kept = failed.value.claim
+    assert kept.planned == claim.planned[:place]
+    report = restore(double, kept, ends_at=FAR, wait=no_wait)
+    assert report.unsafe == []
+    (left,) = double.gpus[gpu.uuid].instances or ()
+    assert left.placement == planned.placement
+    assert any("is not the job's: it was left so" in note for note in report.notes)
 
 
 def test_another_instance_in_the_place_of_the_jobs_is_left() -> None:

@@ -53,6 +53,17 @@ def test_what_passes_alone_has_passed(tmp_path: Path, words: tuple[str, ...]) ->
     assert "1 passed" in again
 
 
+def test_workers_find_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name in ("slurm_colloc/module.py", "tests/test_them.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("def test_true():\n    assert True\n")
+    ended = run(tmp_path, "def test_other(): pass\n", "--beside=-p xdist -n 2", "-k", "true")
+    assert "1 passed" in ended.stdout
+    found = {path.name.partition(".")[0] for path in tmp_path.rglob("__pycache__/*.pyc")}
+    assert found == {"module", "test_them", "test_it"}
+
+
 def test_what_fails_again_has_failed(tmp_path: Path) -> None:
     text = SLURM.format(name="never", body="assert False")
     text += "def test_late(): fails_at_first('late')\n"

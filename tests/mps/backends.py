@@ -201,12 +201,26 @@ class Mps:
             env={**self.environment, **(environment or {})},
         )
 
-    def hangs(self, line: str) -> bool:
-        """Whether the control program does not come back."""
+    def hangs(self, line: str, *, is_taken: bool = False) -> bool:
+        """Whether the control program does not come back.
+
+        Args:
+            line: What it is given.
+            is_taken: The daemon takes it, and says so: a busy machine has its time until then.
+        """
+        asking = self.open_front_end()
+        assert asking.stdin is not None
+        asking.stdin.write(f"{line}\n")
+        asking.stdin.close()
+        if is_taken:
+            self.wait_for_log(f"^Cmd:{line}$")
         try:
-            self.ask(line, timeout_s=HANG_S)
+            asking.wait(HANG_S)
         except subprocess.TimeoutExpired:
             return True
+        finally:
+            asking.kill()
+            asking.wait()
         return False
 
     def open_front_end(self) -> subprocess.Popen[str]:

@@ -90,7 +90,7 @@ def test_quit_waits_without_limit_for_a_server_that_is_not_ready(mps: Mps) -> No
     mps.start()
     mps.ask(f"start_server -uid {mps.uid}")
     server = mps.server()
-    assert mps.hangs("quit")
+    assert mps.hangs("quit", is_taken=True)
     # It gets no signal, and commands do not come back as long as the daemon waits. The daemon takes
     # the next control program once it has seen that this one has gone.
     assert identify(server) is not None
@@ -118,6 +118,8 @@ def test_quit_with_a_time_limit_waits_for_ever_for_a_server_that_ignores_sigint(
     mps.start()
     mps.ask(f"start_server -uid {mps.uid}")
     server, daemon = mps.server(), mps.pid
+    # The shell sets its trap first.
+    mps.wait(lambda: read_signals(server, "SigIgn") & 1 << (signal.SIGINT - 1), "the trap")
     quitting = mps.open_front_end()
     assert quitting.stdin is not None
     quitting.stdin.write("quit -t 0\n")
@@ -140,7 +142,7 @@ def test_a_forced_shutdown_of_a_server_is_one_sigint_too(mps: Mps) -> None:
     server = mps.server()
     signals = mps.directory / "signals"
     # The shell sets its trap first.
-    mps.wait(lambda: caught_signals(server) & 1 << (signal.SIGINT - 1), "the trap")
+    mps.wait(lambda: read_signals(server, "SigCgt") & 1 << (signal.SIGINT - 1), "the trap")
     assert mps.ask(f"shutdown_server {server} -f").all == (0, "", "")
     mps.wait(signals.exists, "the signal")
     assert mps.servers() == [server]
@@ -171,6 +173,7 @@ def test_a_signal_ends_the_daemon_at_once_and_leaves_its_files_and_a_silent_serv
     }
 
 
-def caught_signals(pid: int) -> int:
+def read_signals(pid: int, name: str) -> int:
+    """A mask of /proc/PID/status: SigIgn for what is ignored, SigCgt for what is caught."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("SigCgt:")).split()[1], 16)
+    return int(next(line for line in status if line.startswith(f"{name}:")).split()[1], 16)

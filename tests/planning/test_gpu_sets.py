@@ -88,6 +88,14 @@ def test_a_limit_of_an_array_counts_over_all_gpus() -> None:
         assert made.packs_at_once is not None
 
 
+def test_members_wait_in_the_slurm_jobs_that_may_run() -> None:
+    limited = dataclasses.replace(NODE, limits=UserLimits(1))
+    assert list_sets(make(build_jobs(70), limited, ON_NODE).packs) == [[9] * 6 + [8] * 2]
+    # Not for longer than Slurm lets a job run.
+    short = dataclasses.replace(limited, time_limit_max_s=2000)
+    assert len(list_sets(make(build_jobs(70), short, ON_NODE).packs)) == 2
+
+
 def test_one_gpu_each_is_a_gpu_set_with_one_place() -> None:
     policy = Policy(1, mode=SharingMode.EXCLUSIVE, share="exclusive", gpus_per_pack=8)
     made = make(build_jobs(11), NODE, policy)
@@ -280,6 +288,28 @@ def test_known_jobs_of_which_each_fills_a_gpu_wait_for_each_other_or_get_more_no
     groups = group_by_slurm_job(made.packs)
     assert sorted(len(packs) for packs in groups) == [6, 7, 7]
     assert all(pack.request is not None for pack in made.packs)
+
+
+@pytest.mark.parametrize(("exchange", "sizes"), [(0.05, [3, 3]), (0.95, [1] * 6)])
+def test_known_jobs_of_two_gpus_share_them_where_what_they_exchange_leaves_room(
+    exchange: float, sizes: list[int]
+) -> None:
+    jobs = build_jobs(6, gpus=2)
+    profile = build_profile(nvlink_share=exchange, sm_activity=0.35, engine_activity=0.6)
+    policy = Policy(measures=True, modes=(SharingMode.MPS,), slowdown_bound=1.8)
+    made = plan(jobs, dict.fromkeys(range(6), profile), NODE, policy, H200)
+    assert [len(pack.members) for pack in made.packs] == sizes
+    assert all(pack.known for pack in made.packs if len(pack.members) > 1)
+    for pack in made.packs:
+        assert pack.request is None or pack.request.gpus == 2
+        assert [member.gpus for member in pack.members] == [2] * len(pack.members)
+
+
+def test_what_is_not_known_to_be_exchanged_is_measured() -> None:
+    jobs = build_jobs(4, gpus=2)
+    profiles = {i: build_profile(pcie_share=None, sm_activity=0.9) for i in range(4)}
+    made = plan(jobs, profiles, NODE, Policy(measures=True), H200)
+    assert [(len(pack.members), pack.known) for pack in made.packs] == [(2, False)] * 2
 
 
 def test_how_many_gpus_a_pack_has() -> None:

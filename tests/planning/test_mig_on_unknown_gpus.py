@@ -133,8 +133,8 @@ def test_a_gpu_with_four_slices_has_four_instances() -> None:
 
 
 def test_equal_instances_have_the_room_of_the_largest_profile_that_fits_so_often() -> None:
-    rooms = choose_planned_gpu(None, ("NVIDIA H200",)).list_equal_rooms_mb()
+    rooms = choose_planned_gpu(None, ("NVIDIA H200",)).equal_rooms_mb
     assert [None if mb is None else round(mb / 950) for mb in rooms[1:]] == [
         143, 71, 33, 33, 16, 16, 16,
     ]  # fmt: skip
-    assert choose_planned_gpu(None).list_equal_rooms_mb() == (0, *[None] * 7)
+    assert choose_planned_gpu(None).equal_rooms_mb == (0, *[None] * 7)

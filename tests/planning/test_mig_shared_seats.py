@@ -121,6 +121,10 @@ def test_three_that_need_the_one_large_instance_take_turns() -> None:
     assert pack.degree == 2
     assert [member.job_index for member in pack.members] == [0, 3, 1, 2]
     assert [member.instance for member in pack.members] == ["4g", "2g", "4g", "4g"]
+    # In turn on the one instance, however long the small one leaves the other free.
+    walls = [member.wall_limit_s or 0 for member in pack.members]
+    assert pack.request is not None
+    assert (pack.request.time_limit_s or 0) >= walls[0] + walls[2] + walls[3]
 
 
 def test_members_that_would_wait_past_max_time_are_another_pack() -> None:

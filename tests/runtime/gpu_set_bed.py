@@ -87,7 +87,7 @@ class GpuSetJob(Submission):
 
     def where(self) -> dict[int, int]:
         """In which set each member is."""
-        found = {}
+        found: dict[int, int] = {}
         for number in range(len(self.state.list_all())):
             found |= dict.fromkeys(list_members(self.path(number)), number)
         return found

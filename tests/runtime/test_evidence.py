@@ -63,7 +63,8 @@ LINES = [
     ),
     ("cuCtxCreate failed: CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", Sign.MPS_FULL),
     ("RuntimeError: CUDA error: unknown error", Sign.NO_DEVICE),
-    ("RuntimeError: No CUDA GPUs: no CUDA-capable device is detected", Sign.NO_DEVICE),
+    ("RuntimeError: No CUDA GPUs are available", Sign.NO_DEVICE),
+    ("cudaGetDevice() failed: no CUDA-capable device is detected", Sign.NO_DEVICE),
     ("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.", Sign.NO_DEVICE),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from slurm_colloc.cli.change import cancel_and_requeue
+from slurm_colloc.cli.change import cancel_members
 from slurm_colloc.cli.change.ask_runner import Problems
 from slurm_colloc.cli.look.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
@@ -360,8 +360,8 @@ def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_
     two.look()
     assert two.list_guests() == [MemberId("9", 1)]
     session = cast("Session", SimpleNamespace(state=two.first.state, slurm=two.first.slurm))
-    monkeypatch.setattr(cancel_and_requeue, "wake_runner", lambda *_arguments: None)
-    cancel_and_requeue._cancel_pack(session, view, Problems(), only_these=False)
+    monkeypatch.setattr(cancel_members, "wake_runner", lambda *_arguments: None)
+    cancel_members._cancel_whole(session, [view], Problems(), only_these=False)
     assert ("cancel", "7_101") not in two.first.slurm.done
     assert [request.number for request in list_requests(two.taker)] == [1, 2]
 

@@ -19,7 +19,7 @@ from slurm_colloc.cli.change.ask_runner import (
     tell_done,
     wake_runner,
 )
-from slurm_colloc.cli.change.cancel_and_requeue import LOOKS_MOST, list_strayed
+from slurm_colloc.cli.change.cancel_members import LOOKS_MOST, list_strayed
 from slurm_colloc.cli.change.other_gpu_sets import Chosen, list_chosen, list_others
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem

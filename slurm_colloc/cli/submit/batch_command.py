@@ -13,6 +13,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.rows_under_way import RowState, find_rows
 from slurm_colloc.cli.submit.submit_command import run_call
+from slurm_colloc.cli.submit.submit_help import BATCH_HELP
 from slurm_colloc.cli.submit.sweep_command import render_jobs
 from slurm_colloc.errors import CollocError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.printable import cut
@@ -52,28 +53,39 @@ TROUBLE_PAUSE_S = 30.0
 def run_batch(argv: Sequence[str]) -> int:
     """Submit the rows of a table; the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
-        say(HELP)
+        say(BATCH_HELP)
         return 0
-    environ = read_given_environment()
-    directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
+    batch = read_table(argv, read_given_environment(), os.getcwd())  # noqa: PTH109
+    refuse_options_of_others(batch.options, "batch")
+    if batch.options.flag("watch"):
+        return batch.watch()
+    return batch.submit(only_new=False, resumes=batch.options.flag("resume"))
+
+
+def read_table(argv: Sequence[str], environ: Mapping[str, str], directory: str) -> TableBatch:
+    """Read a call of `csub batch`.
+
+    Args:
+        argv: Arguments behind `csub batch`.
+        environ: The environment.
+        directory: The current directory.
+
+    Raises:
+        UsageProblem: Something in it is wrong.
+    """
     line = SiteOptions(environ).parse(lambda o: parse_command_line(argv, site_options=o))
     options = merge_options(environment=read_environment(environ), command_line=line.values)
-    refuse_options_of_others(options, "batch")
     if len(line.words) != 1:
         raise UsageProblem(
             "csub batch takes one table" if line.words else "csub batch: no table was given",
             hint="csub batch [OPTIONS] jobs.csv; options stand before it",
         )
     (shown,) = line.words
-    follows = options.flag("resume") or options.flag("watch")
-    if shown == "-" and follows:
+    if shown == "-" and (options.flag("resume") or options.flag("watch")):
         raise UsageProblem("--resume and --watch need a file, and not standard input")
     if options.flag("watch") and (options.flag("wait") or options.flag("dry-run")):
         raise UsageProblem("--watch goes on by itself, without --wait and --dry-run")
-    batch = TableBatch(shown, line, options, environ, directory)
-    if options.flag("watch"):
-        return batch.watch()
-    return batch.submit(only_new=False, resumes=options.flag("resume"))
+    return TableBatch(shown, line, options, environ, directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +181,11 @@ class TableBatch:
             status = max((self._run(jobs, title) for title, jobs in chosen if jobs), default=0)
         self._tell_status(settings, groups)
         return status
+
+    def list_calls(self) -> list[tuple[str, Call]]:
+        """What would be submitted of all rows: calls with their titles, empty where it is one."""
+        settings = self._read_settings(is_growing=False)
+        return [(title, number_jobs(jobs)) for title, jobs, _ in self._group(settings)]
 
     def _read_settings(self, *, is_growing: bool) -> list[Setting]:
         text = read_table_text(self.shown, self.directory)
@@ -271,29 +288,3 @@ def number_jobs(jobs: Sequence[TableJob]) -> Call:
     ]
     kinds = {id(job.options): job.options for job in jobs}
     return build_call(candidates, *kinds.values())
-
-
-HELP = """\
-Usage: csub batch [OPTIONS] TABLE
-
-Submits a job for each row of TABLE, as one submission whose jobs share GPUs.
-
-  *.csv, *.tsv    a header, and a row for each job
-  *.jsonl         a JSON object a line
-  *.yaml, *.toml, *.json   a list of rows; what stands outside of it holds for all rows
-  any other name, or -     a list of commands, one a line (as for GNU parallel and disBatch)
-
-  column script, arguments   what runs; or
-  column command             a command for a shell
-  a column called like an option (time, mem, gres, job-name, gpu-mem, ...) is that option
-  any other column           a parameter: {lr} in arguments, command, script, job-name, output
-                             or error takes its value
-
-  --resume    submit only the rows that are neither done nor under way
-  --watch     go on, and submit rows that are added later; Ctrl-C ends that, and not the jobs
-  --dry-run   print the jobs, and submit nothing
-
-Options before TABLE hold for each row that says nothing else: csub submit --help.
-A table of radT's (Experiment, Workload, File, ...) is taken as it is: rows of one workload share a
-GPU and start at the same moment; their status is written next to it, in TABLE.status.csv.
-"""

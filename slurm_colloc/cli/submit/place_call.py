@@ -117,10 +117,27 @@ def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
     from slurm_colloc.submission.jobs.project_snapshot import move_into_snapshot
 
     state = session.own_state
-    if not session.settings.state_shared:
-        raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
+    _refuse_unshared(session)
     state.prepare()
     return move_into_snapshot(call, state.root, directory)
+
+
+def check_snapshot(call: Call, session: Session, directory: str) -> None:
+    """The same for a call that submits nothing: what would be refused is, and nothing is copied.
+
+    Raises:
+        UsageProblem: What `--snapshot` asks for cannot be done.
+    """
+    if call.options.flag("snapshot"):
+        from slurm_colloc.submission.jobs.project_snapshot import find_project
+
+        _refuse_unshared(session)
+        find_project(call, directory)
+
+
+def _refuse_unshared(session: Session) -> None:
+    if not session.settings.state_shared:
+        raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
 
 
 def _join_or_submit(

@@ -1,4 +1,4 @@
-"""`csub plan [options] SCRIPT [arguments]`, `csub plan [options] pack SCRIPT...`."""
+"""`csub plan [options] SCRIPT [arguments]`; also of `pack SCRIPT...`, `sweep ...`, `batch ...`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import describe_open_room
-from slurm_colloc.cli.submit.place_call import prepare_call
+from slurm_colloc.cli.submit.place_call import check_snapshot, prepare_call
+from slurm_colloc.cli.submit.plan_changes import apply_changes, name_changes, parse_changes
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import ask_slurm
-from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
+from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.plan import Policy, SharingMode
-from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.queue_waits import WaitEstimate
-from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb
-from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES
 from slurm_colloc.planning.explain.explanation import PlanExplanation
 from slurm_colloc.planning.job_needs import build_load, choose_bound
 from slurm_colloc.planning.predict.queue_gain import estimate_wait
@@ -32,15 +29,15 @@ from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
-from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.packs.submit_batch import group_call
-from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.explain_plan import explain_call_plan
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 _HELP = """\
 Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]
        csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] pack SCRIPT...
+       csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] sweep SCRIPT --lr 0.1,0.2
+       csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] batch TABLE
 
 Shows which jobs would share a GPU, how many, in which mode and with which limits, and how fast
 each would be. Takes all options of a submission (csub submit --help) and submits nothing.
@@ -59,13 +56,41 @@ def run_plan(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help", "--usage") for word in _list_leading(argv)):
         say(_HELP)
         return 0
-    argv, pack = split_pack(argv)
     directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
-    call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    refuse_options_of_others(call.options, "plan")
+    words, command = split_command(argv)
+    calls = _collect(words, command, directory)
+    if len(calls) > 1 and calls[0][1].options.flag("json"):
+        raise UsageProblem(
+            f"--json is of one plan, and these are {len(calls)}", hint="plan them without it"
+        )
+    for title, call in calls:
+        refuse_options_of_others(call.options, "plan", also=command)
+        if title:
+            say(f"{title}:")
+        _plan(call, directory)
+    sys.stdout.flush()
+    return 0
+
+
+def _collect(argv: Sequence[str], command: str, directory: str) -> list[tuple[str, Call]]:
+    """The calls that a command would make; several, with titles, of a table of radT's."""
+    environ = read_given_environment()
+    if command == "sweep":
+        from slurm_colloc.submission.jobs.sweep_jobs import collect_sweep
+
+        return [("", collect_sweep(argv, environ, directory))]
+    if command == "batch":
+        from slurm_colloc.cli.submit.batch_command import read_table
+
+        return read_table(argv, environ, directory).list_calls()
+    return [("", collect_call(argv, environ, directory, pack=command == "pack"))]
+
+
+def _plan(call: Call, directory: str) -> None:
     what_if = call.options.text("what-if")
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
+    check_snapshot(call, session, directory)
     local = call.options.flag("local")
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=sys.stdout.isatty())
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
@@ -93,7 +118,7 @@ def run_plan(argv: Sequence[str]) -> int:
         note(f"ignored: {text}")
     if as_json:
         say(json.dumps(_build_json(made, explanation, other, changes, room=room)))
-        return 0
+        return
     if not explains:
         # They are among the reasons, which are not shown.
         for text in warnings:
@@ -110,8 +135,6 @@ def run_plan(argv: Sequence[str]) -> int:
             say(f"With {words}:")
             say(render_plan(other, width, explain=True))
     say("Nothing was submitted.")
-    sys.stdout.flush()
-    return 0
 
 
 def _count_gpus(call: Call) -> int | None:
@@ -133,13 +156,13 @@ def _list_leading(argv: Sequence[str]) -> list[str]:
     return leading
 
 
-def split_pack(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """The command line without the word `pack`, and whether it was there."""
+def split_command(argv: Sequence[str]) -> tuple[list[str], str]:
+    """The command line without the word `pack`, `sweep` or `batch`, and which of them was there."""
     words = parse_command_line(argv).words
-    if not words or words[0] != "pack":
-        return list(argv), False
+    if not words or words[0] not in ("pack", "sweep", "batch"):
+        return list(argv), ""
     at = len(argv) - len(words)
-    return [*argv[:at], *argv[at + 1 :]], True
+    return [*argv[:at], *argv[at + 1 :]], words[0]
 
 
 def _list_waits(made: CallPlan) -> list[WaitEstimate | None]:
@@ -227,104 +250,3 @@ def _build_json(
         "problems": list(made.problems),
         "what_if": None if other is None else {"changes": changes, **build_plan_json(other)},
     }
-
-
-WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
-
-
-def parse_changes(text: str) -> dict[str, str]:
-    """Read `--what-if=degree=4,mode=mig`.
-
-    Raises:
-        UsageProblem: A name is not known, has no value or comes twice, or two contradict.
-    """
-    changes: dict[str, str] = {}
-    for part in text.split(","):
-        name, _, value = part.strip().partition("=")
-        if name not in WHAT_IF or not value:
-            what = f"there is no {cut(name)!a}" if value else f"{cut(part.strip())!a} has no value"
-            raise UsageProblem(
-                f"--what-if: {what if text.strip() else 'it names no change'}",
-                hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
-            )
-        if name in changes:
-            raise UsageProblem(
-                f"--what-if: {name} is given twice, as {cut(changes[name])!a} and {cut(value)!a}",
-                hint="give it once: one plan is shown alongside the one that would be made",
-            )
-        changes[name] = value
-    if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":
-        raise UsageProblem(
-            "--what-if: mode=exclusive gives each job a GPU of its own, so degree="
-            f"{cut(changes['degree'])!a} contradicts it",
-            hint="leave one of them out",
-        )
-    return changes
-
-
-def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tuple[Call, Policy]:
-    """The call with other values, and its policy.
-
-    Raises:
-        UsageProblem: A value is wrong.
-    """
-    origin = "--what-if"
-    degree = _parse(changes, "degree", parse_count)
-    slowdown = _parse(changes, "max-slowdown", parse_slowdown)
-    gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
-    mode = _choose(changes, "mode", [known.value for known in SharingMode])
-    # Named here, as the user gave neither --goal nor --policy.
-    goal = _choose(changes, "goal", GOAL_CHOICES)
-    rule = _choose(changes, "policy", RULE_CHOICES)
-    candidates = call.candidates
-    told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
-    asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    if gpu_memory_mb is not None:
-        # As --gpu-mem says of a job.
-        asked["came_together"] = True
-    if asked:
-        candidates = tuple(
-            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
-        )
-    is_alone = mode == SharingMode.EXCLUSIVE.value
-    changed = dataclasses.replace(
-        call,
-        candidates=candidates,
-        degree=None if is_alone else degree or call.degree,
-        pack_size=None if is_alone or degree else call.pack_size,
-        shares=((mode, origin),) if mode else call.shares,
-        goals=((goal, origin),) if goal else call.goals,
-        rules=((rule, origin),) if rule else call.rules,
-    )
-    return changed, choose_policy(changed, session.settings)
-
-
-@contextlib.contextmanager
-def name_changes(changes: Mapping[str, str]) -> Iterator[None]:
-    """Have a refusal name the change that was asked for: it is no option of the command line."""
-    try:
-        yield
-    except NoPackPossible as problem:
-        words = escape_controls(",".join(f"{name}={value}" for name, value in changes.items()))
-        told = problem.message.replace("--gpu-mem=", "")
-        raise NoPackPossible(f"--what-if={words}: {told}", hint=problem.hint) from problem
-
-
-def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
-    if name not in changes:
-        return None
-    text = changes[name]
-    try:
-        return parse(text)
-    except ValueError as error:
-        # The reason may repeat it.
-        reason = str(error).replace(text, cut(text))
-        raise UsageProblem(f"--what-if: {name}={cut(text)!a}: {reason}") from error
-
-
-def _choose(changes: dict[str, str], name: str, choices: Iterable[str]) -> str | None:
-    """One of some words; None where it is not to change."""
-    text = changes.get(name)
-    if text is not None and text not in choices:
-        raise UsageProblem(f"--what-if: {name}={cut(text)!a} is none of {', '.join(choices)}")
-    return text

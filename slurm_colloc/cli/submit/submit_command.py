@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
-from slurm_colloc.cli.submit.place_call import place_call, prepare_call
+from slurm_colloc.cli.submit.place_call import check_snapshot, place_call, prepare_call
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
@@ -74,6 +74,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry
 
+        check_snapshot(call, session, directory)
         return run_dry(call, policy, session, directory, local=local)
     which = "never"
     if joins:

@@ -81,3 +81,28 @@ known. What it had done by then is lost, so probe a job that may be ended.
 
 Then: csub profile show NAME, csub plan SCRIPT. All other options are those of csub submit.
 """
+
+BATCH_HELP = """\
+Usage: csub batch [OPTIONS] TABLE
+
+Submits a job for each row of TABLE, as one submission whose jobs share GPUs.
+
+  *.csv, *.tsv    a header, and a row for each job
+  *.jsonl         a JSON object a line
+  *.yaml, *.toml, *.json   a list of rows; what stands outside of it holds for all rows
+  any other name, or -     a list of commands, one a line (as for GNU parallel and disBatch)
+
+  column script, arguments   what runs; or
+  column command             a command for a shell
+  a column called like an option (time, mem, gres, job-name, gpu-mem, ...) is that option
+  any other column           a parameter: {lr} in arguments, command, script, job-name, output
+                             or error takes its value
+
+  --resume    submit only the rows that are neither done nor under way
+  --watch     go on, and submit rows that are added later; Ctrl-C ends that, and not the jobs
+  --dry-run   print the jobs, and submit nothing
+
+Options before TABLE hold for each row that says nothing else: csub submit --help.
+A table of radT's (Experiment, Workload, File, ...) is taken as it is: rows of one workload share a
+GPU and start at the same moment; their status is written next to it, in TABLE.status.csv.
+"""

@@ -18,21 +18,29 @@ from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
-from slurm_colloc.host.mig.cut_gpu import cut, plan_cut, read_one
+from slurm_colloc.host.mig.cut_gpu import cut, read_one
 from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
 from slurm_colloc.host.mig.instance_records import describe_gpu
+from slurm_colloc.host.mig.mig_claim import CutFailed
+from slurm_colloc.host.mig.plan_cut import plan_cut
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import build_nvml_environment
 from slurm_colloc.host.system.child_programs import Confinement, start_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
+
+    from slurm_colloc.host.mig.mig_session import MigSession
+    from slurm_colloc.host.mig.mig_state import MigGpu
 
 MIG = "mig"
 AGENT = "agent"
 SOCKET = "mig.sock"
 _BACKLOG = 4
+_SLOW_S = 3.0
+"""An NVML that takes longer for an answer is not asked to change anything; usual are 0.1 s."""
 
 
 @dataclass
@@ -75,7 +83,7 @@ class MigPreparation(JobPreparation):
                     may_switch=policy.mig == MIG_SWITCH,
                     allowed=policy.mig_profiles,
                 )
-                for gpu in run_for_each(sessions, lambda uuid, one: read_one(one, uuid)).values()
+                for gpu in run_for_each(sessions, _read_in_time).values()
             )
             self.figures["mig_read_ms"] = _count_ms(started)
             checkpoint = Checkpoint(
@@ -91,8 +99,7 @@ class MigPreparation(JobPreparation):
                 sluid=job.sluid,
             )
             self.write_claim(checkpoint)
-            by_gpu = {claim.gpu: claim for claim in claims}
-            made = run_for_each(sessions, lambda uuid, one: cut(one, by_gpu[uuid]))
+            made = self._cut(sessions, checkpoint)
         claims = tuple(claim.identify(made[claim.gpu]) for claim in claims)
         checkpoint = dataclasses.replace(checkpoint, mig=claims)
         self.figures["mig_ms"] = _count_ms(started)
@@ -103,6 +110,24 @@ class MigPreparation(JobPreparation):
             "socket": self._start_agent() if policy.mig_change else "",
             "mps_inside": policy.mig_mps_inside,
         }
+
+    def _cut(self, sessions: Mapping[str, MigSession], checkpoint: Checkpoint) -> dict[str, MigGpu]:
+        """Make what a checkpoint says; where that fails it is kept to what may have been made."""
+        claims = {claim.gpu: claim for claim in checkpoint.mig}
+
+        def make(uuid: str, session: MigSession) -> MigGpu:
+            try:
+                return cut(session, claims[uuid])
+            except CutFailed as failed:
+                claims[uuid] = failed.claim
+                raise
+
+        try:
+            return run_for_each(sessions, make)
+        except CutFailed:
+            # What stands where NVML had no room is another's, and no undoing may take it for ours.
+            self.run.write(dataclasses.replace(checkpoint, mig=tuple(claims.values())))
+            raise
 
     def _start_agent(self) -> str:
         """Start what changes instances while the job runs; where it listens, empty for nowhere.
@@ -138,6 +163,24 @@ class MigPreparation(JobPreparation):
             self.notes.append(f"instances cannot be changed while the job runs: {error}")
             return ""
         return path
+
+
+def _read_in_time(uuid: str, session: MigSession) -> MigGpu:
+    """Read a GPU before anything is changed.
+
+    Raises:
+        NodeError: NVML is so slow that what is cut might not be put back in a hook's time.
+    """
+    gpu = read_one(session, uuid)
+    if session.took_s > _SLOW_S:
+        # Before the first answer other hooks are waited for, and NVML loads.
+        gpu = read_one(session, uuid)
+    if session.took_s > _SLOW_S:
+        raise NodeError(
+            f"NVML takes {session.took_s:.1f} s to say what {uuid} is divided into: what is cut "
+            f"could not be put back in time"
+        )
+    return gpu
 
 
 def _listen(path: str, uid: int) -> socket.socket:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, plan_instances, read_claimed
+from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, read_claimed
 from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
 from slurm_colloc.host.mig.mig_state import (
     GpuInstance,
     MigGpu,
 )
+from slurm_colloc.host.mig.plan_cut import plan_instances
 from slurm_colloc.host.mig.restore_gpu import restore
 from slurm_colloc.model.printable import cut, escape_controls
 

@@ -1,4 +1,4 @@
-"""Dividing a GPU for a job: all is judged and placed before the first call changes anything.
+"""Dividing a GPU for a job: what was judged and placed (host.mig.plan_cut) is made.
 
 The caller has written the claim into the checkpoint before `cut` is called, so that
 `restore_gpu` can take back whatever was done when this process is killed.
@@ -7,31 +7,21 @@ The caller has written the claim into the checkpoint before `cut` is called, so 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from slurm_colloc.errors import NodeError, UsageProblem
+from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mig.gpu_holders import describe_holders
-from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
+from slurm_colloc.host.mig.mig_claim import CutFailed, MigClaim, PlannedInstance
 from slurm_colloc.host.mig.mig_state import (
     IN_USE,
     INSUFFICIENT_RESOURCES,
-    GpuInstance,
     MigGpu,
     MigProblem,
 )
-from slurm_colloc.model.mig.layout_words import (
-    LayoutWord,
-    group_words,
-    parse_layout,
-    render_layout,
-    resolve,
-)
-from slurm_colloc.model.mig.mig_layout import place
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile, PlacedInstance
-from slurm_colloc.model.printable import escape_controls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,129 +29,8 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 
-_HOPPER = (9, 0)
-"""From here on a mode is changed without a reset (NVIDIA's MIG guide, r580)."""
-
 _RETRY_S = 0.2
 _RETRIES = 6
-
-# -- judging, pure ---------------------------------------------------------------------------------
-
-
-def plan_cut(
-    gpu: MigGpu,
-    layout: str,
-    *,
-    may_switch: bool,
-    allowed: Sequence[str] = (),
-) -> MigClaim:
-    """Choose what a job gets of a GPU, or say why it gets nothing; pure.
-
-    Args:
-        gpu: What NVML says.
-        layout: The words of the layout.
-        may_switch: MIG may be turned on where it is off.
-        allowed: Names of profiles that the site allows; empty for all.
-
-    Raises:
-        NodeError: The GPU is not to be had for it, in one sentence.
-    """
-    problem = find_refusal(gpu, may_switch=may_switch)
-    if problem:
-        raise NodeError(problem)
-    planned = plan_instances(gpu, layout, allowed=allowed)
-    return MigClaim(gpu.uuid, gpu.minor_number or 0, not gpu.is_on, planned)
-
-
-def find_refusal(gpu: MigGpu, *, may_switch: bool) -> str:
-    """Why a GPU is not divided whatever the layout; empty where it may be; pure."""
-    who = gpu.uuid
-    if gpu.is_on is None or gpu.is_pending_on is None:
-        return f"{who} cannot be divided by MIG"
-    if gpu.is_virtual:
-        return f"{who} is a virtual GPU, whose MIG is its host's"
-    if gpu.is_on != gpu.is_pending_on:
-        return f"a change of the MIG mode of {who} waits for a reset"
-    if gpu.problem or gpu.processes is None or gpu.instances is None or gpu.minor_number is None:
-        return f"NVML does not say all of {who}'s MIG: {gpu.problem or 'no reason given'}"
-    if not gpu.is_on and (problem := _find_switch_refusal(gpu, may_switch)):
-        return f"MIG is off on {who}, and {problem}"
-    return _find_use(gpu)
-
-
-def _find_switch_refusal(gpu: MigGpu, may_switch: bool) -> str:
-    if not may_switch:
-        return "the site's policy takes only GPUs where it is on"
-    if (gpu.compute_capability or (0, 0)) < _HOPPER:
-        return "before Hopper it takes a reset to turn it on"
-    return ""
-
-
-def _find_use(gpu: MigGpu) -> str:
-    if gpu.instances:
-        told = gpu.instances[0].describe(gpu.profiles)
-        return f"{gpu.uuid} is divided already, and not for this job: {told}"
-    if gpu.processes:
-        return f"process {gpu.processes[0].pid} is on {gpu.uuid}"
-    return ""
-
-
-def plan_instances(
-    gpu: MigGpu,
-    layout: str,
-    *,
-    allowed: Sequence[str] = (),
-    standing: Sequence[GpuInstance] = (),
-) -> tuple[PlannedInstance, ...]:
-    """Find a place for each instance of a layout, the biggest first; pure.
-
-    Args:
-        gpu: What NVML says.
-        layout: The words.
-        allowed: Names of profiles that the site allows; empty for all.
-        standing: Instances that stay where they are.
-
-    Raises:
-        NodeError: There is no such layout here, or no room for it.
-    """
-    try:
-        words = parse_layout(layout)
-        profiles = resolve(words, gpu.profiles)
-    except UsageProblem as problem:
-        raise NodeError(str(problem)) from problem
-    for profile in profiles:
-        if allowed and profile.name not in allowed:
-            name = escape_controls(profile.name)
-            raise NodeError(f"the site's policy does not allow the MIG profile {name}")
-    placed = place(profiles, gpu.place_instances(standing))
-    if placed is None:
-        around = " around what stands" if standing else ""
-        raise NodeError(f"the MIG layout {render_layout(words)} does not fit{around} on {gpu.uuid}")
-    return tuple(_match_groups(group_words(words), profiles, placed))
-
-
-def _match_groups(
-    groups: Sequence[Sequence[LayoutWord]],
-    profiles: Sequence[InstanceProfile],
-    placed: Sequence[PlacedInstance],
-) -> list[PlannedInstance]:
-    """The compute instances of each GPU instance: equal ones are interchangeable."""
-    left = list(zip(profiles, groups, strict=True))
-    planned = []
-    for one in placed:
-        number = next(n for n, (profile, _) in enumerate(left) if profile == one.profile)
-        _, group = left.pop(number)
-        planned.append(
-            PlannedInstance(
-                one.profile.profile_id,
-                one.placement,
-                tuple(word.compute_slices for word in group),
-            )
-        )
-    return planned
-
-
-# -- changing --------------------------------------------------------------------------------------
 
 
 def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sleep) -> MigGpu:
@@ -173,18 +42,30 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
         wait: Waits so many seconds.
 
     Raises:
-        NodeError: It could not be made; what was made of it stands.
+        CutFailed: It could not be made; what was made of it stands.
     """
-    if claim.switches:
-        port.set_mode(claim.gpu, True)
-        now = read_one(port, claim.gpu)
-        if not now.is_on or not now.is_pending_on:
-            raise NodeError(f"MIG could not be turned on on {claim.gpu}{_tell_holders(now)}")
-    for planned in claim.planned:
-        make_instance(port, claim, planned, wait)
-    after = read_claimed(port, claim)
-    check_made(after, claim)
+    begun: list[PlannedInstance] = []
+    try:
+        if claim.switches:
+            port.set_mode(claim.gpu, True)
+            now = read_one(port, claim.gpu)
+            if not now.is_on or not now.is_pending_on:
+                raise NodeError(f"MIG could not be turned on on {claim.gpu}{_tell_holders(now)}")
+        for planned in claim.planned:
+            begun.append(planned)
+            make_instance(port, claim, planned, wait)
+        after = read_claimed(port, claim)
+        check_made(after, claim)
+    except NodeError as error:
+        if isinstance(error, NotMade):
+            begun.pop()
+        rest = dataclasses.replace(claim, planned=tuple(begun))
+        raise CutFailed(error.message, rest) from error
     return after
+
+
+class NotMade(NodeError):
+    """NVML has no room for an instance, and never had: what stands there is another's."""
 
 
 def make_instance(
@@ -196,7 +77,8 @@ def make_instance(
     """Make one GPU instance with its compute instances.
 
     Raises:
-        NodeError: It could not be made.
+        NotMade: There is no room for it.
+        NodeError: It could not be made whole.
     """
     tries = 0
 
@@ -214,7 +96,8 @@ def make_instance(
                 if tries > 1 and planned.is_for(instance) and not instance.compute:
                     return instance.id
             told = ", ".join(one.describe(now.profiles) for one in now.instances or ())
-            raise NodeError(
+            # Only the first answer is sure: a later one may be of what an earlier try has made.
+            raise (NotMade if tries == 1 else NodeError)(
                 f"{claim.gpu} has no room at {planned.placement.start} for an instance of profile "
                 f"{planned.profile_id} although it should: it has {told or 'no instances'}"
             ) from problem

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_colloc.errors import NodeError
 from slurm_colloc.model.mig.mig_profiles import Placement
 
 TYPE_CHECKING = False
@@ -88,6 +89,20 @@ class MigClaim:
         """This claim with ids and UUIDs of what was made."""
         planned = tuple(one.identify(gpu) for one in self.planned)
         return dataclasses.replace(self, planned=planned)
+
+
+class CutFailed(NodeError):
+    """A claim was not made whole.
+
+    Args:
+        message: Why, in one sentence.
+        claim: What of it was made, or may have been: what else stands in a place of its is not the
+            job's.
+    """
+
+    def __init__(self, message: str, claim: MigClaim) -> None:
+        super().__init__(message)
+        self.claim = claim
 
 
 def describe_claim(claim: MigClaim) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class MigSession:
         self._problem = ""
         self._starts = 0
         self._child: Child | None = None
+        self.took_s = 0.0
+        """How long the last answer took."""
         self._start()
 
     def _start(self) -> Child:
@@ -144,6 +146,7 @@ class MigSession:
             raise MigProblem(self._problem)
         child = self._child or self._start()
         patience_s = max(0.0, min(CALL_S if self._has_answered else START_S, left_s))
+        asked_at = time.monotonic()
         try:
             assert child.stdin is not None
             os.write(child.stdin.fileno(), json.dumps(request).encode() + b"\n")
@@ -156,6 +159,7 @@ class MigSession:
             self._problem = self._problem or told
             raise MigProblem(told)
         self._has_answered = True
+        self.took_s = time.monotonic() - asked_at
         try:
             answer = json.loads(line)
             if "error" in answer:

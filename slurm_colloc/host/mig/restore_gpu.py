@@ -89,13 +89,13 @@ def restore(
 def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> tuple[str, bool]:
     """One round; why it is not done yet (empty: it is), and whether something holds the GPU."""
     gpu = read_claimed(port, claim)
-    for instance in gpu.instances or ():
-        if claim.owns(instance):
-            held = _destroy(port, claim.gpu, instance)
-            if held:
-                return f"{instance.describe(gpu.profiles)} of {claim.gpu} is in use", True
-            report.destroyed += 1
-    gpu = read_claimed(port, claim)
+    own = [instance for instance in gpu.instances or () if claim.owns(instance)]
+    for instance in own:
+        if _destroy(port, claim.gpu, instance):
+            return f"{instance.describe(gpu.profiles)} of {claim.gpu} is in use", True
+        report.destroyed += 1
+    if own:
+        gpu = read_claimed(port, claim)
     mine = [one for one in gpu.instances or () if claim.owns(one)]
     if mine:
         return f"{claim.gpu} still has {mine[0].describe(gpu.profiles)}", False

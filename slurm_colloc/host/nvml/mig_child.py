@@ -66,6 +66,13 @@ def answer(nvml: Any, gpus: list[str], request: list[Any], *, may_change: bool) 
         return {"value": _COMMANDS[command](nvml, *arguments)}
     except nvml.NVMLError as error:
         return {"error": str(error), "code": int(error.value)}
+    except _MadeAllTheSame as error:
+        # With its own code it would be taken for a refusal.
+        return {"error": str(error), "code": -1}
+
+
+class _MadeAllTheSame(Exception):
+    """NVML has made an instance, and does not say which."""
 
 
 # -- changing: one call each -----------------------------------------------------------------------
@@ -81,7 +88,10 @@ def _create(nvml: Any, gpu: str, profile_id: int, start: int, size: int) -> int:
     instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
         nvml.nvmlDeviceGetHandleByUUID(gpu), profile_id, ctypes.byref(placement)
     )
-    return int(nvml.nvmlGpuInstanceGetInfo(instance).id)
+    try:
+        return int(nvml.nvmlGpuInstanceGetInfo(instance).id)
+    except nvml.NVMLError as error:
+        raise _MadeAllTheSame(str(error)) from error
 
 
 def _create_compute(nvml: Any, gpu: str, instance: int, slices: int) -> None:

@@ -16,6 +16,7 @@ from slurm_colloc.planning.gpu_sets.known_gpu_sets import (
     Planner,
     fit_known_packs,
     goes_by_loads,
+    tells_of_exchange,
 )
 from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, place_sets
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs
@@ -78,30 +79,22 @@ def _spread(
     if limit is not None:
         gpus_per_pack = max(*kinds, min(gpus_per_pack, limit * min(kinds)), 1)
         question = _limit_running(question, limit, gpus_per_pack // min(kinds))
-    policies = {gpus: _choose_policy(question.policy, gpus) for gpus in kinds}
-    own = {
-        gpus: dataclasses.replace(
-            question, policy=policies[gpus], capacity=scale_capacity(question.capacity, gpus)
-        )
-        for gpus in kinds
-    }
+    own = {gpus: _ask_of_sets(question, gpus) for gpus in kinds}
     planned = {
         gpus: plan_alike(own[gpus], chosen)
         for gpus, chosen in kinds.items()
-        if goes_by_loads(own[gpus])
+        if goes_by_loads(own[gpus], chosen)
     }
     demands = {
         gpus: Demand(len(chosen), len(chosen) / len(planned[gpus]))
         if gpus in planned
-        else Demand(
-            _count_loads(question, chosen, gpus), policies[gpus].pack_size or policies[gpus].degree
-        )
+        else Demand(_count_loads(question, chosen, gpus), _count_places(own[gpus].policy))
         for gpus, chosen in kinds.items()
     }
     # With one set to a Slurm job, as many as are filled.
     waits = question.policy.goal is not Goal.LATENCY and gpus_per_pack >= 2 * min(kinds)
-    # No more run at the same time than `%limit` says, so the others might as well wait here.
-    most = None if limit is None else 1
+    # What cannot run at the same time anyway might as well wait here.
+    most = 1 if limit is not None else question.capacity.limits.jobs_at_once
     least = 1
     while True:
         spread = choose_spread(
@@ -134,13 +127,24 @@ def scale_capacity(capacity: Capacity, gpus: int) -> Capacity:
     )
 
 
-def _choose_policy(policy: Policy, gpus: int) -> Policy:
+def _ask_of_sets(question: Question, gpus: int) -> Question:
+    """The same question, of GPU sets of so many GPUs."""
+    policy, profiles = question.policy, question.profiles
     degree = 1 if policy.goal is Goal.LATENCY and is_open_ended(policy) else policy.degree
-    if gpus == 1 or policy.mixes_gpus:
-        return dataclasses.replace(policy, degree=degree)
-    if not policy.degree_is_asked:
-        degree = min(degree, SEVERAL_GPUS_DEGREE)
-    return dataclasses.replace(policy, degree=degree, degree_max=degree)
+    degree_max = policy.degree_max
+    if gpus > 1:
+        profiles = {index: p for index, p in profiles.items() if tells_of_exchange(p)}
+    if gpus > 1 and not policy.mixes_gpus:
+        if not policy.degree_is_asked:
+            degree = min(degree, SEVERAL_GPUS_DEGREE)
+        # Each member is a client on every GPU.
+        degree_max = max(degree, degree_max // gpus) if profiles else degree
+    return dataclasses.replace(
+        question,
+        profiles=profiles,
+        policy=dataclasses.replace(policy, degree=degree, degree_max=degree_max),
+        capacity=scale_capacity(question.capacity, gpus),
+    )
 
 
 def _limit_running(question: Question, limit: int, sets: int) -> Question:
@@ -151,6 +155,11 @@ def _limit_running(question: Question, limit: int, sets: int) -> Question:
         policy, degree=min(policy.degree, most), degree_max=min(policy.degree_max, most)
     )
     return dataclasses.replace(question, policy=policy)
+
+
+def _count_places(policy: Policy) -> int:
+    """Members of a GPU set, those that its user lets wait among them."""
+    return policy.pack_size or policy.degree
 
 
 def _count_loads(question: Question, indices: Sequence[int], gpus: int) -> int:

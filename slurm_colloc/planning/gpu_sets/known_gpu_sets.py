@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from slurm_colloc.model.plan import PackPlan, Rule
+from slurm_colloc.model.plan import PackPlan, Rule, UsageProfile
 from slurm_colloc.planning.job_needs import Question
 
 Planner = Callable[[Question, Sequence[int]], list[PackPlan]]
@@ -17,15 +17,22 @@ _KINDS_MOST = 16
 """Of more different jobs none is tried in another's place: only like jobs wait for each other."""
 
 
-def goes_by_loads(question: Question) -> bool:
+def tells_of_exchange(profile: UsageProfile) -> bool:
+    """Whether it is known what a job of several GPUs exchanges between them."""
+    return profile.nvlink_share is not None or profile.pcie_share is not None
+
+
+def goes_by_loads(question: Question, indices: Sequence[int]) -> bool:
     """Whether packs are made by loads or by a rule of others, and not dealt out.
 
-    What is known of jobs was measured on one GPU.
+    The model knows no members of different numbers of GPUs.
     """
     if question.policy.rule is not Rule.CSUB:
         return True
-    is_known = question.calibration is not None and bool(question.profiles)
-    return is_known and question.capacity.gpus == 1
+    if any(question.jobs[index].gpus != question.capacity.gpus for index in indices):
+        return False
+    is_known = any(index in question.profiles for index in indices)
+    return is_known and question.calibration is not None
 
 
 def fit_known_packs(
@@ -60,9 +67,10 @@ def fit_known_packs(
         waiting = dataclasses.replace(policy, pack_size=each)
         found = plan_alike(dataclasses.replace(question, policy=waiting), indices)
         packs = min(packs, found, key=len)
-    asking = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
+    if policy.gpus_per_pack > question.capacity.gpus:
+        packs = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
     # Sets that end at about the same time are to be in one Slurm job.
-    return sorted(asking, key=lambda pack: -(pack.predicted_finish_s or 0.0))
+    return sorted(packs, key=lambda pack: -(pack.predicted_finish_s or 0.0))
 
 
 def _may_wait(question: Question, indices: Sequence[int]) -> bool:

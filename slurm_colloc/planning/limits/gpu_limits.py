@@ -43,7 +43,7 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
     from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
 
     gpu = find_planned_gpu(question, [subject.index for subject in subjects])
-    return dataclasses.replace(limits, instance_rooms_mb=gpu.list_equal_rooms_mb())
+    return dataclasses.replace(limits, instance_rooms_mb=gpu.equal_rooms_mb)
 
 
 def list_modes(policy: Policy) -> tuple[SharingMode, ...]:

@@ -198,6 +198,7 @@ def build_instance_pack(
             describe_cost_of_walls(question, subjects, planned.duration_s, slowdowns),
             *notes,
         ),
+        allowed=_list_allowed(planned, subjects),
     )
     pack = build_pack(
         question.jobs, stretched, question.capacity, policy, closing_reason, prediction=prediction
@@ -211,6 +212,21 @@ def build_instance_pack(
         for member, seat, need in zip(pack.members, planned.seats, needs, strict=True)
     )
     return dataclasses.replace(pack, members=members, layout=describe_seats(planned))
+
+
+def _list_allowed(
+    planned: InstancePlan, subjects: Sequence[Subject]
+) -> tuple[tuple[int, ...], ...]:
+    """The places that each member may have: those on instances that hold it, the first in turn.
+
+    One that needs a larger instance than stands has it made of all.
+    """
+    seats = [planned.layout.seats[number] for number in planned.layout.seating.places]
+    every = tuple(range(len(seats)))
+    return tuple(
+        tuple(place for place in every if fits(subject, seats[place])) or every
+        for subject in subjects
+    )
 
 
 def slow_down(

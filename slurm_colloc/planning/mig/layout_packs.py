@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NoPackPossible
-from slurm_colloc.model.plan import PackPlan, Policy
+from slurm_colloc.model.plan import PackPlan
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.planning.job_needs import Need, Question, build_subject, label_jobs
 from slurm_colloc.planning.limits.hard_limits import find_broken
@@ -15,17 +15,14 @@ from slurm_colloc.planning.mig.instance_packs import (
     build_instance_pack,
     compute_gpu_s,
     find_larger_seat,
-    find_smallest_seat,
     plan_seats,
-    slow_down,
 )
+from slurm_colloc.planning.mig.open_layout import OpenLayout, count_places
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
 from slurm_colloc.planning.mig.seat_members import fits
 from slurm_colloc.planning.mig.seats import Seat, read_seats
-from slurm_colloc.planning.mig.shared_seats import share_seats
-from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
+from slurm_colloc.planning.pack_request import build_lone_pack, describe_count
 from slurm_colloc.planning.priced_packs import MIG_MEMBERS_MAX, Limits, Subject
-from slurm_colloc.planning.unknown_packs import find_late
 
 _MERGED_MOST = 24
 """Packs up to which it is looked for two that unequal instances would hold."""
@@ -49,12 +46,14 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
     seats = read_seats(layout, gpu)
     labels = label_jobs((job.name, job.number) for job in question.jobs)
     packs: list[PackPlan] = []
-    open_packs: list[list[tuple[Need, Subject]]] = []
+    open_packs: list[OpenLayout] = []
     for need in needs:
         subject = build_subject(question, need.index)
         misfit = describe_misfit(labels[need.index], subject, seats)
-        if misfit and question.policy.pack_size and find_larger_seat(subject, gpu):
-            # It waits until those that end have left it enough slices.
+        is_shared = count_places(question.policy, seats) > len(seats)
+        may_wait = bool(question.policy.pack_size) and not is_shared
+        if misfit and may_wait and find_larger_seat(subject, gpu):
+            # It waits until those that end have left it enough slices: an MPS server has none.
             misfit = ""
         if misfit:
             if ShareRequest.parse(question.policy.share).strict:
@@ -62,13 +61,12 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
             packs.append(build_lone_pack(need.index, question.jobs[need.index], misfit))
             continue
         one = (need, subject)
-        for members in open_packs:
-            if not find_refusal(question, [*members, one], seats):
-                members.append(one)
-                break
+        taking = next((pack for pack in open_packs if not pack.find_refusal(one)), None)
+        if taking is None:
+            open_packs.append(OpenLayout(question, seats, one))
         else:
-            open_packs.append([one])
-    return packs + [_build(question, members, seats, gpu) for members in open_packs]
+            taking.add(one)
+    return packs + [_build(question, pack, seats, gpu) for pack in open_packs]
 
 
 def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
@@ -83,63 +81,17 @@ def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
     )
 
 
-def find_refusal(
-    question: Question, members: Sequence[tuple[Need, Subject]], seats: Sequence[Seat]
-) -> str:
-    """Why these jobs do not share one GPU with this layout; empty where they do."""
-    policy = question.policy
-    if policy.pack_size is not None and len(members) > policy.pack_size:
-        return f"full with {describe_count(policy.pack_size, 'member')}"
-    subjects = [subject for _, subject in members if any(fits(subject, seat) for seat in seats)]
-    if not subjects:
-        return "all of them need larger instances than the layout has"
-    at_once = min(len(members), count_places(policy, seats))
-    needs = [dataclasses.replace(need, gpu_memory_mb=None) for need, _ in members]
-    overload = compute_overload(needs, at_once, question.capacity)
-    if overload:
-        return overload
-    slowed = [
-        slow_down(need, subject, seat, policy)
-        for need, (_, subject) in zip(needs, members, strict=True)
-        if (seat := find_smallest_seat(subject, seats)) is not None
-    ]
-    late = find_late(slowed, question)
-    if late is None:
-        return ""
-    return f"{len(members)} members need {late[0]} s in turn, MaxTime is {late[1]} s"
-
-
-def count_places(policy: Policy, seats: Sequence[Seat]) -> int:
-    """How many members run at once on a layout: one on each seat, unless the user asks for more."""
-    return policy.degree if policy.mps_inside else min(policy.degree, len(seats))
-
-
 def _build(
     question: Question,
-    members: Sequence[tuple[Need, Subject]],
+    pack: OpenLayout,
     seats: Sequence[Seat],
     gpu: PlannedGpu,
 ) -> PackPlan:
-    if len(members) == 1:
-        index = members[0][0].index
+    if len(pack.members) == 1:
+        index = pack.members[0][0].index
         return build_lone_pack(index, question.jobs[index], "no other job fits beside it")
-
-    # The longest begin, as far as they have seats at once; who needs a larger one comes last.
-    ordered = sorted(members, key=lambda one: (-one[1].run_s, one[1].index))
-    places = count_places(question.policy, seats)
-    running: list[tuple[Need, Subject]] = []
-    for one in ordered:
-        if len(running) == places:
-            break
-        if share_seats([subject for _, subject in (*running, one)], seats) is not None:
-            running.append(one)
-
-    def comes_late(one: tuple[Need, Subject]) -> bool:
-        return not any(fits(one[1], seat) for seat in seats)
-
-    waiting = sorted((one for one in ordered if one not in running), key=comes_late)
-    needs, subjects = map(list, zip(*running, *waiting, strict=True))
-    at_once = len(running)
+    ordered, at_once = pack.order()
+    needs, subjects = map(list, zip(*ordered, strict=True))
     planned = plan_seats(question, subjects, seats, at_once, gpu)
     assert planned is not None
     notes = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
@@ -60,7 +61,8 @@ class PlannedGpu:
         """What needs may fill of an instance's memory, in MB; None where that is unknown."""
         return int(profile.memory_mb * GPU_MEMORY_SHARE) if self.has_memory else None
 
-    def list_equal_rooms_mb(self) -> tuple[int | None, ...]:
+    @functools.cached_property
+    def equal_rooms_mb(self) -> tuple[int | None, ...]:
         """What needs may fill of each of 0, 1, 2... equal instances, as far as there are so many.
 
         None where that is unknown.

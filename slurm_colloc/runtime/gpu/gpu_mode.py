@@ -283,7 +283,7 @@ class GpuMode:
         if self._lost is None:
             from slurm_colloc.runtime.gpu.lost_gpu import LostGpu
 
-            self._lost = LostGpu(self._patience.nvml_s)
+            self._lost = LostGpu()
         problem = self._lost.look(self.setup.gpus)
         if problem and not self.refusal:
             self.refuse(problem)

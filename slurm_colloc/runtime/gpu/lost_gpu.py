@@ -11,6 +11,10 @@ from slurm_colloc.host.nvml.nvml_query import probe_gpus
 ASK_AGAIN_S = 10.0
 """Members that fail in a row are no reason to ask for each."""
 
+LONGEST_S = 15.0
+"""How long NVML may take: a driver that has just lost a GPU is slow, and what is decided without
+its answer is that the member itself has failed."""
+
 
 def find_lost(answer: NvmlAnswer, uuids: Sequence[str]) -> str:
     """Say which of some GPUs NVML does not show any more; empty for none; pure.
@@ -31,18 +35,15 @@ class LostGpu:
     """Remembers what NVML has said.
 
     Args:
-        nvml_timeout_s: How long it may take.
-        probe: Asks NVML.
+        probe: Asks NVML, which may take so many seconds.
         clock: Seconds that only grow.
     """
 
     def __init__(
         self,
-        nvml_timeout_s: float,
         probe: Callable[[float], NvmlAnswer] = probe_gpus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nvml_timeout_s = nvml_timeout_s
         self._probe = probe
         self._clock = clock
         self._asked_at = float("-inf")
@@ -59,6 +60,8 @@ class LostGpu:
         """
         now = self._clock()
         if not self.problem and now >= self._asked_at + ASK_AGAIN_S:
-            self._asked_at = now
-            self.problem = find_lost(self._probe(self._nvml_timeout_s), uuids)
+            answer = self._probe(LONGEST_S)
+            self.problem = find_lost(answer, uuids)
+            # What was not answered is asked again for the next one.
+            self._asked_at = now if not answer.problem else float("-inf")
         return self.problem

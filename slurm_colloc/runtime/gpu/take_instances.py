@@ -47,7 +47,9 @@ def take_instances(
         return None, is_done
     wanted = match_places(found.gpu, record.layout, record.layout_places)
     places = wanted if found.mps_inside else {}
-    instances = PackInstances(found.gpu, found.socket, journal, places)
+    # What an MPS server is on is not cut anew.
+    socket = "" if places else found.socket
+    instances = PackInstances(found.gpu, socket, journal, places)
     if wanted and not places:
         preparation.add_notes(
             "the node's policy lets no MPS run inside an instance (mig_mps_inside): each takes "
@@ -55,7 +57,7 @@ def take_instances(
         )
     if places:
         share(instances)
-    preparation.note_instances(found.gpu, instances, can_change=bool(found.socket))
+    preparation.note_instances(found.gpu, instances, can_change=bool(socket))
     settled.settle(SharingMode.MIG, "the node has cut the GPU for this pack")
     return instances, True
 

@@ -57,7 +57,8 @@ _SIGNS: tuple[tuple[Sign, re.Pattern[str]], ...] = (
     (
         Sign.NO_DEVICE,
         re.compile(
-            r"no CUDA-capable device is detected|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
+            r"No CUDA GPUs are available|no CUDA-capable device is detected"
+            r"|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
             r"|CUDA error: unknown error|cudaErrorUnknown|CUDA_ERROR_UNKNOWN"
             r"|CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable"
             r"|CUDA_ERROR_DEVICE_UNAVAILABLE|[Gg]PU is lost|fallen off the bus"

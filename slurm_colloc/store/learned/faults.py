@@ -34,14 +34,18 @@ class FaultRecord:
 
 
 def compute_signature(script: bytes, job: Job) -> str:
-    """The exact signature of a job: its script's content, its arguments and its array task."""
+    """The exact signature of a job: its script's content, its arguments and its array task.
+
+    Of a job of several GPUs their number counts, too: on one it would take something else.
+    """
     # It takes longer to load than all else that a runner needs of this module.
     import hashlib
 
     task = "" if job.array_task is None else str(job.array_task.task_id)
     digest = hashlib.sha256()
     # With their lengths, so that no part can be taken for another.
-    for part in (task.encode(), script, *map(os.fsencode, job.arguments)):
+    gpus = [f"gpus={job.gpus}".encode()] if job.gpus > 1 else []
+    for part in (task.encode(), script, *map(os.fsencode, job.arguments), *gpus):
         digest.update(f"{len(part)}:".encode() + part)
     return digest.hexdigest()[:32]
 

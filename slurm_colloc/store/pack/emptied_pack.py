@@ -16,6 +16,9 @@ from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.pack_directory import list_claimed
 from slurm_colloc.store.record_files import read_record
 
+CANCELLING = "cancelling"
+"""A mark: csub has told Slurm to cancel the pack's job, or is at it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class EmptiedRecord:
@@ -82,8 +85,9 @@ def being_cancelled(pack: Path) -> Iterator[None]:
     Raises:
         StateError: It cannot be written.
     """
-    mark = pack / "cancelling"
-    write_atomic(mark, b"")
+    mark = pack / CANCELLING
+    # It is for others that look now: a machine that fails has no need of it.
+    write_atomic(mark, b"", outlives_crash=False)
     try:
         yield
     except BaseException:
@@ -94,4 +98,4 @@ def being_cancelled(pack: Path) -> Iterator[None]:
 
 def is_being_cancelled(pack: Path) -> bool:
     """Whether csub has told Slurm to cancel a pack's job, or is at it."""
-    return is_there(pack / "cancelling")
+    return is_there(pack / CANCELLING)

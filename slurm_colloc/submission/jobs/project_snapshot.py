@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.store.project_files import ProjectFiles, list_project
-from slurm_colloc.store.snapshots import take_snapshot
+from slurm_colloc.store.snapshots import check_size, take_snapshot
 from slurm_colloc.submission.jobs.call_jobs import Call
 
 
@@ -25,13 +25,9 @@ def move_into_snapshot(call: Call, state_root: Path, directory: str) -> Call:
         UsageProblem: The project is too large, or a job has another directory.
         StateError: It cannot be copied.
     """
-    given = call.options.given("snapshot")
-    if given is None:
+    if not call.options.flag("snapshot"):
         return call
-    paths = [path for path in (given.value or "").split(",") if path]
-    project = list_project(directory, paths)
-    # Before the first file is copied.
-    inner = {job.directory: _find_inner(project, job) for job in (c.job for c in call.candidates)}
+    project, inner = find_project(call, directory)
     snapshot = take_snapshot(state_root, project)
     return dataclasses.replace(
         call,
@@ -40,6 +36,24 @@ def move_into_snapshot(call: Call, state_root: Path, directory: str) -> Call:
             for c in call.candidates
         ),
     )
+
+
+def find_project(call: Call, directory: str) -> tuple[ProjectFiles, dict[str, str]]:
+    """The project that `--snapshot` would copy, and where in it each job's directory lies.
+
+    Args:
+        call: The call, in which `--snapshot` is given.
+        directory: The current directory.
+
+    Raises:
+        UsageProblem: The project is too large or empty, or a job has another directory.
+    """
+    given = call.options.given("snapshot")
+    paths = [path for path in ((given and given.value) or "").split(",") if path]
+    project = list_project(directory, paths)
+    inner = {job.directory: _find_inner(project, job) for job in (c.job for c in call.candidates)}
+    check_size(project)
+    return project, inner
 
 
 def _find_inner(project: ProjectFiles, job: Job) -> str:

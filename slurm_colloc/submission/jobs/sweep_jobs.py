@@ -171,7 +171,7 @@ def _refuse_single_values(swept: SweptArguments, names: Collection[str]) -> None
         if name not in names and f"--{name}" in values:
             value = values[f"--{name}"]
             raise UsageProblem(
-                f"--{cut(name)} {cut(value)} is a single value, so {{{cut(name)}}} has none to take",
+                f"--{cut(name)} {cut(value)} is a single value, not one for {{{cut(name)}}}",
                 hint=f"several are --{cut(name)} 1,2,3 or --{cut(name)} 1:4, which is the same",
             )
 

@@ -267,14 +267,23 @@ def find_place(
     """
     own = batches[len(job_ids)]
     after_job = "" if own.after is None else job_ids[own.after]
-    # The first knows all; each of the others its own GPU sets.
-    chosen = slice(len(job_ids), len(job_ids) + 1) if job_ids else slice(None)
-    parts = list_parts(batches[chosen], names[chosen])
-    return PlaceInCall(
-        shown_id=job_ids[0] if job_ids else "",
-        parts=parts if len(parts) > 1 else (),
-        after_job=after_job,
-    )
+    if job_ids:
+        return find_later_place(own, names[len(job_ids)], job_ids[0], after_job=after_job)
+    parts = list_parts(batches, names)
+    return PlaceInCall(parts=parts if len(parts) > 1 else (), after_job=after_job)
+
+
+def find_later_place(batch: Batch, name: str, shown_id: str, *, after_job: str = "") -> PlaceInCall:
+    """How a Slurm job stands to a submission of which it becomes a part.
+
+    Args:
+        batch: The Slurm job.
+        name: Its name in the state.
+        shown_id: The submission's id.
+        after_job: The Slurm job that must be over first; empty for none.
+    """
+    parts = tuple(batch.list_parts(name))
+    return PlaceInCall(shown_id, parts if len(parts) > 1 else (), after_job)
 
 
 def list_parts(

@@ -69,7 +69,7 @@ class ProfileSearch:
             return
         found: dict[str | None, dict[int, ProfileRecord]] = {}
         for candidate in candidates:
-            if candidate.job.gpus == 1:
+            if candidate.job.gpus:
                 records = (*self._find_exact(candidate), *self._find_family(candidate))
                 by_id = found.setdefault(candidate.job.gpu_type, {})
                 by_id.update((id(record), record) for record in records)
@@ -82,7 +82,7 @@ class ProfileSearch:
         like = [] if job.profile_like is None else self._find_like(job.profile_like)
         elsewhere: list[ProfileRecord] = []
         unlike: list[ProfileRecord] = []
-        if job.gpus == 1:
+        if job.gpus:
             steps: tuple[tuple[KnownBy, Callable[[], list[ProfileRecord]]], ...] = (
                 (KnownBy.EXACT, lambda: self._find_exact(candidate)),
                 (KnownBy.FAMILY, lambda: self._find_family(candidate)),

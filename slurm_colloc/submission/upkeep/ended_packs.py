@@ -19,6 +19,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import take_over
+from slurm_colloc.store.pack.emptied_pack import CANCELLING
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import cancel_left, is_held
 from slurm_colloc.store.pack.member_home import group_by_home, name_member, read_home
@@ -40,6 +41,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked
+from slurm_colloc.submission.upkeep.sister_look import SisterLook
 
 OVER = frozenset(
     {
@@ -64,6 +66,7 @@ class Ending:
         record: The pack.
         job_id: Its Slurm job.
         last: Slurm's last word on it.
+        look: What has looked at the packs of its submission; None for a look of its own.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Ending:
         record: PackRecord,
         job_id: str,
         last: SlurmJobState,
+        look: SisterLook | None = None,
     ) -> None:
         self._state = state
+        self._look = look or SisterLook(state)
         self._slurm = slurm
         self._settings = settings
         self._record = record
@@ -124,8 +129,8 @@ class Ending:
             Whether no member of this pack is on its way to another one any more.
         """
         own, path = self._record.pack_id, str(self._path)
-        sources = self._state.list_sources(own)
-        for other in (*self._list_sisters(), *map(self._state.pack_path, sources)):
+        sources = map(self._state.pack_path, self._state.list_sources(own))
+        for other in (*self._look.find(self._record).sources.get(own, ()), *sources):
             with contextlib.suppress(OSError):
                 for number, taking in take_over.list_leaving(str(other)).items():
                     if taking.taker == own:
@@ -144,24 +149,21 @@ class Ending:
         """Those of which no cancel was asked; for the others no runner came to do it."""
         found = []
         for number in never:
-            places = [(self._path, number), *self._list_earlier_places(number)]
-            if is_cancel_asked((path, each) for path, each in places if path.is_dir()):
+            if self._is_cancel_asked(number):
                 cancel_left(self._path, number)
             else:
                 found.append(number)
         return found
 
-    def _list_earlier_places(self, number: int) -> list[tuple[Path, int]]:
-        """The packs in which a member of this one may have been before, with its number there."""
+    def _is_cancel_asked(self, number: int) -> bool:
+        """By this pack, or by one in which the member may have been before."""
+        if is_cancel_asked([(self._path, number)]):
+            return True
         home = read_home(self._path, number)
-        if home is not None:
-            return [(self._state.pack_path(home.pack_id), home.number)]
-        return [(path, number) for path in self._list_sisters()]
-
-    def _list_sisters(self) -> list[Path]:
-        """The other packs of the submission."""
-        ids = self._state.list_sisters(self._record)
-        return [self._state.pack_path(each) for each in ids if each != self._record.pack_id]
+        if home is None:
+            return number in self._look.find(self._record).cancelled
+        path = self._state.pack_path(home.pack_id)
+        return path.is_dir() and is_cancel_asked([(path, home.number)])
 
     def _find_end_time(self) -> float | None:
         """When its Slurm job ended; asked only where it tells more than the runner wrote."""
@@ -171,6 +173,10 @@ class Ending:
             records = (read_state(self._path, n, attempt) for n in list_members(self._path))
             if all(record is not None and record.ended_at is not None for record in records):
                 return None
+        if self._last is SlurmJobState.CANCELLED and read_attempt(self._path) == 0:
+            # csub has cancelled it before it began, and knows when.
+            with contextlib.suppress(OSError):
+                return os.stat(self._path / CANCELLING).st_mtime
         ended_at = self._slurm.read_end_time(self._job_id)
         # The clock of another host may be ahead.
         return None if ended_at is None else min(ended_at, time.time())

@@ -43,6 +43,7 @@ from slurm_colloc.submission.upkeep.ended_packs import (
     list_held,
     list_never_started,
 )
+from slurm_colloc.submission.upkeep.sister_look import SisterLook
 
 UNANSWERED_S = 600.0
 """How long a submission that Slurm did not answer is kept for a job that may turn up."""
@@ -134,8 +135,9 @@ def sweep(
     known = slurm.read_accounting(list(absent)) if absent else {}
     for job_id, record in absent.items():
         over[job_id] = (record, known.get(job_id) or compute_hidden_state(jobs or {}, job_id))
+    look = SisterLook(state)
     for job_id, (record, last) in over.items():
-        ending = Ending(state, slurm, settings, record=record, job_id=job_id, last=last)
+        ending = Ending(state, slurm, settings, record=record, job_id=job_id, last=last, look=look)
         notes += ending.settle()
     for submission in state.list_making():
         if not state.is_being_submitted(submission):

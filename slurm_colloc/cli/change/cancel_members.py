@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -11,21 +12,15 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.change.ask_runner import (
     Problems,
-    join_names,
     require_here,
     signal_runner,
     tell_done,
     wake_runner,
 )
-from slurm_colloc.cli.change.other_gpu_sets import (
-    Chosen,
-    list_chosen,
-    list_others,
-    spares_others,
-)
+from slurm_colloc.cli.change.other_gpu_sets import list_chosen, spares_others
 from slurm_colloc.cli.session import Session, freeze, note, say
-from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
+from slurm_colloc.errors import SlurmError, UsageProblem
+from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.report.member_views import (
@@ -48,6 +43,9 @@ if TYPE_CHECKING:
     from slurm_colloc.cli.selection import Choice
 
 LOCK_WAIT_S = 10.0
+
+PACKS_AT_ONCE = 200
+"""So many packs are locked and cancelled by one scancel: each takes a descriptor."""
 
 LOOKS_MOST = 3
 """How often members are followed that just go from one pack to another."""
@@ -97,7 +95,7 @@ def _cancel_found(
     *,
     only_these: bool,
 ) -> None:
-    chosen = list_chosen(found)
+    chosen, whole = list_chosen(found), list[PackView]()
     for view, members in found:
         alive = [member for member in members if not member.is_final]
         if not alive:
@@ -106,36 +104,83 @@ def _cancel_found(
         with problems.noted():
             require_here(session, view)
             is_all = len(alive) == sum(not member.is_final for member in view.members)
-            if is_all and spares_others(session, view, chosen):
-                _cancel_pack(session, view, problems, only_these=only_these)
-            else:
+            if not (is_all and spares_others(session, view, chosen)):
                 _cancel_members(session, view, alive, problems)
+            elif _is_over(view) or view.record.local:
+                _cancel_without_slurm(session, view)
+            elif view.slurm_state is None and session.unreachable is not None:
+                raise session.unreachable
+            else:
+                whole.append(view)
+    _cancel_whole(session, whole, problems, only_these=only_these)
 
 
-def _cancel_pack(session: Session, view: PackView, problems: Problems, *, only_these: bool) -> None:
+def _cancel_whole(
+    session: Session, views: Sequence[PackView], problems: Problems, *, only_these: bool
+) -> None:
+    for start in range(0, len(views), PACKS_AT_ONCE):
+        some = views[start : start + PACKS_AT_ONCE]
+        for view in _cancel_packs(session, some, problems, only_these=only_these):
+            # One by one, so that each has its own lock and its own answer.
+            for late in _cancel_packs(session, [view], problems, only_these=only_these):
+                _cancel_members(session, late, _list_alive(late), problems)
+
+
+def _cancel_without_slurm(session: Session, view: PackView) -> None:
     path = session.state.pack_path(view.record.pack_id)
-    if view.slurm_state is None and not view.record.local and session.unreachable is not None:
-        raise session.unreachable
-    if _is_over(view):
-        for member in _list_alive(view):
-            cancel_left(path, member.place)
-    elif view.record.local:
+    if view.record.local and not _is_over(view):
         _cancel_local_pack(view, path)
-    else:
-        # Those that another pack is taking over do not end with this one.
-        leaving = [member for member in _list_alive(view) if member.files.taker]
-        _cancel_members(session, view, leaving, problems)
-        # Joining needs this lock, so no member joins between the look and scancel; so does
-        # taking over.
-        with hold_lock(path / "lock", LOCK_WAIT_S):
-            known = {member.place for member in view.members}
-            come = [number for number in list_members(path) if number not in known]
-            # One that has joined ends with the pack; one of another submission does not.
-            if not come or not (only_these or any(map(is_guest, come))):
-                with problems.noted(view.job_id), being_cancelled(path):
-                    session.slurm.cancel(view.job_id)
-                return
-        _cancel_members(session, view, _list_alive(view), problems)
+        return
+    for member in _list_alive(view):
+        cancel_left(path, member.place)
+
+
+def _cancel_packs(
+    session: Session, views: Sequence[PackView], problems: Problems, *, only_these: bool
+) -> list[PackView]:
+    """Cancel the Slurm jobs of packs in one call of scancel.
+
+    Args:
+        session: The session.
+        views: The packs.
+        problems: Takes what goes wrong.
+        only_these: What has joined them since is not meant.
+
+    Returns:
+        Those that are still to be cancelled: another csub is at them, members have come that are
+        not to end, or Slurm refused one of several.
+    """
+    left, ids = [], []
+    # Joining needs the lock of a pack, so no member joins between the look and scancel; so does
+    # taking over.
+    try:
+        with contextlib.ExitStack() as held:
+            for view in views:
+                path = session.state.pack_path(view.record.pack_id)
+                # Those that another pack is taking over do not end with this one.
+                leaving = [member for member in _list_alive(view) if member.files.taker]
+                _cancel_members(session, view, leaving, problems)
+                # Who holds some locks waits for none.
+                patience_s = LOCK_WAIT_S if len(views) == 1 else 0.0
+                locked = held.enter_context(hold_lock(path / "lock", patience_s))
+                known = {member.place for member in view.members}
+                come = [number for number in list_members(path) if number not in known]
+                # One that has joined ends with the pack; one of another submission does not.
+                is_kept = bool(come) and (only_these or any(map(is_guest, come)))
+                if is_kept or not (locked or locked.problem or len(views) == 1):
+                    left.append(view)
+                    continue
+                held.enter_context(being_cancelled(path))
+                ids.append(view.job_id)
+            if ids:
+                # GPU sets have one Slurm job.
+                session.slurm.cancel(*dict.fromkeys(ids))
+    except SlurmError:
+        if len(views) > 1:
+            return list(views)
+        with problems.noted(views[0].job_id):
+            raise
+    return left
 
 
 def _cancel_members(
@@ -234,73 +279,3 @@ def ask(found: Found) -> bool:
     sys.stdout.write(f"End these {len(rows)} jobs of {len(submissions)} submissions? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-if TYPE_CHECKING:
-    from slurm_colloc.cli.selection import Choice
-
-
-def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
-    """Requeue members, or whole packs through Slurm; the exit status.
-
-    Raises:
-        NotFound: There is no such pack or member.
-        UsageProblem: It waits, has ended, or must not be requeued.
-        SlurmError: Slurm did not do it.
-    """
-    problems = Problems()
-    found = session.survey(choice)
-    chosen, requeued = list_chosen(found), set[str]()
-    for view, members in found:
-        with problems.noted():
-            require_here(session, view)
-            # Its other GPU sets were named, too, and went back into the queue with the first.
-            if view.job_id not in requeued:
-                _requeue_in(session, view, members, chosen, requeued)
-            tell_done("requeued", (member for member in members if not member.is_final))
-    return problems.settle()
-
-
-def _requeue_in(
-    session: Session,
-    view: PackView,
-    members: list[MemberView],
-    chosen: Chosen,
-    requeued: set[str],
-) -> None:
-    alive = [member for member in members if not member.is_final]
-    if not alive:
-        raise UsageProblem(
-            f"{join_names(members)}: already ended",
-            hint=f"csub retry {view.shown_id} tries again what did not complete",
-        )
-    fixed = [member for member in alive if member.spec.job.requeue is False]
-    if fixed:
-        raise UsageProblem(f"{join_names(fixed)}: submitted with --no-requeue")
-    if view.slurm_state is None and not view.record.local and session.unreachable is not None:
-        raise session.unreachable
-    running = [member for member in alive if member.state is not MemberState.PENDING]
-    if not running:
-        raise UsageProblem(f"{join_names(alive)}: pending already")
-    is_all = len(members) == len(view.members) and not view.record.local
-    if is_all and not list_others(session, view, chosen):
-        if view.record.carried:
-            note(f"{view.job_id}: what its members have done is not known here, all start again")
-        # The allocation is given back; members that have ended do not run again.
-        session.slurm.requeue(view.job_id)
-        if view.job_id:
-            requeued.add(view.job_id)
-        return
-    if view.record.carried:
-        raise UsageProblem(
-            f"{join_names(running)} cannot be requeued alone: the pack shares no path with this "
-            "machine",
-            hint=f"csub requeue {view.shown_id} requeues the whole pack",
-        )
-    if view.slurm_state not in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED):
-        raise UsageProblem(f"{join_names(running)}: the pack is just ending")
-    path = session.state.pack_path(view.record.pack_id)
-    for member in running:
-        number = member.place
-        write_request(path, Request(Action.REQUEUE, number, reason="csub requeue"))
-    wake_runner(session, view, join_names(running))
