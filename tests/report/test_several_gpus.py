@@ -163,6 +163,9 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     page = build_page([PageSource(*one) for one in zip(summaries, (first, second), strict=True)])
     assert [row.id for row in page.rows] == ["4711/1", "4711/2", "4711/3"]
     assert page.gpus is not None
+    heads = [head for head, _ in page.gpus.heads]
+    assert heads[:3] == ["GPU", "Members", "At once, at most"]
+    assert heads[-2:] == ["NVLink", "PCIe"]
     assert [row[0] for row in page.gpus.rows] == [
         "GPU 0 (GPU-11111111)",
         "GPU 1 (GPU-22222222)",
