@@ -15,8 +15,8 @@ from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import render_reports
-from slurm_colloc.report.summary.pack_run import look_at_pack
 from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.read_pack_run import look_at_pack
 from slurm_colloc.store.learned.profiles import list_profiles
 
 from .generated import T0, Truth, make_gpu_rows, make_pack, render_report

@@ -42,17 +42,3 @@ def list_others(session: Session, view: PackView, chosen: Chosen) -> list[Member
         for member in other.members
         if member.place not in chosen.get(other.record.pack_id, ())
     ]
-
-
-def spares_others(session: Session, view: PackView, chosen: Chosen) -> bool:
-    """Whether nothing that was not named ends where the pack's Slurm job does.
-
-    Args:
-        session: The session.
-        view: The pack.
-        chosen: What was named.
-
-    Raises:
-        StateError: Of one of the sets it cannot be read who is in it.
-    """
-    return all(member.is_final for member in list_others(session, view, chosen))
