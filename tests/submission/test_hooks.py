@@ -67,6 +67,8 @@ def test_each_gpu_of_a_pack_of_several_gets_a_daemon() -> None:
     asked = build_hook_request(packs, {}, ID, hooks, gpu_sets=(2, 1))
     assert (asked.comment, asked.constraint) == (MARK, None)
     assert "it knows no GPU sets of several GPUs" in asked.notes[0]
+    plain = [make_pack(SharingMode.TIMESLICE)] * 2
+    assert build_hook_request(plain, {}, ID, hooks, gpu_sets=(2, 1)) == HookRequest(MARK, None)
     never = build_hook_request(packs, {}, ID, HookChoice("never"), gpu_sets=(2, 1))
     assert never == HookRequest(MARK, None)
 

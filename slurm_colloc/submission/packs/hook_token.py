@@ -98,11 +98,11 @@ def build_hook_request(
             hint=f"shorten it by {length - COMMENT_MAX_BYTES} bytes",
         )
     constraint = group.get("constraint")
-    if hooks.use != "never" and max(gpu_sets, default=1) > 1:
-        return HookRequest(comment, constraint, (_NO_SETS,))
     token = choose_token(packs, gpu_sets)
     if hooks.use == "never" or token is None:
         return HookRequest(comment, constraint)
+    if max(gpu_sets, default=1) > 1:
+        return HookRequest(comment, constraint, (_NO_SETS,))
     notes = []
     longer = append_token(comment, token)
     if parse_token(longer) is None:
