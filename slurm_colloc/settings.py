@@ -13,9 +13,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
 from slurm_colloc.model.setting_values import check_values
-
-SITE_FILE = "/etc/slurm_colloc/settings.toml"
-"""Where an administrator puts the site's settings; SLURM_COLLOC_SETTINGS names another file."""
+from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +123,7 @@ class Settings:
     @property
     def state_path(self) -> Path:
         """The state directory."""
-        if self.state_dir:
-            return Path(os.path.expandvars(self.state_dir)).expanduser()
-        base = os.environ.get("XDG_STATE_HOME", "")
-        return (Path(base) if base else Path.home() / ".local" / "state") / "slurm_colloc"
+        return build_state_path(self.state_dir)
 
     @property
     def calibration_path(self) -> Path | None:
@@ -145,32 +140,6 @@ class Settings:
     def python(self) -> str:
         """The interpreter that the batch script names."""
         return self.node_python or sys.executable
-
-
-@dataclasses.dataclass(frozen=True)
-class SettingsFiles:
-    """Where settings are read from.
-
-    Attributes:
-        site: The site's file.
-        is_required: The site's file was named explicitly and must be there.
-        user: The user's own file; empty where there is no home.
-    """
-
-    site: str
-    is_required: bool
-    user: str
-
-
-def find_files(environ: Mapping[str, str]) -> SettingsFiles:
-    """The files that an environment leads to."""
-    config = environ.get("XDG_CONFIG_HOME", "")
-    home = environ.get("HOME", "")
-    return SettingsFiles(
-        environ.get("SLURM_COLLOC_SETTINGS", SITE_FILE),
-        "SLURM_COLLOC_SETTINGS" in environ,
-        f"{config or home + '/.config'}/slurm_colloc/settings.toml" if config or home else "",
-    )
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -208,7 +177,7 @@ def load_node_settings(
         values: dict[str, Any] = {}
         if path and (os.path.exists(path) or (is_site and files.is_required)):
             try:
-                found = _parse_toml(path, _read_file(path))
+                found = parse_toml(path, read_file(path))
             except UsageProblem as problem:
                 problems.append(str(problem))
                 found = {}
@@ -264,27 +233,13 @@ def read_given_environment() -> Mapping[str, str]:
     return os.environ
 
 
-FORMER_NAMES = {"probe": "pause"}
-"""Settings of an older csub, and what they are called now."""
-
-
 def read_settings_file(path: str, *, is_site: bool = False) -> dict[str, Any]:
     """Read one settings file.
 
     Raises:
         UsageProblem: It cannot be read, or holds an unknown name or a wrong value.
     """
-    return parse_settings(path, _read_file(path), is_site=is_site)
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageProblem(
-            f"cannot read the settings {path}: {os.strerror(error.errno or 0)}"
-        ) from error
+    return parse_settings(path, read_file(path), is_site=is_site)
 
 
 def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str, Any]:
@@ -298,22 +253,8 @@ def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str
     Raises:
         UsageProblem: It is not TOML, or holds an unknown name or a wrong value.
     """
-    values = _parse_toml(path, data)
+    values = parse_toml(path, data)
     _check_settings(path, values, is_site=is_site)
-    return values
-
-
-def _parse_toml(path: str, data: bytes) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        values = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"{path} is not TOML: {error}") from error
-    for former, name in FORMER_NAMES.items():
-        if former in values:
-            values.setdefault(name, values.pop(former))
-            values.pop(former, None)
     return values
 
 

@@ -11,7 +11,7 @@ from .suites import CHOICES, belongs, is_in_part
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "cluster/test_ramp.py",
+    "host/test_mig_faults.py",
     "cluster/test_join_races.py",
     "cluster/test_watching.py",
     "cluster/test_join_kills.py",

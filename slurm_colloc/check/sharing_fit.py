@@ -8,7 +8,13 @@ import re
 from slurm_colloc.check.collisions import ScriptFinding, Severity
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.planning.plan_packs import GPU_MEMORY_SHARE, compute_need, compute_overload
+from slurm_colloc.planning.gpu_sets.gpu_set_packs import choose_set_degree, scale_capacity
+from slurm_colloc.planning.plan_packs import (
+    GPU_MEMORY_SHARE,
+    compute_need,
+    compute_overload,
+    explain_gpu_count,
+)
 from slurm_colloc.slurm.options import Options
 
 REQUEST = "the request"
@@ -55,7 +61,10 @@ class SharingFit:
 
 
 def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> SharingFit:
-    """How many jobs of this kind share a GPU."""
+    """How many jobs of this kind share a GPU, or a set of as many as each of them needs."""
+    if job.gpus > 1:
+        capacity = scale_capacity(capacity, job.gpus)
+        policy = dataclasses.replace(policy, degree=choose_set_degree(policy, job.gpus))
     need = compute_need(job, 0, capacity, policy)
     usable = capacity.gpu_memory_mb and int(capacity.gpu_memory_mb * GPU_MEMORY_SHARE)
     figures = (
@@ -73,24 +82,17 @@ def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> SharingFit:
     for name, unit, asked, available, field in figures:
         fits = None
         if asked is not None and available is not None:
-            only = dataclasses.replace(Capacity(), **{field: getattr(capacity, field)})
+            only = dataclasses.replace(
+                Capacity(gpus=capacity.gpus), **{field: getattr(capacity, field)}
+            )
             fits = next(
                 (n for n in range(_MOST, 0, -1) if not compute_overload([need] * n, n, only)), 0
             )
         rows.append(ResourceRow(name, unit, asked, available, fits))
-    alone = explain_alone(job)
+    alone = job.alone_because or explain_gpu_count(job, policy)
     known = [row.fits for row in rows if row.fits is not None]
     members = 1 if alone else max(1, min([policy.degree, *known]))
     return SharingFit(tuple(rows), policy.degree, members, alone)
-
-
-def explain_alone(job: Job) -> str:
-    """Why a job cannot share, whatever comes with it; empty if it can."""
-    if job.alone_because:
-        return job.alone_because
-    if job.gpus == 0:
-        return "it asks for no GPU"
-    return f"it asks for {job.gpus} GPUs, a pack shares one" if job.gpus > 1 else ""
 
 
 def find_request_findings(

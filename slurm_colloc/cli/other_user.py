@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.ownership import find_owner, find_user, name_user
-from slurm_colloc.settings import Settings, find_files, read_settings_file
+from slurm_colloc.settings import Settings, read_settings_file
+from slurm_colloc.settings_files import find_files
 from slurm_colloc.store.all_packs import State, open_state
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from pathlib import Path
 from slurm_colloc import __version__
 from slurm_colloc.diagnosis.login_findings import AskProblem, LoginFacts, name_files
 from slurm_colloc.errors import CollocError, SlurmUnreachable
-from slurm_colloc.settings import Settings, find_files, load_settings
+from slurm_colloc.settings import Settings, load_settings
+from slurm_colloc.settings_files import find_files
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version

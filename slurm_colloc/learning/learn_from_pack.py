@@ -26,7 +26,7 @@ from slurm_colloc.model.usage.profile import (
 )
 from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory
 from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.report.summary.rates_by_pausing import (
     BrieflyAlone,
@@ -34,6 +34,7 @@ from slurm_colloc.report.summary.rates_by_pausing import (
     compute_brief_power_w,
     find_briefly_alone_start,
 )
+from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.solo_rates import (
     MEASURED,
     AloneStart,

@@ -40,6 +40,7 @@ __all__ = [
     "compute_need",
     "compute_overload",
     "compute_reason_to_run_alone",
+    "explain_gpu_count",
     "plan",
 ]
 
@@ -239,7 +240,7 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
         return job.alone_because
     if not job.came_together:
         return "a single script runs alone unless another joins it, or it joins one (--join)"
-    reason = _describe_gpus(job, policy)
+    reason = explain_gpu_count(job, policy)
     if reason:
         return reason
     if policy.degree == 1 and (policy.pack_size or 1) == 1 and policy.gpus_per_pack == 1:
@@ -254,7 +255,7 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
     return ""
 
 
-def _describe_gpus(job: Job, policy: Policy) -> str:
+def explain_gpu_count(job: Job, policy: Policy) -> str:
     """Why a job may not share for the number of its GPUs; empty where it may."""
     if not job.gpus:
         return "it asks for no GPU"
@@ -263,10 +264,7 @@ def _describe_gpus(job: Job, policy: Policy) -> str:
     if policy.mode is SharingMode.MIG:
         return f"it asks for {job.gpus} GPUs, and MIG instances are parts of one"
     if not (policy.measures or policy.degree_is_asked):
-        return (
-            f"it asks for {job.gpus} GPUs, and nothing measures here whether sharing them pays "
-            "(--degree asks for it)"
-        )
+        return f"it asks for {job.gpus} GPUs, and nothing measures here whether sharing them pays"
     return ""
 
 

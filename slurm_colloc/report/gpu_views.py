@@ -94,10 +94,16 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
         ),
         (Column("MEMBERS", is_number=False, gives_way=True), _name_members, _count_members, True),
         (
-            Column("AT\nONCE"),
-            lambda row: str(_count_at_once(row[0])),
-            lambda all_rows: str(sum(_count_at_once(one) for one in _list_packs(all_rows))),
+            Column("AT\nMOST"),
+            lambda row: str(_count_most(row[0])),
+            lambda all_rows: str(sum(_count_most(one) for one in _list_packs(all_rows))),
             True,
+        ),
+        (
+            Column("DEGREE"),
+            lambda row: _read_degree(row[0]) or UNKNOWN,
+            lambda _: "",
+            any(_read_degree(summary) for summary, _ in rows),
         ),
         (Column("BUSY"), lambda row: format_share(_read_busy(row[1])), _average(_read_busy), True),
         (
@@ -220,7 +226,11 @@ def _list_packs(rows: Sequence[_Row]) -> list[Summary]:
     return list({str(summary["pack_id"]): summary for summary, _ in rows}.values())
 
 
-def _count_at_once(summary: Summary) -> int:
-    """How many ran at once: as measured, else the most that did."""
-    degree = (summary.get("degree") or {}).get("degree")
-    return int(degree or summary["pack"]["members_most"])
+def _count_most(summary: Summary) -> int:
+    """How many ran at once at most."""
+    return int(summary["pack"]["members_most"])
+
+
+def _read_degree(summary: Summary) -> str:
+    """How many were best, by what its runner has measured; empty where it has not."""
+    return str((summary.get("degree") or {}).get("degree") or "")

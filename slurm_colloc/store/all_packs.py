@@ -30,12 +30,12 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
+from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.pack.pack_directory import NewPack, write_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack_reading import (
     SOURCES,
     UNFINISHED_S,
-    JobIndex,
     StateReader,
     build_index_path,
     build_takers_path,

@@ -13,6 +13,7 @@ from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
 from slurm_colloc.store.atomic_files import read_file_clock
 from slurm_colloc.store.file_locks import is_locked
+from slurm_colloc.store.job_index import JobIndex, build_pack_id
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
 from slurm_colloc.store.pack.pack_directory import ENTRY, read_pack, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
@@ -24,30 +25,6 @@ SOURCES = "sources"
 
 UNFINISHED_S = 10.0
 """A file is written and renamed in one go; one that is not by then never will be."""
-
-
-@dataclass(frozen=True)
-class JobIndex:
-    """Which packs a Slurm job stands for (jobs/CLUSTER.4711.json).
-
-    Attributes:
-        submission: The csub call that they came from.
-        indices: Their elements of the job array; 0 where the job is no array.
-        parts: Where the call became several Slurm jobs, the name that each has in `submission`, and
-            its elements; its own among them.
-    """
-
-    submission: str
-    indices: tuple[int, ...]
-    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-    def list_parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The Slurm jobs that the id stands for: the name of each in the state, its elements."""
-        return self.parts or ((self.submission, self.indices),)
-
-    def list_packs(self) -> list[str]:
-        """The packs' ids, in order; some may not be there, or not yet."""
-        return [build_pack_id(name, index) for name, each in self.list_parts() for index in each]
 
 
 class StateReader:
@@ -235,11 +212,6 @@ def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
         return error
     reason = os.strerror(error.errno) if error.errno else str(error)
     return StateError(f"cannot read {error.filename or path}: {reason}")
-
-
-def build_pack_id(submission: str, index: int) -> str:
-    """Name of a pack's directory."""
-    return f"{submission}.{index}"
 
 
 def name_gpu_set(submission: str, number: int) -> str:

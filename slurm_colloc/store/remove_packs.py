@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_file_clock
-from slurm_colloc.store.pack_reading import JobIndex
+from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.record_files import read_record
 
 DISCARDED = ".discarded"

@@ -86,6 +86,18 @@ def test_host_memory_is_looked_at_like_cpus(tmp_path: Path) -> None:
     assert found.advice == "3 more would fit with --mem=32000M"
 
 
+def test_a_job_of_two_gpus_shares_them_with_another_where_that_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "t.sh").write_text("#!/bin/sh\n")
+    options = ("--gres=gpu:2", "-c16", "--gpu-mem=30000M", "t.sh")
+    job = collect_call(options, {}, str(tmp_path), pack=False).candidates[0].job
+    sharing = compute_sharing(job, CAPACITY, Policy(measures=True))
+    assert (sharing.alone_because, sharing.degree, sharing.members) == ("", 2, 2)
+    # Of CPUs two GPUs bring twice as many, of GPU memory each has its own.
+    assert [(row.available, row.fits) for row in sharing.rows] == [
+        (64, 4), (256_000, None), (76_000, 2)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "what", "because"),
     [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -15,11 +20,14 @@ from slurm_colloc.cli.command_groups import GROUPS
 from slurm_colloc.cli.completion.candidates import OPTIONS, list_candidates
 from slurm_colloc.cli.man_page import escape_roff
 from slurm_colloc.cli.subcommands import build_app
+from slurm_colloc.report.words.state_meanings import explain_word
 from slurm_colloc.slurm.options import OWN_OPTIONS
 from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub
 from ..report.generated import Truth, make_pack
+from ..wait_until import wait_until
 
 
 @pytest.fixture
@@ -98,6 +106,117 @@ def test_an_unknown_shell_is_one_sentence(tmp_path: Path) -> None:
     refused = run_csub("--install-completion", "tcsh", environment=environment, directory=tmp_path)
     assert refused.returncode == 2
     assert "there is no completion for tcsh" in refused.stderr
+
+
+def test_values_behind_an_equals_sign_are_completed_however_the_shell_divides(root: Path) -> None:
+    assert list_candidates(["queue", "--state=RE"], root) == ["--state=REQUEUED"]
+    assert list_candidates(["queue", "--state", "=", "RE"], root) == ["REQUEUED"]
+    assert "RUNNING" in list_candidates(["queue", "--state", "="], root)
+    assert list_candidates(["queue", "--state=PENDING,RE"], root) == ["--state=PENDING,REQUEUED"]
+    assert list_candidates(["queue", "-t", "PENDING,RE"], root) == ["PENDING,REQUEUED"]
+    assert list_candidates(["submit", "--share=time"], root) == ["--share=timeslice"]
+    assert list_candidates(["train.sh", "lr", "=", "0"], root) == []
+
+
+def test_parameters_are_completed_name_by_name_and_then_by_their_values(root: Path) -> None:
+    (pack,) = (root / "packs").iterdir()
+    for number, value in ((1, "0.10"), (2, "0.2")):
+        spec = read_spec(pack, number)
+        job = dataclasses.replace(spec.job, parameters=(("lr", value), ("bs", "32")))
+        folder = pack / "members" / f"{number:04d}"
+        write_spec(folder, dataclasses.replace(spec, job=job))
+    assert list_candidates(["queue", "--where", ""], root) == ["bs=", "lr="]
+    assert list_candidates(["report", "4711", "--where", "lr=0.1"], root) == ["lr=0.10"]
+    assert list_candidates(["queue", "--where=l"], root) == ["--where=lr="]
+    # As bash divides it.
+    assert list_candidates(["queue", "--where", "lr", "=", "0"], root) == ["0.10", "0.2"]
+    assert list_candidates(["queue", "--where", "="], root) == ["bs=", "lr="]
+    assert list_candidates(["report", "99", "--where", "l"], root) == ["lr="]
+    (pack / "members" / "0001" / "spec.json").write_text("{")
+    assert list_candidates(["queue", "--where", "lr="], root) == ["lr=0.2"]
+
+
+def test_the_words_that_are_explained_are_completed(root: Path) -> None:
+    assert {"STP", "STATE", "STEPS/S"} <= set(list_candidates(["explain", "ST"], root))
+    assert {"stp", "state"} <= set(list_candidates(["explain", "st"], root))
+    assert list_candidates(["explain", "Qos"], root) == []
+    assert "Resources" in list_candidates(["explain", "Res"], root)
+    for word in list_candidates(["explain", ""], root):
+        if word not in ("last", "all") and not word[:1].isdigit():
+            assert explain_word(word)
+
+
+TYPED = {
+    "logs 4711/": ["4711/1", "4711/2"],
+    "queue --state=RUNN": ["RUNNING"],
+    "explain fairn": ["fairness"],
+    "canc": ["cancel"],
+}
+"""What is typed behind `csub`, and what then stands in place of its last word."""
+
+
+def build_shell_environment(root: Path, shell: str) -> dict[str, str]:
+    """The user's environment, with completion installed as it is said to be."""
+    folder = Path(sys.executable).parent
+    environment = {"HOME": str(root.parents[2]), "PATH": f"{folder}:{os.defpath}", "TERM": "xterm"}
+    subprocess.run(["csub", "--install-completion", shell], env=environment, check=True,
+                   capture_output=True)  # fmt: skip
+    return environment
+
+
+def own_terminal() -> None:
+    """Have the terminal on standard input control this new session: a shell edits lines so."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_what_is_typed(root: Path, typed: str) -> None:
+    environment = build_shell_environment(root, "zsh")
+    home = root.parents[2]
+    (home / ".zshrc").write_text(
+        "fpath=(~/.local/share/zsh/site-functions $fpath); autoload -Uz compinit; compinit -u\n"
+        "PS1='ready> '\n"
+    )
+    ours, theirs = pty.openpty()
+    shown = ""
+
+    def read_until(words: list[str]) -> None:
+        nonlocal shown
+
+        def is_there() -> bool:
+            nonlocal shown
+            if select.select([ours], [], [], 0.1)[0]:
+                shown += os.read(ours, 4096).decode(errors="replace")
+            return all(word in shown for word in words)
+
+        wait_until(is_there, f"zsh shows {words}")
+        shown = ""
+
+    zsh = subprocess.Popen(["zsh", "-i"], env=environment, cwd=home, start_new_session=True,
+                           stdin=theirs, stdout=theirs, stderr=theirs,
+                           preexec_fn=own_terminal)  # fmt: skip
+    try:
+        read_until(["ready> "])
+        os.write(ours, f"csub {typed}\t".encode())
+        read_until(TYPED[typed])
+    finally:
+        zsh.kill()
+        zsh.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_what_is_typed(root: Path, typed: str) -> None:
+    environment = build_shell_environment(root, "fish")
+    done = subprocess.run(
+        ["fish", "-c", f'complete -C "csub {typed}"'],
+        env=environment, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    words = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert [word.rpartition("=")[2] for word in words] == TYPED[typed], done
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

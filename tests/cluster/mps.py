@@ -169,6 +169,10 @@ def explained(user: CsubUser, job_id: str) -> Iterator[None]:
         yield
     except BaseException as error:
         error.add_note(user.describe(job_id))
+        # What root's hooks have done, where there are any.
+        with contextlib.suppress(OSError):
+            lines = (user.sandbox.layout.log / "hooks.log").read_text().splitlines()
+            error.add_note("\n".join(lines[-12:]))
         raise
 
 

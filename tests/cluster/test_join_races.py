@@ -84,6 +84,7 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     finally:
         for shell in shells:
             shell.kill()
+            shell.wait()
     answers = dict(line.split() for line in read_lines(wide, "answers.*"))
     assert set(answers) == {str(number) for number in range(1, SUBMISSIONS + 1)}
     assert "failed" not in answers.values(), read_lines(wide, "errors.*")

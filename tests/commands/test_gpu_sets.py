@@ -47,6 +47,25 @@ def test_one_slurm_job_has_a_pack_for_each_of_its_gpus(user: CsubUser, slurm: Fa
     assert len(user.csub("queue").stdout.splitlines()) == 1
 
 
+def test_a_slurm_job_goes_on_while_one_of_its_gpu_sets_has_members(
+    user: CsubUser, slurm: FakeSlurm
+) -> None:
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    job_id = user.csub("sweep", "--parsable", *TWO, "train.sh", "--seed", "0:4").stdout.strip()
+    first, second = read_records(user)
+    user.csub("cancel", *(f"{job_id}/{number}" for number in first.members))
+    assert list_jobs(user) == [job_id]
+    rows = user.csub("queue", job_id).stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [f"{job_id}/{n}" for n in second.members]
+    before = len(slurm.list_all_calls())
+    other = user.csub("sweep", "--parsable", *TWO, "train.sh", "--seed", "0:4").stdout.strip()
+    user.csub("cancel", other)
+    calls = [call for call in slurm.list_all_calls()[before:] if call[0] == "scancel"]
+    assert calls == [["scancel", other]]
+    assert list_jobs(user) == [job_id]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

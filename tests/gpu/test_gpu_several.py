@@ -163,8 +163,9 @@ def test_many_small_trainings_over_both_gpus(bed: Bed) -> None:
     # One after the other on each of two GPUs.
     serial_s = MEMBERS * alone_s / 2
     array = f"--array=1-{MEMBERS}"
-    for name, gpus in (("one-pack-of-two", 2), ("a-pack-a-gpu", 1)):
-        words = (*ASKED, f"--gpus-per-pack={gpus}", array, str(script))
+    apart = ("--gpus-per-pack=1", f"--pack-size={-(-MEMBERS // 2)}")
+    for name, how in (("one-pack-of-two", ("--gpus-per-pack=2",)), ("a-pack-a-gpu", apart)):
+        words = (*ASKED, *how, array, str(script))
         entry = run_job(bed, name, *words)
         note(bed, "small", name, entry, against_s=serial_s)
         used = {uuid for uuids in entry["gpus"].values() for uuid in uuids}

@@ -46,6 +46,7 @@ class MigDouble:
     busy: set[tuple[str, int, int]] = field(default_factory=set)
     is_lost: bool = False
     _made: int = 0
+    _parts: dict[tuple[str, int, int], range] = field(default_factory=dict)
 
     # -- NVML's calls ---------------------------------------------------------------------------
 
@@ -89,9 +90,9 @@ class MigDouble:
         found = self._find(state, instance)
         profile = state.find_profile(found.profile_id)
         assert profile is not None
-        if sum(one.slices for one in found.compute) + slices > profile.compute_slices:
-            raise MigProblem("Insufficient Resources", INSUFFICIENT_RESOURCES)
-        number = len(found.compute)
+        place = self._find_compute_place(gpu, found, slices, profile.compute_slices)
+        number = next(n for n in range(8) if n not in [one.id for one in found.compute])
+        self._parts[gpu, instance, number] = place
         self._made += 1
         uuid = f"MIG-00000000-0000-0000-0000-{self._made:012x}"
         sms = profile.sms * slices // profile.compute_slices
@@ -142,6 +143,22 @@ class MigDouble:
         if not state.is_on:
             raise MigProblem("Not Supported", NOT_SUPPORTED)
         return state
+
+    def _find_compute_place(
+        self, gpu: str, instance: GpuInstance, slices: int, total: int
+    ) -> range:
+        """Where a compute instance lies: two slices at each second, more at each fourth."""
+        if slices == 3 and total == 4:
+            raise MigProblem("Not Supported", NOT_SUPPORTED)
+        taken = {
+            at
+            for one in instance.compute
+            for at in self._parts.get((gpu, instance.id, one.id), range(one.slices))
+        }
+        for start in range(0, total - slices + 1, {1: 1, 2: 2}.get(slices, 4)):
+            if not taken & {*range(start, start + slices)}:
+                return range(start, start + slices)
+        raise MigProblem("Insufficient Resources", INSUFFICIENT_RESOURCES)
 
     def _find(self, state: MigGpu, instance: int) -> GpuInstance:
         for one in state.instances or ():

@@ -96,8 +96,8 @@ def _apply(port: MigSession | MigDouble, gpu: str, step: tuple[str, int, int, in
         elif name == "create_compute":
             whole = state.find_profile(chosen.profile_id) if chosen else None
             most = whole.compute_slices if whole else 1
-            # Some sizes there are none of, such as five slices, or three of four.
-            sizes = [one for one in (1, 2, 3, 4, 7) if one <= most and (one, most) != (3, 4)]
+            # Some sizes there are none of, such as five slices.
+            sizes = [one for one in (1, 2, 3, 4, 7) if one <= most]
             port.create_compute(gpu, instance, sizes[slices % len(sizes)])
         elif name == "destroy_compute":
             parts = sorted(one.id for one in chosen.compute) if chosen else []

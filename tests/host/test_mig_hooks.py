@@ -80,6 +80,19 @@ def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Bed)
     check_clean(mig)
 
 
+@pytest.mark.parametrize("layout", ["3c.7g+4c.7g", "1c.3g+2c.3g+1g", "1c.4g+2c.4g+1c.4g"])
+def test_compute_instances_that_share_a_gpu_instance_are_made_in_any_order(
+    mig: Bed, layout: str
+) -> None:
+    before = mig.snapshot()
+    ended = mig.prolog(SLURM_JOB_COMMENT=f"[csub/1 mig={layout}]")
+    assert ended.audit.get("no_mig") is None, ended.audit
+    assert len(list_profiles(mig)) == layout.count("+") + 1
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [

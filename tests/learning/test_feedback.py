@@ -19,7 +19,8 @@ from slurm_colloc.model.usage.profile import (
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import PackRun, read_run
+from slurm_colloc.report.summary.pack_run import PackRun
+from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.shared_slowdown import find_groups
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.profiles import list_profiles

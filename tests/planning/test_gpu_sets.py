@@ -144,6 +144,10 @@ def test_smaller_jobs_lie_in_a_larger_set_where_their_user_put_them_together() -
     assert (pack.request.gpus, pack.degree) == (2, 7)
     assert [member.gpus for member in pack.members] == [2, 1, 1, 1, 1, 1, 1]
     assert (pack.request.cpus, pack.request.host_memory_mb) == (14, 128_000)
+    # Where there are GPUs for all of them each has its own.
+    apart = make(jobs, NODE, dataclasses.replace(policy, gpus_per_pack=8)).packs
+    assert [(count_gpus(pack), len(pack.members)) for pack in apart] == [(2, 1), *[(1, 1)] * 6]
+    assert len(group_by_slurm_job(apart)) == 1
 
 
 def test_gpu_memory_counts_for_each_gpu_of_a_set() -> None:
@@ -274,6 +278,16 @@ def test_known_jobs_fill_all_gpus_of_a_node(count: int, expected: list[int]) -> 
     sizes = [len(pack.members) for pack in made.packs]
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) == count
+
+
+def test_like_known_jobs_wait_rather_than_that_a_second_node_is_half_empty() -> None:
+    jobs = build_jobs(40)
+    # Four of them fill a GPU's memory.
+    profiles = {index: build_profile(gpu_memory_peak_mb=15_000) for index in range(40)}
+    policy = dataclasses.replace(ON_NODE, modes=(SharingMode.MPS,), slowdown_bound=2.0)
+    made = plan(jobs, profiles, NODE, policy, H200)
+    assert list_sets(made.packs) == [[5] * 8]
+    assert {pack.degree for pack in made.packs} == {4}
 
 
 def test_known_jobs_of_which_each_fills_a_gpu_wait_for_each_other_or_get_more_nodes() -> None:

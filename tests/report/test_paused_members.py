@@ -16,9 +16,9 @@ from slurm_colloc.model.degree.measured_curve import (
     RateSource,
 )
 from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.rates_by_pausing import find_briefly_alone_start
+from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_pauses import NAME, PARKED, append_change
 

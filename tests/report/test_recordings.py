@@ -12,7 +12,7 @@ import pytest
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.member_identity import complete_summary
-from slurm_colloc.report.summary.pack_run import read_run
+from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.profiles import list_profiles

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.cli.look.top_command import LatestReading, render_top
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.usage.profile import NVLINK_MIB_S
 from slurm_colloc.report.headline import tell_headline
@@ -15,9 +16,10 @@ from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.summary.read_pack_run import look_at_pack
 from slurm_colloc.store.learned.profiles import list_profiles
 
-from .generated import Truth, make_gpu_rows, make_pack, render_report
+from .generated import T0, Truth, make_gpu_rows, make_pack, render_report
 
 FIRST = "GPU-11111111-2222-3333-4444-555555555555"
 SECOND = "GPU-22222222-2222-3333-4444-555555555555"
@@ -161,6 +163,9 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     page = build_page([PageSource(*one) for one in zip(summaries, (first, second), strict=True)])
     assert [row.id for row in page.rows] == ["4711/1", "4711/2", "4711/3"]
     assert page.gpus is not None
+    heads = [head for head, _ in page.gpus.heads]
+    assert heads[:3] == ["GPU", "Members", "At once, at most"]
+    assert heads[-2:] == ["NVLink", "PCIe"]
     assert [row[0] for row in page.gpus.rows] == [
         "GPU 0 (GPU-11111111)",
         "GPU 1 (GPU-22222222)",
@@ -172,3 +177,34 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     ]
     # One of them alone says nothing of the other.
     assert "all 2" not in render_reports([(summaries[0], {1})], 140)
+
+
+def test_top_names_gpus_as_nvidia_smi_does(tmp_path: Path) -> None:
+    pack = make_pack(
+        tmp_path,
+        [Truth(1, 0, 100, lambda _: 20)],
+        running=True,
+        gpus=(FIRST, SECOND),
+        gpu_set=1,
+        gpu_sets=(1, 2),
+    )
+    latest = {
+        "at": T0,
+        "gpus": {
+            FIRST: {"sm_active": 0.5, "nvlink_tx_mib_s": 10_000.0},
+            SECOND: {"sm_active": 0.4, "nvlink_tx_mib_s": 0.0},
+        },
+        "indexes": {FIRST: 4, SECOND: None},
+        "members": {},
+    }
+    text = render_top([LatestReading(look_at_pack(pack), latest)], T0, 120)
+    assert "Pack 4711:" in text
+    assert "GPU set 2 of 2" in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert "GPU 4 (GPU-11111111): SM 50 %, sends 10.5 GB/s over NVLink; whole_gpu" in lines
+    assert "GPU-22222222:         SM 40 %; whole_gpu" in lines
+    # That of an older csub tells no index.
+    del latest["indexes"]
+    assert "GPU-11111111: SM 50 %" in render_top(
+        [LatestReading(look_at_pack(pack), latest)], T0, 120
+    )

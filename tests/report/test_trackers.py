@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -153,8 +154,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 time.sleep(0.3)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, 15)
-        process.wait(30)
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            # Its workers take their time where the machine is busy.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         log.close()
 
 

@@ -13,9 +13,10 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.runner_parts import RunnerParts
+from slurm_colloc.store.job_index import build_pack_id
 from slurm_colloc.store.pack.pack_directory import NewPack, list_members
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
-from slurm_colloc.store.pack_reading import build_pack_id, name_gpu_set
+from slurm_colloc.store.pack_reading import name_gpu_set
 
 from ..store.builders import build_member, build_pack
 from .submission_bed import GROUP, Submission

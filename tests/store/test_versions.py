@@ -28,6 +28,7 @@ from slurm_colloc.model.recorded_words import is_known
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.learned.faults import FaultRecord
 from slurm_colloc.store.learned.kept_cluster import KeptCluster
 from slurm_colloc.store.learned.kept_site_options import KeptOptions
@@ -48,7 +49,6 @@ from slurm_colloc.store.pack.progress_counters import FollowRequest
 from slurm_colloc.store.pack.runner_kills import RunnerKill
 from slurm_colloc.store.pack.runner_process import RunnerProcess
 from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
-from slurm_colloc.store.pack_reading import JobIndex
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
 from slurm_colloc.store.snapshots import SnapshotRecord
 

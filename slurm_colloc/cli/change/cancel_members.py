@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from slurm_colloc.store.pack.member_states import remove_environment
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 from slurm_colloc.store.pack.take_over import withdraw_moving
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:
@@ -116,12 +117,29 @@ def _cancel_found(
 def _cancel_whole(
     session: Session, views: Sequence[PackView], problems: Problems, *, only_these: bool
 ) -> None:
-    for start in range(0, len(views), PACKS_AT_ONCE):
-        some = views[start : start + PACKS_AT_ONCE]
+    doomed = {view.record.pack_id for view in views}
+    whole: list[PackView] = []
+    left: list[PackView] = []
+    for view in views:
+        (whole if _ends_its_job(session, view, doomed) else left).append(view)
+    for start in range(0, len(whole), PACKS_AT_ONCE):
+        some = whole[start : start + PACKS_AT_ONCE]
         for view in _cancel_packs(session, some, problems, only_these=only_these):
             # One by one, so that each has its own lock and its own answer.
-            for late in _cancel_packs(session, [view], problems, only_these=only_these):
-                _cancel_members(session, late, _list_alive(late), problems)
+            if view.record.gpu_sets:
+                left.append(view)
+            else:
+                left += _cancel_packs(session, [view], problems, only_these=only_these)
+    for view in left:
+        _cancel_members(session, view, _list_alive(view), problems)
+
+
+def _ends_its_job(session: Session, view: PackView, doomed: Collection[str]) -> bool:
+    """Whether nothing goes on in a pack's Slurm job: it may have other GPU sets."""
+    others = list_gpu_set_packs(view.record) if view.record.gpu_sets else []
+    return not any(
+        session.state.pack_path(pack_id).is_dir() for pack_id in others if pack_id not in doomed
+    )
 
 
 def _cancel_without_slurm(session: Session, view: PackView) -> None:
@@ -148,7 +166,8 @@ def _cancel_packs(
         Those that are still to be cancelled: another csub is at them, members have come that are
         not to end, or Slurm refused one of several.
     """
-    left, ids = [], []
+    left: list[PackView] = []
+    found: list[PackView] = []
     # Joining needs the lock of a pack, so no member joins between the look and scancel; so does
     # taking over.
     try:
@@ -165,13 +184,16 @@ def _cancel_packs(
                 come = [number for number in list_members(path) if number not in known]
                 # One that has joined ends with the pack; one of another submission does not.
                 is_kept = bool(come) and (only_these or any(map(is_guest, come)))
-                if is_kept or not (locked or locked.problem or len(views) == 1):
-                    left.append(view)
-                    continue
-                held.enter_context(being_cancelled(path))
-                ids.append(view.job_id)
-            if ids:
-                session.slurm.cancel(*ids)
+                is_other = not (locked or locked.problem or len(views) == 1)
+                (left if is_kept or is_other else found).append(view)
+            # A Slurm job ends with all its GPU sets.
+            kept = {view.job_id for view in left}
+            left += [view for view in found if view.job_id in kept]
+            ending = [view for view in found if view.job_id not in kept]
+            for view in ending:
+                held.enter_context(being_cancelled(session.state.pack_path(view.record.pack_id)))
+            if ending:
+                session.slurm.cancel(*dict.fromkeys(view.job_id for view in ending))
     except SlurmError:
         if len(views) > 1:
             return list(views)

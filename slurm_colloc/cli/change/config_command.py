@@ -20,13 +20,12 @@ from slurm_colloc.ownership import find_owner, is_of_another, name_user
 from slurm_colloc.report.lines.member_groups import render_lines
 from slurm_colloc.settings import (
     Settings,
-    SettingsFiles,
     compute_capped,
-    find_files,
     merge_settings,
     parse_settings,
     read_settings_file,
 )
+from slurm_colloc.settings_files import SettingsFiles, find_files
 from slurm_colloc.slurm.choose_access import describe_access
 from slurm_colloc.store.atomic_files import explain_os_errors, write_atomic
 

@@ -20,6 +20,7 @@ from slurm_colloc.cli.change.ask_runner import (
     wake_runner,
 )
 from slurm_colloc.cli.change.cancel_members import LOOKS_MOST, list_strayed
+from slurm_colloc.cli.change.other_gpu_sets import Chosen, list_chosen, list_others
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
@@ -85,10 +86,12 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
         SlurmError: Slurm did not do it.
     """
     problems = Problems()
-    for view, members in session.survey(choice):
+    found = session.survey(choice)
+    chosen = list_chosen(found)
+    for view, members in found:
         with problems.noted():
             require_here(session, view)
-            _release_in(session, view, members)
+            _release_in(session, view, members, chosen)
             tell_done("released", (member for member in members if not member.is_final))
     return problems.settle()
 
@@ -148,6 +151,8 @@ def _hold_job(session: Session, view: PackView, held: list[MemberView]) -> None:
         raise session.unreachable
     if view.slurm_state is not SlurmJobState.PENDING or not view.job_id:
         return
+    if any(not (m.is_final or m.is_held) for m in list_others(session, view, {})):
+        return
     path = session.state.pack_path(view.record.pack_id)
     try:
         # Joining needs this lock: no member comes in that is not held.
@@ -167,7 +172,9 @@ def _hold_job(session: Session, view: PackView, held: list[MemberView]) -> None:
 # -- releasing --------------------------------------------------------------------------------
 
 
-def _release_in(session: Session, view: PackView, members: list[MemberView]) -> None:
+def _release_in(
+    session: Session, view: PackView, members: list[MemberView], chosen: Chosen
+) -> None:
     alive = _require_alive(members)
     if view.record.carried:
         _act_on_carried(session, view, alive, "released", session.slurm.release)
@@ -181,12 +188,14 @@ def _release_in(session: Session, view: PackView, members: list[MemberView]) -> 
     if not waiting:
         return
     if view.slurm_state is SlurmJobState.PENDING:
-        _release_in_pending(session, view, waiting)
+        _release_in_pending(session, view, waiting, chosen)
     else:
         _release_in_started(session, view, waiting)
 
 
-def _release_in_pending(session: Session, view: PackView, waiting: list[MemberView]) -> None:
+def _release_in_pending(
+    session: Session, view: PackView, waiting: list[MemberView], chosen: Chosen
+) -> None:
     path = session.state.pack_path(view.record.pack_id)
     is_job_held = view.slurm is not None and view.slurm.reason.startswith("JobHeld")
     for member in waiting:
@@ -198,6 +207,9 @@ def _release_in_pending(session: Session, view: PackView, waiting: list[MemberVi
             if not other.is_final and other.place not in numbers:
                 # Held with the whole pack until now, from now on by itself.
                 write_held(path, other.place)
+        for other in list_others(session, view, chosen):
+            if not other.is_final:
+                write_held(Path(other.files.path).parent.parent, other.place)
     left = [member for member in waiting if not remove_held(path, member.place)]
     if is_job_held:
         session.slurm.release(view.job_id)

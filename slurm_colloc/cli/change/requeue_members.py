@@ -12,6 +12,7 @@ from slurm_colloc.cli.change.ask_runner import (
     tell_done,
     wake_runner,
 )
+from slurm_colloc.cli.change.other_gpu_sets import Chosen, list_chosen, list_others
 from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
@@ -31,15 +32,25 @@ def requeue(session: Session, choice: Choice | Sequence[Selection]) -> int:
         SlurmError: Slurm did not do it.
     """
     problems = Problems()
-    for view, members in session.survey(choice):
+    found = session.survey(choice)
+    chosen, requeued = list_chosen(found), set[str]()
+    for view, members in found:
         with problems.noted():
             require_here(session, view)
-            _requeue_in(session, view, members)
+            # Its other GPU sets were named, too, and went back into the queue with the first.
+            if view.job_id not in requeued:
+                _requeue_in(session, view, members, chosen, requeued)
             tell_done("requeued", (member for member in members if not member.is_final))
     return problems.settle()
 
 
-def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> None:
+def _requeue_in(
+    session: Session,
+    view: PackView,
+    members: list[MemberView],
+    chosen: Chosen,
+    requeued: set[str],
+) -> None:
     alive = [member for member in members if not member.is_final]
     if not alive:
         raise UsageProblem(
@@ -54,11 +65,14 @@ def _requeue_in(session: Session, view: PackView, members: list[MemberView]) -> 
     running = [member for member in alive if member.state is not MemberState.PENDING]
     if not running:
         raise UsageProblem(f"{join_names(alive)}: pending already")
-    if len(members) == len(view.members) and not view.record.local:
+    is_all = len(members) == len(view.members) and not view.record.local
+    if is_all and not list_others(session, view, chosen):
         if view.record.carried:
             note(f"{view.job_id}: what its members have done is not known here, all start again")
         # The allocation is given back; members that have ended do not run again.
         session.slurm.requeue(view.job_id)
+        if view.job_id:
+            requeued.add(view.job_id)
         return
     if view.record.carried:
         raise UsageProblem(

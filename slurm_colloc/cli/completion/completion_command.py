@@ -18,6 +18,8 @@ _BASH = """\
 _csub() {
     local IFS=$'\\n'
     COMPREPLY=($(csub --complete-words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    # A name that a value follows.
+    [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace 2>/dev/null
 }
 complete -o default -o bashdefault -F _csub csub
 """
@@ -27,9 +29,13 @@ _ZSH = """\
 _csub() {
     local -a found
     found=("${(@f)$(csub --complete-words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n $found[1] ]]; then compadd -a found; else _files; fi
+    # A value follows a name that ends in =.
+    if [[ -z $found[1] ]]; then _files
+    elif [[ $found[1] == *= ]]; then compadd -S '' -a found
+    else compadd -a found; fi
 }
-compdef _csub csub
+# As a file of fpath this is the body of the function, called for the first completion.
+if [[ $funcstack[1] == _csub ]]; then _csub; else compdef _csub csub; fi
 """
 _FISH = """\
 # fish completion of csub, made by csub --install-completion.
@@ -100,9 +106,9 @@ def install(shell: str) -> Path:
 
 
 def _find_state() -> Path | None:
-    from slurm_colloc.settings import load_settings
+    from slurm_colloc.settings_files import find_state_path
 
     try:
-        return load_settings().state_path
+        return find_state_path(os.environ)
     except Exception:  # noqa: BLE001 - a shell wants candidates, whatever is wrong
         return None

@@ -131,7 +131,8 @@ def _match_groups(
             PlannedInstance(
                 one.profile.profile_id,
                 one.placement,
-                tuple(word.compute_slices for word in group),
+                # The biggest first, too: small ones would lie where a large one has to.
+                tuple(sorted((word.compute_slices for word in group), reverse=True)),
             )
         )
     return planned

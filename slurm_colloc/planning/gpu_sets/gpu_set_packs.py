@@ -45,13 +45,17 @@ def plan_gpu_sets(
         indices: Jobs that may share with each other, whatever number of GPUs they need.
         plan_alike: Makes packs by what is known of jobs.
     """
-    jobs = question.jobs
+    jobs, gpus_per_pack = question.jobs, question.policy.gpus_per_pack
+    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack:
+        # Each job can have GPUs of its own.
+        policy = dataclasses.replace(question.policy, mixes_gpus=False)
+        question = dataclasses.replace(question, policy=policy)
     together = max(jobs[i].gpus for i in indices) if question.policy.mixes_gpus else None
     kinds: dict[int, list[int]] = {}
     for index in indices:
         kinds.setdefault(together or jobs[index].gpus, []).append(index)
-    if question.policy.gpus_per_pack > 1:
-        return _spread(question, kinds, question.policy.gpus_per_pack, plan_alike)
+    if gpus_per_pack > 1:
+        return _spread(question, kinds, gpus_per_pack, plan_alike)
     # Each set is a Slurm job.
     packs: list[PackPlan] = []
     for gpus, chosen in kinds.items():
@@ -135,8 +139,7 @@ def _ask_of_sets(question: Question, gpus: int) -> Question:
     if gpus > 1:
         profiles = {index: p for index, p in profiles.items() if tells_of_exchange(p)}
     if gpus > 1 and not policy.mixes_gpus:
-        if not policy.degree_is_asked:
-            degree = min(degree, SEVERAL_GPUS_DEGREE)
+        degree = choose_set_degree(policy, gpus)
         # Each member is a client on every GPU.
         degree_max = max(degree, degree_max // gpus) if profiles else degree
     return dataclasses.replace(
@@ -145,6 +148,12 @@ def _ask_of_sets(question: Question, gpus: int) -> Question:
         policy=dataclasses.replace(policy, degree=degree, degree_max=degree_max),
         capacity=scale_capacity(question.capacity, gpus),
     )
+
+
+def choose_set_degree(policy: Policy, gpus: int) -> int:
+    """How many jobs share a GPU set of so many GPUs, all of which they need, at first."""
+    is_open = gpus > 1 and not policy.degree_is_asked
+    return min(policy.degree, SEVERAL_GPUS_DEGREE) if is_open else policy.degree
 
 
 def _limit_running(question: Question, limit: int, sets: int) -> Question:

@@ -53,6 +53,19 @@ POINTS_LEAST = 60
 ROWS_MOST = 400
 """Members in the table; more would make the page larger than a megabyte."""
 
+_GPU_HEADS = {
+    "NODE": "Node",
+    "GPU": "GPU",
+    "MEMBERS": "Members",
+    "AT\nMOST": "At once, at most",
+    "DEGREE": "Degree",
+    "BUSY": "Busy",
+    "SM": "SM",
+    "DRAM": "DRAM",
+    "GPU_MEM\nmost": "GPU memory, at most",
+    "NVLINK": "NVLink",
+    "PCIE": "PCIe",
+}
 _SERIES_OF_GPU = 6
 _ARGUMENTS_MOST = 160
 _NAME_MOST = 60
@@ -108,7 +121,7 @@ def _build_gpus(summaries: Sequence[Summary]) -> GpuTable | None:
         return None
     columns, rows = build_gpu_rows(summaries)
     return GpuTable(
-        heads=[(column.title.replace("\n", " "), column.is_number) for column in columns],
+        heads=[(_GPU_HEADS[column.title], column.is_number) for column in columns],
         rows=[tuple(escape_controls(cell) for cell in row) for row in rows],
         balance=tell_balance(summaries),
     )

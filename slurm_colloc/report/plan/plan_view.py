@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.model.plan import KnownBy, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.queue_waits import WaitEstimate
-from slurm_colloc.model.sbatch.arrays import format_task_ids, parse_array
+from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.quantities import format_time_limit
 from slurm_colloc.planning.explain.explanation import (
-    MemberExplanation,
     PackExplanation,
     PlanExplanation,
 )
 from slurm_colloc.report.plan.layout_picture import draw_layout
+from slurm_colloc.report.plan.member_table import drop_names, render_members
 from slurm_colloc.report.plan.plan_figures import (
     compute_plan_figures,
     group_slurm_jobs,
@@ -27,7 +27,6 @@ from slurm_colloc.report.plan.plan_figures import (
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,
-    format_figure,
     format_mb_figure,
     format_span,
     render,
@@ -41,9 +40,6 @@ PLAN_SCHEMA = 1
 _REASONS_MOST = 20
 _TOLD_MOST = 12
 """Packs that are alike whose members are told."""
-_NUMBERS_WIDE = 16
-_NUMBERS_LINES = 4
-"""Columns and lines of the numbers of members that are alike; the blanks between them go away."""
 _UNIT = re.compile(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
 _GLUE = "\x1f"
 """Stands for the blank between them: no text has it whose control characters are escaped."""
@@ -125,7 +121,7 @@ def group_packs(
         if others:
             found[number] = [number]
             continue
-        members = tuple(_key(member) for member in pack.members)
+        members = tuple(drop_names(member) for member in pack.members)
         layout = tuple(dataclasses.replace(seat, number=None) for seat in pack.layout)
         key = (dataclasses.replace(pack, members=(), reasons=(), layout=layout), members)
         found.setdefault(key, []).append(number)
@@ -133,11 +129,6 @@ def group_packs(
         (tuple(numbers), tuple(pack for number in numbers for pack in jobs[number - 1]))
         for numbers in found.values()
     ]
-
-
-def _key(member: MemberExplanation) -> MemberExplanation:
-    """A member without what names it."""
-    return dataclasses.replace(member, job_index=0, number=0)
 
 
 def _render_packs(
@@ -165,7 +156,7 @@ def _render_packs(
     if len(pack.members) > 1:
         parts += [f"  {line}" for line in render_budget(pack, width - 2)]
     parts += [f"  {line}" for line in draw_layout(pack.layout, tells_who=len(packs) == 1)]
-    parts += _indent(_render_members(packs, width - 2))
+    parts += _indent(render_members(packs, width - 2))
     if len(packs) > 1 and len(pack.members) > 1:
         parts += _tell_who(numbers, packs, width)
     if explain:
@@ -215,7 +206,7 @@ def _render_gpu_sets(
         )
         first = last + 1
     parts += _indent(render([build_table(columns, rows, width - 2)], width - 2))
-    parts += _indent(_render_members(packs, width - 2))
+    parts += _indent(render_members(packs, width - 2))
     if explain:
         told = dict.fromkeys(text for pack in packs for text in pack.reasons)
         parts += [_fold(text, width, "  because ") for text in told]
@@ -246,67 +237,6 @@ def _tell_who(numbers: Sequence[int], packs: Sequence[PackExplanation], width: i
     left = len(told) - _TOLD_MOST
     more = f"; and {left} more, which --json lists" if left > 0 else ""
     return [_fold(f"pack {'; '.join(told[:_TOLD_MOST])}{more}", width, "  ", hanging=2)]
-
-
-def _render_members(packs: Sequence[PackExplanation], width: int) -> str:
-    """The members of packs that are alike, those that are alike on one line."""
-    is_cut = any(member.instance for pack in packs for member in pack.members)
-    columns = [
-        Column("MEMBER", is_number=False),
-        Column("NAME", is_number=False, gives_way=True),
-        Column("KNOWN\nBY", is_number=False),
-        Column("STEPS/S\nALONE"),
-        Column("STEPS/S\nHERE"),
-        Column("SLOW-\nDOWN"),
-        Column("AT\nMOST"),
-        Column("INSTANCE" if is_cut else "THREADS", is_number=not is_cut),
-        Column("GPU_MEM"),
-    ]
-    groups: dict[MemberExplanation, list[int]] = {}
-    for pack in packs:
-        for member in pack.members:
-            shown = member
-            if len(pack.members) == 1:
-                rate = member.solo_steps_per_s
-                shown = dataclasses.replace(member, slowdown=1.0, predicted_steps_per_s=rate)
-            groups.setdefault(_key(shown), []).append(member.number)
-    rows: list[tuple[str, ...]] = []
-    for member, numbers in groups.items():
-        first, *more = _wrap_numbers(numbers)
-        cells = (
-            member.name,
-            member.known_by.value,
-            format_figure(member.solo_steps_per_s),
-            format_figure(member.predicted_steps_per_s),
-            format_figure(member.slowdown),
-            "" if member.max_slowdown is None else f"{member.max_slowdown:g}",
-            _tell_threads(member),
-            format_mb_figure(member.gpu_memory_mb),
-        )
-        rows.append((first, *cells))
-        rows += [(line, *[""] * len(cells)) for line in more]
-    return render([build_table(columns, rows, width)], width)
-
-
-def _tell_threads(member: MemberExplanation) -> str:
-    """What limits its part of the GPU: an instance, or threads."""
-    if member.instance:
-        return member.instance
-    return "all" if member.thread_percentage is None else f"{member.thread_percentage} %"
-
-
-def _wrap_numbers(numbers: Sequence[int]) -> list[str]:
-    """The numbers of members on a few lines, and how many more there are."""
-    import textwrap
-
-    spaced = format_task_ids(numbers).replace(",", ", ")
-    wrapped = textwrap.wrap(spaced, _NUMBERS_WIDE, break_on_hyphens=False, break_long_words=False)
-    lines = [line.replace(" ", "") for line in wrapped]
-    if len(lines) <= _NUMBERS_LINES:
-        return lines
-    shown = "".join(lines[: _NUMBERS_LINES - 1]).rstrip(",")
-    left = len(set(numbers)) - len(parse_array(shown).task_ids)
-    return [*lines[: _NUMBERS_LINES - 1], f"and {left} more"]
 
 
 def _render_reasons(

@@ -23,7 +23,8 @@ from slurm_colloc.report.summary.gpu_figures import (
 from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
-from slurm_colloc.report.summary.pack_run import PackRun, read_run
+from slurm_colloc.report.summary.pack_run import PackRun
+from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.shared_slowdown import measure_together
 from slurm_colloc.report.summary.sharing_summary import (
     build_pack,

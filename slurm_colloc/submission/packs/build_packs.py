@@ -10,9 +10,10 @@ from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.planning.join.same_kind import compute_own_meaning
+from slurm_colloc.store.job_index import build_pack_id
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
-from slurm_colloc.store.pack_reading import build_pack_id, name_gpu_set
+from slurm_colloc.store.pack_reading import name_gpu_set
 from slurm_colloc.submission.packs.call_batches import ONLY_ONE, Batch, PlaceInCall
 from slurm_colloc.submission.packs.sbatch_options import (
     GROWABLE,
