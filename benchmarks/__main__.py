@@ -37,6 +37,7 @@ from benchmarks.questions import measure_questions
 from benchmarks.queue import measure_queue
 from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
+from benchmarks.set_runners import measure_set_runners
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
 from benchmarks.sums import measure_sums
@@ -72,10 +73,7 @@ def measure(chosen: list[str]) -> Iterator[Section]:
         yield measure_planning()
         yield measure_planning_calls()
         yield measure_planning_gpu_sets()
-    if "sums" in chosen:
-        yield measure_sums()
-    if "layouts" in chosen:
-        yield measure_layouts()
+    yield from measure_small(chosen)
     with_slurm = [name for name in GROUPS if name in chosen]
     if not with_slurm:
         return
@@ -89,6 +87,16 @@ def measure(chosen: list[str]) -> Iterator[Section]:
             yield from GROUPS[name](bed)
 
 
+def measure_small(chosen: list[str]) -> Iterator[Section]:
+    """Yield the tables that need no cluster of all groups, or one of their own."""
+    if "set_runners" in chosen:
+        yield measure_set_runners()
+    if "sums" in chosen:
+        yield measure_sums()
+    if "layouts" in chosen:
+        yield measure_layouts()
+
+
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
     names = [
@@ -99,6 +107,7 @@ def main() -> None:
         "instrument",
         "planning",
         "layouts",
+        "set_runners",
         "sums",
         *GROUPS,
     ]

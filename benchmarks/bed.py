@@ -99,8 +99,11 @@ def wait_until(condition: Callable[[], bool], what: str, *, patience_s: float = 
 
 
 @contextlib.contextmanager
-def running_bed() -> Iterator[Bed]:
+def running_bed(*, gpus: int = 1) -> Iterator[Bed]:
     """Bring the cluster up, and take it down at the end.
+
+    Args:
+        gpus: GPUs of its node.
 
     Raises:
         SlurmUnreachable: Slurm is not installed.
@@ -111,7 +114,7 @@ def running_bed() -> Iterator[Bed]:
     spec = SandboxSpec(
         sandbox.directory,
         nodes=1,
-        gpus_per_node=1,
+        gpus_per_node=gpus,
         cpus_per_node=CPUS,
         fake_gpus=True,
         kill_wait_s=2,

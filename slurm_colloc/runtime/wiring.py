@@ -281,7 +281,10 @@ def build_parts(
         journal=journal,
         check_fence=fence.check,
         find_room=measured_degree.find_room,
-        describe_wait=measured_degree.describe,
+        describe_wait=lambda member: (
+            ("it needs a larger GPU" if memory.is_too_large(member) else "")
+            or measured_degree.describe(member)
+        ),
     )
     requests = RequestHandler(
         pack=pack,

@@ -230,3 +230,32 @@ def test_sixty_members_run_once_each_over_four_gpus_whatever_runners_are_killed(
     # Members of one GPU were never without their set's own.
     started = [line for lines in runs.values() for line in lines if line[0] == "start"]
     assert {len(line) for line in started} == {3}
+
+
+def test_members_of_two_gpus_share_them_with_members_of_one(user: CsubUser) -> None:
+    body = f'{NOTE}; echo "$MASTER_PORT" >>"$name"; {UNTIL_END}; {END}'
+    user.script("pair.sh", body, directives="#SBATCH --gres=gpu:2")
+    user.script("one.sh", body, directives="#SBATCH --gres=gpu:1")
+    words = [word for word in OPTIONS if not word.startswith("--gres")]
+    job_id = user.submit(
+        "pack", TWO, *words, "--share=mps", "--degree=4", "pair.sh", "one.sh", "one.sh", "pair.sh"
+    )
+    wait_until(lambda: count_running_lines(user) == 4, "all four run")
+    (pack,) = list_packs(user)
+    runs = read_runs(user)
+    gpus = {number: set(lines[0][2].split(",")) for number, lines in runs.items()}
+    assert gpus[1] == gpus[4] == gpus[2] | gpus[3]
+    # The two small ones are on different GPUs.
+    assert [len(gpus[number]) for number in (1, 2, 3, 4)] == [2, 1, 1, 2]
+    assert gpus[2] != gpus[3]
+    assert len({lines[1][0] for lines in runs.values()}) == 4
+    setup = json.loads((pack / "setup.json").read_text())
+    assert (setup["mode"], set(setup["gpus"])) == ("mps", gpus[1])
+    (user.home / "end").touch()
+    rows = user.finish(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+
+
+def count_running_lines(user: CsubUser) -> int:
+    """Members that have said all they say before they wait."""
+    return sum(len(lines) == 2 for lines in read_runs(user).values())

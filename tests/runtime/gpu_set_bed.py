@@ -34,6 +34,7 @@ class GpuSetJob(Submission):
         wide: Sequence[int] = (),
         policy: Policy = Policy(),  # noqa: B008
         first: int = 1,
+        parts: tuple[tuple[str, tuple[int, ...]], ...] = (),
     ) -> None:
         """Sets with so many members each, numbered through.
 
@@ -45,16 +46,17 @@ class GpuSetJob(Submission):
             wide: Numbers of members with two GPUs.
             policy: How they were planned.
             first: The first member's number.
+            parts: Other Slurm jobs of the call.
         """
         sizes = tuple(gpus or [1] * len(counts))
-        parts = tuple((name_gpu_set(self.name, number), (0,)) for number in range(len(counts)))
+        own = tuple((name_gpu_set(self.name, number), (0,)) for number in range(len(counts)))
         packs = []
         for number, count in enumerate(counts):
             members = []
-            for own in range(first, first + count):
-                entry = build_member(own)
+            for each in range(first, first + count):
+                entry = build_member(each)
                 job = change(dataclasses.replace(entry.spec.job, gpus=0, time_limit_s=60))
-                plan = dataclasses.replace(entry.spec.plan, gpus=2 if own in wide else 1)
+                plan = dataclasses.replace(entry.spec.plan, gpus=2 if each in wide else 1)
                 spec = dataclasses.replace(entry.spec, job=job, plan=plan)
                 members.append(dataclasses.replace(entry, spec=spec))
             first += count
@@ -67,7 +69,7 @@ class GpuSetJob(Submission):
                 members=tuple(member.spec.job.number for member in members),
                 policy=policy,
                 closed="it has several GPU sets",
-                parts=parts,
+                parts=(*own, *parts),
                 gpu_set=number,
                 gpu_sets=sizes,
             )

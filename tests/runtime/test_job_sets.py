@@ -14,6 +14,7 @@ from slurm_colloc.runtime.queue import job_sets as job_sets_module
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare, write_division
 from slurm_colloc.store.pack.idle_set import is_idle
 from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_states import read_state
@@ -270,7 +271,7 @@ def test_the_others_have_time_to_take_what_is_left_to_them(
     assert sets.may_close()
 
 
-# -- from another Slurm job -------------------------------------------------------------------
+# -- from and to another Slurm job ---------------------------------------------------------------
 
 
 def test_a_job_is_closed_once_none_of_its_sets_has_a_member_left(
@@ -297,3 +298,39 @@ def test_a_job_is_closed_once_none_of_its_sets_has_a_member_left(
     assert read_emptied(other.path(1))
     other.close()
     taker.close()
+
+
+def test_a_set_that_others_keep_waiting_takes_members_of_the_next_job_as_many_as_were_planned(
+    tmp_path: Path, job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(degree=2)
+    job.submit_sets(1, 0, degree=8, policy=policy, parts=(("u", (101,)),))
+    later = GpuSetJob(tmp_path, "u", "8", job.slurm)
+    Submission.submit(later, 13, policy=policy)
+    first, second = begin(job, monkeypatch, 0, 1, places=8)
+    job.turn(0)
+    for _ in range(3):
+        job.look(1)
+        job.turn(1)
+    assert len(second) == 2
+    assert first == [1]
+    later.close()
+
+
+def test_a_set_whose_gpu_cannot_be_used_leaves_its_members_to_the_others(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 2)
+    why = "GPU-1 is divided by MIG"
+    write_division(job.path(0), GpuDivision(shares=(GpuSetShare(), GpuSetShare(problem=why))))
+    first, second = begin(job, monkeypatch, 0, 1)
+    assert job.parts[1].gpu_mode.refusal == why
+    job.turn(1)
+    job.turn(0)
+    job.turn(0)
+    assert (sorted(first), second) == ([1, 2], [])
+    # Of another start of the job it says nothing.
+    write_division(
+        job.path(0), GpuDivision(restarts=7, shares=(GpuSetShare(), GpuSetShare(problem=why)))
+    )
+    assert not job.begin(1).gpu_mode.refusal

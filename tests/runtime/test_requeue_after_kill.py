@@ -22,7 +22,7 @@ from slurm_colloc.runtime.pack.requeue_after_kill import (
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
-from slurm_colloc.store.pack.pack_directory import write_pack
+from slurm_colloc.store.pack.pack_directory import write_pack, write_record
 from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
 
 from ..store.builders import build_pack
@@ -262,6 +262,22 @@ def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> Non
     bed.answer(Restarts="3")
     assert bed.requeue(3) is False
     assert len(bed.list_requeues()) == 1
+    assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
+
+
+def test_kills_in_all_gpu_sets_of_a_job_count_together(bed: Bed) -> None:
+    first = build_pack("s")
+    packs = [
+        dataclasses.replace(first.record, pack_id=name, gpu_set=number, gpu_sets=(1, 1))
+        for number, name in enumerate(("s.0", "s~1.0"))
+    ]
+    write_record(bed.pack, packs[0])
+    other = bed.pack.parent / "s~1.0"
+    write_pack(other, dataclasses.replace(first, record=packs[1]))
+    write_kill(other, RunnerKill(0, 1, 9, 1.0))
+    write_kill(bed.pack, RunnerKill(1, 2, 9, 1.0))
+    bed.answer(Restarts="2")
+    assert not bed.requeue(2)
     assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
 
 

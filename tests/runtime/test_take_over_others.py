@@ -258,7 +258,7 @@ def test_a_later_attempt_finishes_what_was_decided_and_gives_numbers_of_its_own(
     # Killed before any directory followed.
     monkeypatch.setattr(take_over, "move", lambda *_arguments: False)
     two.first.look(101)
-    assert taker._decided
+    assert taker.is_busy
     monkeypatch.undo()
     parts = two.first.begin(101, attempt=2)
     run_plainly(monkeypatch, parts)

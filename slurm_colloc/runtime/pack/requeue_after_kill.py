@@ -23,7 +23,7 @@ from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import list_members
+from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_kills import (
     RunnerKill,
     forget_kill,
@@ -31,6 +31,7 @@ from slurm_colloc.store.pack.runner_kills import (
     read_kill,
     write_kill,
 )
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 RESTARTS_MAX = 2
 """How often a pack starts again because of killed runners: what kills them may be in the pack."""
@@ -134,7 +135,7 @@ class KilledRunner:
         standing = self._judge(fields)
         if standing is not JobStanding.RUNS:
             return standing is JobStanding.ENDS
-        earlier = sum(not kill.refusal for kill in list_kills(self._pack))
+        earlier = sum(not kill.refusal for pack in self._list_sets() for kill in list_kills(pack))
         refusal = find_refusal(fields, earlier, has_unfinished=self._has_unfinished())
         if refusal:
             return self._refuse(refusal)
@@ -164,6 +165,15 @@ class KilledRunner:
 
     def _judge(self, fields: Mapping[str, str]) -> JobStanding:
         return judge_standing(fields, self._restarts, time.time())
+
+    def _list_sets(self) -> list[Path]:
+        """The packs of all GPU sets of the job: it starts again as one."""
+        names: list[str] = []
+        with contextlib.suppress(StateError):
+            record = read_pack(self._pack)
+            if record is not None:
+                names = [n for n in list_gpu_set_packs(record) if n != record.pack_id]
+        return [self._pack, *(self._pack.parent / name for name in names)]
 
     def _has_unfinished(self) -> bool:
         records = (

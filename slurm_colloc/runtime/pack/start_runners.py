@@ -32,6 +32,7 @@ LOADED_ONCE = (
     "slurm_colloc.runtime.gpu.node_daemon",
     "slurm_colloc.runtime.gpu.pack_daemon",
     "slurm_colloc.runtime.gpu.member_limits",
+    "slurm_colloc.store.learned.profile_index",
 )
 """What every runner loads sooner or later: of what is there before the fork they share the memory.
 """

@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.alike_packs import AlikePacks
+from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.fitting_members import FittingMembers
@@ -44,7 +45,6 @@ from slurm_colloc.store.pack.member_home import (
     HomeRecord,
     choose_guest_number,
     find_guest,
-    read_home,
     write_home,
 )
 from slurm_colloc.store.pack.member_states import read_attempt
@@ -52,9 +52,6 @@ from slurm_colloc.store.pack.pack_directory import (
     read_ended,
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_requests import (
-    hand_on_requests,
-)
 from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 LOOK_EVERY_S = 1.0
@@ -123,23 +120,22 @@ class MemberTakeOver:
         self._check_fence = check_fence
         self._find_room = find_room
         self._describe_wait = describe_wait
-        self._decided: dict[tuple[Path, int], int] = {}
+        self._arriving = ArrivingMembers(pack, record, state, intake, journal)
         self._taken: dict[str, int] = {}
         self._guests = 0
-        self._has_looked_back = False
         self._look_at = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Members are on their way here, or Slurm is asked whether some may come."""
-        return bool(self._decided) or self._jobs.is_asking
+        return self._arriving.has_any or self._jobs.is_asking
 
     def find_elsewhere(self, number: int) -> tuple[Path, int] | None:
         """Where a member is that has left this pack: in which other one, and its number there."""
         if is_guest(number):
             # One that has come moves no more.
             return None
-        for path in self._list_sisters():
+        for path in self._arriving.list_sisters():
             if is_there(path / "members" / inbox.format_number(number)):
                 return path, number
         for name in self._state.list_takers(self._shown_id):
@@ -148,17 +144,6 @@ class MemberTakeOver:
             if there is not None:
                 return path, there
         return None
-
-    def _list_sisters(self) -> list[Path]:
-        """The other packs of the submission that are there."""
-        ids = self._state.list_sisters(self._record)
-        paths = (self._state.pack_path(each) for each in ids if each != self._record.pack_id)
-        return [path for path in paths if path.is_dir()]
-
-    def _list_sources(self) -> list[Path]:
-        """The packs that members may be on their way from to this one."""
-        ids = self._state.list_sources(self._record.pack_id)
-        return [*self._list_sisters(), *map(self._state.pack_path, ids)]
 
     def work(self, *, at_once: bool = False) -> None:
         """Fetch what was decided, and take over what fits.
@@ -172,8 +157,8 @@ class MemberTakeOver:
         """
         if self._record.local or self._record.carried or self._record.request is None:
             return
-        self._look_back()
-        self._fetch()
+        self._arriving.look_back()
+        self._arriving.fetch()
         now = time.monotonic()
         if now < self._look_at and not at_once:
             return
@@ -187,47 +172,9 @@ class MemberTakeOver:
         room = self._count_room()
         if room > 0:
             self._take(room)
-            self._fetch()
+            self._arriving.fetch()
 
-    # -- what has come ------------------------------------------------------------------------
-
-    def _look_back(self) -> None:
-        """Once: what an earlier attempt has decided, wherever it was interrupted."""
-        if self._has_looked_back:
-            return
-        for source in self._list_sources():
-            for number, taking in take_over.list_leaving(str(source)).items():
-                if taking.taker == self._pack.name:
-                    self._decided[source, number] = taking.number
-        for there in take_over.list_arrived(str(self._pack)):
-            self._decided[self._find_home(there)] = there
-        self._intake.adopt_taken()
-        self._has_looked_back = True
-
-    def _find_home(self, there: int) -> tuple[Path, int]:
-        """The pack that a member here was planned for, and its number there."""
-        home = read_home(self._pack, there)
-        if home is not None:
-            return self._state.pack_path(home.pack_id), home.number
-        for source in self._list_sisters():
-            record = self._state.read_pack(source.name)
-            if record is not None and there in record.members:
-                return source, there
-        return self._pack, there
-
-    def _fetch(self) -> None:
-        for (source, number), there in list(self._decided.items()):
-            if not take_over.move(str(source), str(self._pack), number, there):
-                # It was cancelled, or given back.
-                if not is_there(source / "members" / inbox.format_number(number)):
-                    del self._decided[source, number]
-                continue
-            if source != self._pack and source.is_dir():
-                hand_on_requests(source, number, self._pack, there)
-            if take_over.accept(str(self._pack), there):
-                self._intake.adopt(there)
-                self._journal.write("took_over", member=there, source=source.name)
-            del self._decided[source, number]
+    # -- what may come ------------------------------------------------------------------------
 
     def _forget_gone(self) -> None:
         """Forget members of this pack that wait in another one by now."""
@@ -238,8 +185,6 @@ class MemberTakeOver:
             has_begun = member.record.starts and not self._is_refused()
             if not has_begun and not inbox.is_taken(str(self._pack), number):
                 self._intake.forget(member)
-
-    # -- what may come ------------------------------------------------------------------------
 
     def _count_places(self) -> int:
         """How many places are free for members of others; own ones go first."""
@@ -253,7 +198,19 @@ class MemberTakeOver:
         """How many members of other Slurm jobs may start here now."""
         if not may_take_over(self._record):
             return 0
-        return min(places, self._find_room()) if (places := self._count_places()) else 0
+        places = self._count_places()
+        return min(places, max(self._find_room(), self._count_planned())) if places else 0
+
+    def _count_planned(self) -> int:
+        """How many may start unmeasured: as many as were planned, where others keep this GPU.
+
+        A pack of one GPU ends where it has nothing to do, and gives its GPU to the next one. Here
+        the next one waits for all GPU sets of the job.
+        """
+        policy = self._record.policy
+        if not self._job_sets.others or policy is None:
+            return 0
+        return max(0, policy.degree - len(self._members.running()))
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
@@ -270,7 +227,7 @@ class MemberTakeOver:
     def _take(self, room: int) -> None:
         found = [
             read_sister(self._state, path, self._record)
-            for path in self._list_sisters()
+            for path in self._arriving.list_sisters()
             if path not in self._job_sets.others
         ]
         found += [
@@ -301,7 +258,7 @@ class MemberTakeOver:
                 continue
             if waiting and not self._jobs.may_take_from(sister):
                 continue
-            room -= self._take_from(sister, waiting, most)
+            room -= self._take_from(sister, waiting, most, describe_wait=self._describe_wait)
 
     def _take_from(
         self,
@@ -334,10 +291,10 @@ class MemberTakeOver:
                 if there is None:
                     break
                 if take_over.decide(str(sister.path), str(self._pack), number, there):
-                    self._decided[sister.path, number] = there
+                    self._arriving.expect(sister.path, number, there)
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
-            self._fetch()
+            self._arriving.fetch()
             if self._may_be_empty(sister) and self._empty(sister):
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
