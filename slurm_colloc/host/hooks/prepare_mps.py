@@ -25,8 +25,7 @@ from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.own_directory import Owner, make_named_directory
 
 CONTROL_CAP_S = 5.0
-NEXT_DAEMON_S = 1.5
-"""How much longer it may take for each more daemon: they are started one after the other."""
+"""What each daemon may take, one after the other, as long as the hook has time."""
 
 
 @dataclass
@@ -155,7 +154,7 @@ class MpsPreparation(JobPreparation):
         owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
         groups = self.make_groups()
         # One budget for all that the daemons and their control programs are waited for.
-        cap_s = CONTROL_CAP_S + NEXT_DAEMON_S * (len(checkpoint.daemons) - 1)
+        cap_s = CONTROL_CAP_S * len(checkpoint.daemons)
         ends_at = time.monotonic() + min(cap_s, left_s())
         daemons = []
         for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):
