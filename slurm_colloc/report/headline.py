@@ -22,10 +22,10 @@ from slurm_colloc.report.member_remarks import (
 from slurm_colloc.report.sharing_gain import (
     EVEN,
     compute_gain,
-    compute_part_gain,
     count_gpus,
     say_span,
     tell_gain,
+    tell_part_gain,
 )
 from slurm_colloc.report.terminal_tables import format_figure, format_share
 
@@ -228,7 +228,7 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
         text, cost = f"{len(ran)} {name_jobs(ran)} {verb}{beside}", _tell_cost(ran)
-        gain = _tell_part_gain(summaries, ran, final=final)
+        gain = _tell_own_gain(summaries, ran, final=final)
         return f"{'; '.join(filter(None, (f'{text}{gain}', cost)))}."
     (member,) = ran
     text = f"{member['id']} {verb}{beside or ' alone'}"
@@ -237,25 +237,14 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
         text += f" at {format_figure(rate)} steps/s"
     if member["slowdown"] is not None and others:
         text += f", {_tell_cost(ran).removeprefix('each ran ')}"
-    return f"{text}{_tell_part_gain(summaries, ran, final=final) if others else ''}."
+    return f"{text}{_tell_own_gain(summaries, ran, final=final) if others else ''}."
 
 
-def _tell_part_gain(
+def _tell_own_gain(
     summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
 ) -> str:
-    """What sharing brought some members, by their part of the GPU's time; empty where unknown."""
-    serial_s, part_s = compute_part_gain(summaries, ran)
-    if serial_s is None or part_s <= 0 or _has_no_gpu(summaries, ran):
-        return ""
-    instead = "instead of" if final else "for work of"
-    if len(ran) == 1:
-        verb, alone = "; it took" if final else "; so far it has had", "alone"
-    else:
-        verb, alone = " and took" if final else " and have taken", "one after the other"
-    return (
-        f"{verb} {say_span(part_s)} of GPU time {instead} {say_span(serial_s)} {alone} "
-        f"({tell_gain(serial_s, part_s)})"
-    )
+    without = _has_no_gpu(summaries, ran)
+    return "" if without else tell_part_gain(summaries, ran, final=final)
 
 
 def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:

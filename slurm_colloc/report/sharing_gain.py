@@ -107,3 +107,21 @@ def tell_gain(serial_s: float, shared_s: float) -> str:
 def _round(value: float) -> str:
     """Two digits that are seen to differ from 1."""
     return f"{value:.1f}" if value >= 1.95 else f"{value:.2f}"
+
+
+def tell_part_gain(
+    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+) -> str:
+    """What sharing brought some members, by their part of the GPU's time; empty where unknown."""
+    serial_s, part_s = compute_part_gain(summaries, ran)
+    if serial_s is None or part_s <= 0:
+        return ""
+    instead = "instead of" if final else "for work of"
+    if len(ran) == 1:
+        verb, alone = "; it took" if final else "; so far it has had", "alone"
+    else:
+        verb, alone = " and took" if final else " and have taken", "one after the other"
+    return (
+        f"{verb} {say_span(part_s)} of GPU time {instead} {say_span(serial_s)} {alone} "
+        f"({tell_gain(serial_s, part_s)})"
+    )

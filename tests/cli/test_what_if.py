@@ -44,6 +44,20 @@ def test_the_end_of_the_last_job_goes_by_the_gpus_that_there_are(tmp_path: Path)
     )
 
 
+def test_a_pack_of_a_node_is_shown_alongside(tmp_path: Path) -> None:
+    node = LoginNode(tmp_path)
+    words = ("--what-if=gpus-per-pack=node", "--array=1-12", SMALL)
+    plan = node.plan(*words)
+    assert (plan["figures"]["packs"], plan["figures"]["gpus"]) == (3, 3)
+    changed = plan["what_if"]
+    assert (changed["figures"]["packs"], changed["figures"]["gpus"]) == (1, 4)
+    assert [len(pack["members"]) for pack in changed["packs"]] == [3] * 4
+    shown = node.csub("plan", *words).stdout
+    assert [line.split() for line in shown.splitlines() if line.startswith("GPUs ")] == [
+        ["GPUs", "3", "4"]
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -54,6 +68,10 @@ def test_the_end_of_the_last_job_goes_by_the_gpus_that_there_are(tmp_path: Path)
         (f"degree={'9' * 5000}", f"degree='{'9' * 57}...': a number of at most 18 digits"),
         (f"max-slowdown={'1' * 5000}", f"max-slowdown='{'1' * 57}...': a number from 1 to 100"),
         (f"gpu-mem={'1' * 5000}", f"gpu-mem='{'1' * 57}...': '{'1' * 57}...' is no GPU memory"),
+        (
+            "gpus-per-pack=many",
+            "gpus-per-pack='many': a number from 1 to 64, node or auto is needed",
+        ),
         (f"{'x' * 5000}=1", f"there is no '{'x' * 57}...'"),
         (f"{'x' * 5000}", f"'{'x' * 57}...' has no value"),
     ],

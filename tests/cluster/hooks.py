@@ -27,7 +27,9 @@ def sandbox_with_hooks(**changes: Any) -> Iterator[Sandbox]:
     if shutil.which("cc") is None:
         pytest.skip("the simulated NVML library needs a C compiler")
     settings = {"nodes": 1, "gpus_per_node": 2, "cpus_per_node": 32, **changes}
-    with running_sandbox(simgpu=True, hooks=True, **settings) as sandbox:
+    # Root's hooks take a job for alive while any Slurm of this machine runs one of its number.
+    extra = (*settings.pop("extra_conf", ()), f"FirstJobId={1000 + os.getpid() % 50_000 * 100}")
+    with running_sandbox(simgpu=True, hooks=True, extra_conf=extra, **settings) as sandbox:
         yield sandbox
 
 

@@ -98,6 +98,11 @@ def test_more_at_once_than_instances_share_them_where_the_site_says_so(
     (record,) = user.state.glob("packs/*/pack.json")
     assert json.loads(record.read_text())["layout_places"] == [3, 2]
     assert read_comments(slurm)[0].endswith(" [csub/1 mig=4g+2g]")
+    refused = user.csub(
+        "--share=mig=4g+2g", "--degree=97", *OPTIONS, "--array=1-99", "train.sh", check=False
+    )
+    assert refused.returncode == 2
+    assert "has 2 MIG instances, for 48 members each: ask for --degree=96" in refused.stderr
 
 
 def test_more_members_than_instances_wait_in_one_pack(user: CsubUser, slurm: FakeSlurm) -> None:

@@ -24,7 +24,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.qos_limits import UserLimits
 from slurm_colloc.planning.gpu_sets.gpus_per_pack import choose_gpus_per_pack, widen_for_limit
 from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
-from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, place_sets
+from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, deal, place_sets
 from slurm_colloc.planning.plan_packs import plan
 
 from .coefficients import CALIBRATION as H200
@@ -188,6 +188,24 @@ def test_every_kind_of_job_has_a_gpu_set_and_none_is_without_a_member(
     assert set(spread.sets) == set(counts)
     assert all(1 <= spread.sets[size] <= counts[size] for size in counts)
     assert sum(size * count for size, count in spread.sets.items()) <= gpus * spread.slurm_jobs
+
+
+@given(loads=st.lists(st.integers(1, 4), min_size=1, max_size=80), data=st.data())
+def test_every_job_is_dealt_once_and_evenly(loads: list[int], data: st.DataObject) -> None:
+    if data.draw(st.booleans()):
+        loads = [1] * len(loads)
+    sets = data.draw(st.integers(1, len(loads)))
+    jobs = data.draw(st.integers(1, sets))
+    hands = deal(loads, sets, jobs)
+    assert sorted(at for hand in hands for at in hand) == list(range(len(loads)))
+    assert len(hands) == sets
+    sums = [sum(loads[at] for at in hand) for hand in hands]
+    assert max(sums) - min(sums) <= max(loads)
+    if set(loads) == {1}:
+        # Those of the first Slurm job begin first.
+        own = -(-sets // jobs)
+        first = [at for hand in hands[:own] for at in hand]
+        assert max(first) == len(first) - 1
 
 
 MEMORY = st.none() | st.integers(1, 60_000)

@@ -57,6 +57,22 @@ def test_only_packs_that_share_through_mps_ask(mode: SharingMode) -> None:
     assert ask(modes=(mode, SharingMode.MPS)).comment == f"{MARK} {TOKEN}"
 
 
+def test_each_gpu_of_a_pack_of_several_gets_a_daemon() -> None:
+    packs = [make_pack(SharingMode.MPS)] * 2
+    hooks = HookChoice("always", "csub")
+    asked = build_hook_request(packs, {}, ID, hooks, gpu_sets=(1, 1))
+    assert asked == HookRequest(f"{MARK} [csub/1 mps gpus=each]", "csub")
+    # One set of two GPUs has one daemon over both; of several such sets a prolog knows nothing.
+    assert build_hook_request(packs, {}, ID, hooks).comment == f"{MARK} {TOKEN}"
+    asked = build_hook_request(packs, {}, ID, hooks, gpu_sets=(2, 1))
+    assert (asked.comment, asked.constraint) == (MARK, None)
+    assert "it knows no GPU sets of several GPUs" in asked.notes[0]
+    plain = [make_pack(SharingMode.TIMESLICE)] * 2
+    assert build_hook_request(plain, {}, ID, hooks, gpu_sets=(2, 1)) == HookRequest(MARK, None)
+    never = build_hook_request(packs, {}, ID, HookChoice("never"), gpu_sets=(2, 1))
+    assert never == HookRequest(MARK, None)
+
+
 def test_never_means_as_without_hooks() -> None:
     assert ask("a", "b|c", hooks=HookChoice("never", "csub")) == HookRequest(f"a {MARK}", "b|c")
 

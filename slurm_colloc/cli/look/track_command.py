@@ -37,6 +37,8 @@ def track(
     ] = False,
 ) -> None:  # fmt: skip
     """Give members' figures to MLflow or W&B: into the runs that they have opened, or new ones."""
+    if not to:
+        raise UsageProblem("no tracker was named", hint="csub track ID --to mlflow, or --to wandb")
     if to not in ("mlflow", "wandb"):
         raise UsageProblem(f"--to: {to!r} is no tracker", hint="known are mlflow and wandb")
     if (uri and to != "mlflow") or (offline and to != "wandb"):

@@ -12,12 +12,12 @@ from slurm_colloc.errors import NoPackPossible, UsageProblem
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb
-from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES
+from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES, check_gpus_per_pack
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.plan.call_policy import choose_policy
 
-WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "policy")
+WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "gpus-per-pack", "policy")
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -64,6 +64,7 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
     # Named here, as the user gave neither --goal nor --policy.
     goal = _choose(changes, "goal", GOAL_CHOICES)
     rule = _choose(changes, "policy", RULE_CHOICES)
+    gpus = _parse(changes, "gpus-per-pack", check_gpus_per_pack)
     candidates = call.candidates
     told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
     asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
@@ -83,6 +84,7 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
         shares=((mode, origin),) if mode else call.shares,
         goals=((goal, origin),) if goal else call.goals,
         rules=((rule, origin),) if rule else call.rules,
+        gpu_counts=((gpus, origin),) if gpus else call.gpu_counts,
     )
     return changed, choose_policy(changed, session.settings)
 
@@ -94,7 +96,7 @@ def name_changes(changes: Mapping[str, str]) -> Iterator[None]:
         yield
     except NoPackPossible as problem:
         words = escape_controls(",".join(f"{name}={value}" for name, value in changes.items()))
-        told = problem.message.replace("--gpu-mem=", "")
+        told = problem.message.replace("--gpu-mem=", "").replace("--gpus-per-pack=", "")
         raise NoPackPossible(f"--what-if={words}: {told}", hint=problem.hint) from problem
 
 

@@ -7,7 +7,6 @@ GPU memory and degree are those of one GPU, because a member has a place on each
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +17,7 @@ from slurm_colloc.planning.gpu_sets.known_gpu_sets import (
     goes_by_loads,
     tells_of_exchange,
 )
-from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, place_sets
+from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, deal, place_sets
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs
 from slurm_colloc.planning.pack_request import build_lone_pack, choose_degree
 from slurm_colloc.planning.unknown_packs import (
@@ -107,7 +106,7 @@ def _spread(
         filled = {
             gpus: fit_known_packs(own[gpus], chosen, planned[gpus], spread.sets[gpus], plan_alike)
             if gpus in planned
-            else deal_jobs(own[gpus], chosen, spread.sets[gpus], is_one_job=spread.slurm_jobs == 1)
+            else deal_jobs(own[gpus], chosen, spread.sets[gpus], spread.slurm_jobs)
             for gpus, chosen in kinds.items()
         }
         if not waits or not any(_is_late(own[gpus], packs) for gpus, packs in filled.items()):
@@ -177,7 +176,7 @@ def _count_loads(question: Question, indices: Sequence[int], gpus: int) -> int:
 
 
 def deal_jobs(
-    question: Question, indices: Sequence[int], sets: int, *, is_one_job: bool
+    question: Question, indices: Sequence[int], sets: int, slurm_jobs: int
 ) -> list[PackPlan]:
     """Deal jobs of which nothing is known out to GPU sets, the longest first.
 
@@ -185,22 +184,17 @@ def deal_jobs(
         question: What planning is asked.
         indices: The jobs, at least as many as sets.
         sets: How many GPU sets.
-        is_one_job: They are all in one Slurm job.
+        slurm_jobs: Over how many Slurm jobs.
     """
     needs = compute_needs(question, indices)
     order = sorted(needs, key=lambda need: (-need.gpus, -(need.time_limit_s or float("inf"))))
-    hands: list[list[Need]] = [[] for _ in range(sets)]
-    least_full = [(0, place) for place in range(sets)]
-    for need in order:
-        load, place = least_full[0]
-        hands[place].append(need)
-        heapq.heapreplace(least_full, (load + need.gpus, place))
-    ordered = [sorted(hand, key=lambda need: need.index) for hand in hands]
+    dealt = deal([need.gpus for need in order], sets, min(slurm_jobs, sets))
+    ordered = [sorted((order[at] for at in hand), key=lambda need: need.index) for hand in dealt]
     waits = any(
         len(hand) > choose_degree(hand, question.capacity, question.policy) for hand in ordered
     )
     # Without anyone that waits room is only of use where a GPU is lost.
-    has_room = waits or not is_one_job or question.capacity.gives_whole_nodes
+    has_room = waits or slurm_jobs > 1 or question.capacity.gives_whole_nodes
     most = len(indices) if has_room and sets > 1 else 0
     return [_build(question, hand, most) for hand in ordered]
 

@@ -128,3 +128,35 @@ def place_sets(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[int]
     for numbers in room.values():
         numbers.sort(reverse=True)
     return [room[size].pop() for size in sizes]
+
+
+def deal(loads: Sequence[int], sets: int, slurm_jobs: int) -> list[list[int]]:
+    """Deal jobs out to GPU sets in turn, so that the first ones begin first.
+
+    Those of the first Slurm job get the first jobs, since the others may begin later.
+
+    Args:
+        loads: The GPUs of each job.
+        sets: How many GPU sets, at most as many as jobs.
+        slurm_jobs: Over how many Slurm jobs, as `place_sets` places them; at most as many as sets.
+
+    Returns:
+        For each set the places of its jobs among `loads`.
+    """
+    hands: list[list[int]] = [[] for _ in range(sets)]
+    if len(set(loads)) > 1:
+        least_full = [(0, place) for place in range(sets)]
+        for at, load in enumerate(loads):
+            full, place = least_full[0]
+            hands[place].append(at)
+            heapq.heapreplace(least_full, (full + load, place))
+        return hands
+    least, more = divmod(len(loads), sets)
+    first = at = 0
+    for number in range(slurm_jobs):
+        own = sets // slurm_jobs + (number < sets % slurm_jobs)
+        count = least * own + max(0, min(more - first, own))
+        for place in range(count):
+            hands[first + place % own].append(at + place)
+        first, at = first + own, at + count
+    return hands

@@ -144,6 +144,7 @@ def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str,
     def write(found: PlanFigures) -> tuple[str, ...]:
         return (
             str(found.packs),
+            str(found.gpus),
             format_figure(found.gpu_hours),
             format_figure(found.energy_wh),
             format_figure(found.mean_slowdown),
@@ -153,6 +154,7 @@ def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str,
 
     names = (
         "packs",
+        "GPUs",
         "GPU hours",
         "GPU energy (Wh)",
         "mean slowdown",

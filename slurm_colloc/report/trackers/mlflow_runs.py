@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _BATCH = 900
 """MLflow takes 1,000 values a call at most."""
 _DONE = "csub.tracked"
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""A person waits: by itself MLflow tries a server that is gone for more than four minutes."""
 
 
 class MlflowTracker:
@@ -30,6 +33,8 @@ class MlflowTracker:
     """
 
     def __init__(self, uri: str, experiment: str) -> None:
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
         try:
             import mlflow
         except ImportError as error:

@@ -5,16 +5,15 @@ What MPS needs is loaded only by packs that are to have it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.runtime.gpu.gpu_daemon import GpuDaemon
 from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.gpu.place_member import place_on_shared_gpu, place_without_mps
 from slurm_colloc.runtime.gpu.settled_mode import ONE_PROCESS, PREPARED, SettledMode
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
@@ -26,11 +25,8 @@ from slurm_colloc.store.pack.node_setup import Setup
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 if TYPE_CHECKING:
-    from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
-    from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.lost_gpu import LostGpu
-    from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
     from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
 
@@ -77,13 +73,19 @@ class GpuMode:
         setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
         self._preparation = SetupRecord(pack, setup, journal)
         self._search: BackgroundCall[GpuFinding] | None = None
-        self._look: BackgroundCall[tuple[int, ...]] | None = None
-        self._daemon: PackDaemon | None = None
-        self._pipe_directory = ""
-        self.clients = MpsClients(pack, journal, self._patience)
         self._settled = SettledMode(
             self._preparation, self._request, journal, SharingMode.EXCLUSIVE if lone else None
         )
+        self._daemon = GpuDaemon(
+            pack,
+            allocation,
+            self._settled,
+            self._preparation,
+            journal,
+            patience=self._patience,
+            announce=announce,
+        )
+        self.clients = self._daemon.clients
         self._lost: LostGpu | None = None
         self.instances: PackInstances | None = None
         """The MIG instances, of which each member has one; None where there are none."""
@@ -129,8 +131,8 @@ class GpuMode:
             return True
         if self.instances is not None and not self.instances.is_ready:
             return False
-        is_mending = self._daemon is not None and self._daemon.is_mending
-        return self.mode is not None and not (self.mode is SharingMode.MPS and is_mending)
+        is_mending = self.mode is SharingMode.MPS and self._daemon.is_mending
+        return self.mode is not None and not is_mending
 
     @property
     def takes_one_member(self) -> bool:
@@ -150,10 +152,10 @@ class GpuMode:
 
     def filenos(self) -> list[int]:
         """What wakes the runner."""
-        found = [call.fileno() for call in (self._search, self._look) if call is not None]
+        found = [] if self._search is None else [self._search.fileno()]
         if self.instances is not None:
             found += self.instances.filenos()
-        return found if self._daemon is None else found + self._daemon.filenos()
+        return found + self._daemon.filenos()
 
     def work(self) -> None:
         """Do all that can be done now."""
@@ -163,14 +165,12 @@ class GpuMode:
             try:
                 self._note_finding(finding)
             except Exception as error:  # noqa: BLE001 - what was found is not found again
-                self._fall_back(f"it could not be prepared: {error!r}")
+                self._daemon.fall_back(f"it could not be prepared: {error!r}")
         if self.instances is not None:
             from slurm_colloc.runtime.gpu.take_instances import follow_instances
 
             follow_instances(self.instances, self._preparation)
-        if self._daemon is not None:
-            self._daemon.work()
-            self._look_outside()
+        self._daemon.work()
 
     @property
     def _slurm_environment(self) -> Mapping[str, str]:
@@ -188,7 +188,7 @@ class GpuMode:
             self._preparation,
             self._journal,
             share=self._share_instances,
-            start_daemon=self._start_daemon,
+            start_daemon=self._daemon.start,
         )
         return is_done
 
@@ -209,23 +209,6 @@ class GpuMode:
             )
         )
 
-    def _fall_back(self, reason: str) -> None:
-        self._pipe_directory = ""
-        self._settled.fall_back(reason)
-
-    def _look_outside(self) -> None:
-        """See which use the GPU without being clients, as long as one is not known as a client."""
-        if self._look is not None:
-            pids = self._look.poll()
-            if pids is not None:
-                self._look.close()
-                self._look = None
-                self.clients.note_outside(pids)
-        elif self.clients.wants_gpu_look():
-            from slurm_colloc.runtime.gpu.discover_gpus import search_outside
-
-            self._look = search_outside(self.setup.gpus, self._patience.nvml_s)
-
     def _note_finding(self, finding: GpuFinding) -> None:
         from slurm_colloc.runtime.gpu.node_daemon import find_prepared
 
@@ -242,33 +225,16 @@ class GpuMode:
         if not problem and cap is not None and self._record.degree > cap:
             problem = f"{self._record.degree} members at once are more than {cap} MPS clients"
         if problem:
-            self._fall_back(problem)
+            self._daemon.fall_back(problem)
             return
         self._preparation.add_notes(*prepared.notes)
-        self._start_daemon(prepared.daemon)
-
-    def _start_daemon(self, prepared: PreparedDaemon | None = None) -> None:
-        """Start the pack's MPS daemon, or take the one that the prolog has prepared."""
-        from slurm_colloc.runtime.gpu.pack_daemon import PackDaemon
-
-        self._daemon = PackDaemon(
-            self._pack,
-            self.setup.gpus,
-            self._allocation.environment,
-            self._allocation.job_id,
-            clients=self.clients,
-            journal=self._journal,
-            listener=self,
-            patience=self._patience,
-            prepared=prepared,
-        )
-        self._daemon.start()
+        self._daemon.start(prepared.daemon)
 
     def give_up(self, error: Exception) -> bool:
         """Do without what cannot be prepared; True where that settles it."""
         if not self.is_settled:
             self._search = None
-            self._fall_back(f"it could not be prepared: {error}")
+            self._daemon.fall_back(f"it could not be prepared: {error}")
         return self.is_settled
 
     def refuse(self, reason: str) -> None:
@@ -294,41 +260,6 @@ class GpuMode:
         """A GPU of the pack is gone."""
         return self._lost is not None and bool(self._lost.problem)
 
-    # -- what becomes of the daemon -----------------------------------------------------------
-
-    def note_control(
-        self, pipe_directory: str, control_ms: float, restarts: int, notes: tuple[str, ...]
-    ) -> None:
-        """The daemon answers. Whether its server comes up is not known yet."""
-        self._pipe_directory = pipe_directory
-        by = "runner" if self._daemon is None else self._daemon.by
-        if self._announce is not None and by == "runner":
-            self._announce(os.path.dirname(pipe_directory))
-        self._preparation.note_control(by, control_ms, restarts)
-        self._preparation.add_notes(*notes)
-
-    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
-        """Its server is ACTIVE: members can be started."""
-        self._preparation.add_notes(*notes)
-        self._settled.settle_mps(active_ms)
-
-    def note_unprepared(self, reason: str) -> None:
-        """The node's own daemon cannot be used; the pack gets one of its own."""
-        self._preparation.add_notes(f"the node's own MPS daemon is not used: {reason}")
-
-    def note_lost(self) -> None:
-        """It is gone, and is being started again: nothing can start meanwhile."""
-        self._pipe_directory = ""
-        self._settled.mode = None
-
-    def note_given_up(self, reason: str) -> None:
-        """There is none, and there will be none."""
-        self._fall_back(reason)
-
-    def note_stopped(self, report: StopReport) -> None:
-        """It has been ended."""
-        self._preparation.note_stopped(report)
-
     # -- members ------------------------------------------------------------------------------
 
     def place(
@@ -341,23 +272,21 @@ class GpuMode:
             share: What it is given.
         """
         is_apart = member.record.retries.apart and not self.needs_mps
-        if self.mode is SharingMode.MPS and self._pipe_directory and not is_apart:
-            return place_on_shared_gpu(
-                member, share, self._record, self.setup, self._pipe_directory
-            )
+        pipe_directory = self._daemon.pipe_directory
+        if self.mode is SharingMode.MPS and pipe_directory and not is_apart:
+            return place_on_shared_gpu(member, share, self._record, self.setup, pipe_directory)
         if self.instances is not None:
             return self.instances.place(member, share)
         return place_without_mps(self.mode, share, self.setup)
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
-        stuck = [] if self._daemon is None else self._daemon.list_stuck()
+        stuck = self._daemon.list_stuck()
         return stuck if self.instances is None else stuck + self.instances.list_stuck()
 
     def catch_up(self) -> None:
         """Hear all that the daemon has said up to now; waits for a moment at most."""
-        if self._daemon is not None:
-            self._daemon.catch_up()
+        self._daemon.catch_up()
         if self.instances is not None:
             self.instances.catch_up()
 
@@ -365,16 +294,14 @@ class GpuMode:
 
     def let_go(self) -> None:
         """Leave no files behind: Slurm is about to kill all that is left of the pack."""
-        if self._daemon is not None:
-            self._daemon.let_go()
+        self._daemon.let_go()
         if self.instances is not None:
             self.instances.let_go()
 
     def close(self) -> None:
         """End the daemon, once all members have ended."""
-        for call in (self._search, self._look, self.instances):
+        for call in (self._search, self.instances):
             if call is not None:
                 call.close()
-        self._search = self._look = None
-        if self._daemon is not None:
-            self._daemon.close()
+        self._search = None
+        self._daemon.close()

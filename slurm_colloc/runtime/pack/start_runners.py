@@ -10,11 +10,12 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import insist
 from slurm_colloc.runtime.journal import Journal
@@ -41,12 +42,27 @@ LOADED_ONCE = (
 def become_runner(path: str, guard: GuardPipe) -> str:
     """Start the runners of all GPU sets of a job; returns in each of them, never in the starter.
 
+    What keeps it from starting them is said in the batch script's output, and ends it.
+
     Args:
         path: The directory of its first set's pack.
         guard: The line to the guard.
 
     Returns:
         The directory of the pack whose runner this process is now.
+    """
+    try:
+        return _start_runners(path, guard)
+    except CollocError as error:
+        sys.stderr.write(f"csub: error: {error}\n")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        sys.stderr.write(f"csub: error: the runners of {path} cannot be started: {error}\n")
+        sys.exit(1)
+
+
+def _start_runners(path: str, guard: GuardPipe) -> str:
+    """See `become_runner`.
 
     Raises:
         StateError: The pack cannot be read.

@@ -122,38 +122,22 @@ class JobSets:
     def _look(self, path: Path) -> JobSet | None:
         """Read another set; None where nothing waits in it, or it cannot be read."""
         try:
-            if not is_there(self._state.open / path.name) or read_ended(path) is not None:
+            # First, because it is looked for once a second: mostly nothing is there.
+            waiting = _list_waiting(path)
+            if not waiting or not is_there(self._state.open / path.name):
                 return None
             record = self._state.read_pack(path.name)
-            if record is None or not record.is_in_job_of(self._record):
-                return None
             attempt = read_attempt(path)
-            pack = SisterPack(path, record, attempt, read_slurm_job_id(path))
+            if record is None or attempt > self._attempt or read_ended(path) is not None:
+                return None
             is_out = bool(attempt) and _is_out(path, attempt)
-            waiting = self._list_waiting(pack, is_out=is_out)
+            waiting = _choose_movable(waiting, record, is_out=is_out)
+            pack = SisterPack(path, record, attempt, read_slurm_job_id(path))
             begun = count_begun(pack) if waiting and not is_out else 0
         except (OSError, StateError):
             # Its own runner, or the next call of csub, tells of it.
             return None
         return JobSet(pack, is_out, begun, waiting)
-
-    def _list_waiting(self, other: SisterPack, *, is_out: bool) -> tuple[int, ...]:
-        """Members that have not begun there, or that a set which is out has given free again.
-
-        A member that has come there from elsewhere goes on only from a set that is out: such a set
-        takes none again, so that no member comes back to where it was.
-        """
-        if other.attempt > self._attempt:
-            return ()
-        pack = str(other.path)
-        found = inbox.list_waiting(pack) or []
-        found += [
-            number
-            for number in list_claimed(other.path)
-            if is_there(f"{pack}/members/{format_number(number)}/taken")
-        ]
-        own = set(other.record.members)
-        return tuple(n for n in found if n in own or (is_out and not is_guest(n)))
 
     # -- what is left to the others -----------------------------------------------------------
 
@@ -215,6 +199,32 @@ class JobSets:
         attempt = read_attempt(path)
         # One that has not begun does so in a moment, unless nobody is there to do it.
         return not attempt or _has_runner(path)
+
+
+def _list_waiting(path: Path) -> tuple[int, ...]:
+    """Members of another set that have not begun, or that it has set free again."""
+    pack = str(path)
+    taken = (
+        number
+        for number in list_claimed(path)
+        if is_there(f"{pack}/members/{format_number(number)}/taken")
+    )
+    return (*(inbox.list_waiting(pack) or ()), *taken)
+
+
+def _choose_movable(waiting: Sequence[int], record: PackRecord, *, is_out: bool) -> tuple[int, ...]:
+    """Those that may come from another set.
+
+    One that has come there from elsewhere goes on only from a set that is out: such a set takes
+    none again, so that no member comes back to where it was.
+
+    Args:
+        waiting: Those that wait there.
+        record: Its pack.json.
+        is_out: Nothing starts there any more.
+    """
+    own = set(record.members)
+    return tuple(n for n in waiting if n in own or (is_out and not is_guest(n)))
 
 
 def _count_gpus(record: PackRecord) -> int:

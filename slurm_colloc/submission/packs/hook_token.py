@@ -25,6 +25,10 @@ _NO_ROOM_FOR_MIG = (
     "the node's prolog is not asked for MIG: --comment leaves no room for it; the pack shares in "
     "another way"
 )
+_NO_SETS = (
+    "the node's prolog is not asked for MPS: it knows no GPU sets of several GPUs; each starts MPS "
+    "itself"
+)
 # What goes on with `&` as it is, and what needs parentheses first; counts and brackets are neither.
 _PLAIN = re.compile(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
 _WITH_OR = re.compile(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
@@ -97,6 +101,8 @@ def build_hook_request(
     token = choose_token(packs, gpu_sets)
     if hooks.use == "never" or token is None:
         return HookRequest(comment, constraint)
+    if max(gpu_sets, default=1) > 1:
+        return HookRequest(comment, constraint, (_NO_SETS,))
     notes = []
     longer = append_token(comment, token)
     if parse_token(longer) is None:
@@ -117,10 +123,8 @@ def choose_token(packs: Iterable[PackPlan], gpu_sets: Sequence[int] = ()) -> Tok
     """What packs of one Slurm job ask the hooks for; None for nothing.
 
     All of those with MIG instances have the same layout (`call_batches`). A prolog knows daemons
-    for all GPUs of a job, and for each: sets of several GPUs start theirs themselves.
+    for all GPUs of a job, and for each.
     """
-    if max(gpu_sets, default=1) > 1:
-        return None
     grouping = "each" if gpu_sets else "all"
     is_mps = False
     for pack in packs:

@@ -169,13 +169,17 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
     words = len(parse_layout(share.layout)) if share.layout else 0
     instances = words or MIG_INSTANCES_MAX
     shares = bool(words) and settings.mig_mps_inside
-    if call.degree is not None and call.degree > instances and not shares:
+    places = instances * (MPS_CLIENTS_MAX if shares else 1)
+    if call.degree is not None and call.degree > places:
         what = f"--share=mig={share.layout} has" if words else "a GPU has at most"
+        each = f", for {MPS_CLIENTS_MAX} members each" if shares else ""
+        hint = f"ask for --degree={places} or less; members above that wait"
+        if not words:
+            hint += " where a layout is named"
+        elif not shares:
+            hint += "; this site does not let them share instances (mig_mps_inside)"
         raise UsageProblem(
-            f"--degree={call.degree}, but {what} {instances} MIG instances",
-            hint=f"ask for --degree={instances} or less; members above that wait"
-            + ("" if words else " where a layout is named")
-            + ("; this site does not let them share instances (mig_mps_inside)" if words else ""),
+            f"--degree={call.degree}, but {what} {instances} MIG instances{each}", hint=hint
         )
     return _at_most(call.degree or words or min(settings.degree, instances), most)
 
