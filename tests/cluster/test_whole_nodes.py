@@ -228,7 +228,9 @@ def test_members_of_one_two_and_four_gpus_with_random_ends(eights: Sandbox, ada:
                 fault = chance.choice(FAULTS) if chance.random() < 0.1 else ""
                 write_plan(ada, label, gpus=gpus, seconds=chance.uniform(1.0, 12.0), fault=fault)
                 faults[label] = fault
-            words = (*ASKED, "--degree=3", f"--array=1-{count}", script)
+            # One Slurm job: its queue refills all of its GPU sets.
+            size = -(-count * gpus // GPUS)
+            words = (*ASKED, "--degree=3", f"--pack-size={size}", f"--array=1-{count}", script)
             jobs[gpus] = ada.submit(*words)
         cancelled: set[str] = set()
         rows: dict[str, dict[str, object]] = {}
