@@ -254,6 +254,18 @@ def test_a_killed_set_is_not_waited_for(job: GpuSetJob, monkeypatch: pytest.Monk
     assert job.parts[1].job_sets.may_close()
 
 
+def test_a_set_that_never_begins_is_not_waited_for_for_ever(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.submit_sets(1, 0)
+    begin(job, monkeypatch, 1)
+    sets = job.parts[1].job_sets
+    assert not sets.may_close()
+    begun_at = sets._begun_at
+    sets._clock = lambda: begun_at + job_sets_module.BEGIN_S
+    assert sets.may_close()
+
+
 def test_the_others_have_time_to_take_what_is_left_to_them(
     job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

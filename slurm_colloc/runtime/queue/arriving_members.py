@@ -1,4 +1,4 @@
-"""Members that were taken over and are on their way here, whoever decided it, and when.
+"""Members that were taken over and are on their way here, decided in this attempt or earlier.
 
 See store.pack.take_over for the steps, of which each may be the last one of a killed runner.
 """

@@ -36,6 +36,10 @@ LEAVE_S = 5.0
 """How long the others have to take what a set leaves to them; each looks once a second."""
 
 
+BEGIN_S = 60.0
+"""How long a set may take to begin after this one; its runner may have failed before that."""
+
+
 @dataclasses.dataclass(frozen=True)
 class JobSet:
     """Another set of the same job, as its files show it.
@@ -84,6 +88,7 @@ class JobSets:
         self.others = [state.pack_path(name) for name in names if name != record.pack_id]
         """Their packs; none where the job has one set."""
         self._clock = clock
+        self._begun_at = clock()
         self._left: set[int] = set()
         self._left_at = float("-inf")
         self._is_idle = True
@@ -191,14 +196,13 @@ class JobSets:
             self._is_idle = True
         return not any(self._is_busy(path) for path in self.others)
 
-    @staticmethod
-    def _is_busy(path: Path) -> bool:
+    def _is_busy(self, path: Path) -> bool:
         """Whether members of another set may yet start again, or need another place."""
         if is_idle(path) or inbox.list_waiting(str(path)) is None:
             return False
-        attempt = read_attempt(path)
-        # One that has not begun does so in a moment, unless nobody is there to do it.
-        return not attempt or _has_runner(path)
+        if not read_attempt(path):
+            return self._clock() < self._begun_at + BEGIN_S
+        return _has_runner(path)
 
 
 def _list_waiting(path: Path) -> tuple[int, ...]:
