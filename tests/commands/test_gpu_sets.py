@@ -122,6 +122,15 @@ def test_what_failed_is_tried_again_on_both_gpus(user: CsubUser) -> None:
     assert sorted(state.find_packs(job_id)) == sorted(record.pack_id for record in records)
 
 
+def test_single_jobs_of_two_gpus_do_not_join_each_other(user: CsubUser, slurm: FakeSlurm) -> None:
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    words = ("--gres=gpu:2", *EACH[1:], "--join", "train.sh")
+    first, second = user.submit(*words), user.submit(*words)
+    assert first != second
+    assert "only jobs of one GPU join each other" in user.csub("why", f"{first}/1").stdout
+
+
 def test_no_later_job_joins_a_pack_of_several_gpus(user: CsubUser, slurm: FakeSlurm) -> None:
     user.script("train.sh", "exit 0")
     slurm.pause()

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from slurm_colloc.cli.change.ask_runner import (
     tell_done,
     wake_runner,
 )
+from slurm_colloc.cli.change.other_gpu_sets import list_chosen, list_others
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
@@ -36,7 +37,6 @@ from slurm_colloc.store.pack.member_states import remove_environment
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 from slurm_colloc.store.pack.take_over import withdraw_moving
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:
@@ -117,11 +117,13 @@ def _cancel_found(
 def _cancel_whole(
     session: Session, views: Sequence[PackView], problems: Problems, *, only_these: bool
 ) -> None:
-    doomed = {view.record.pack_id for view in views}
+    chosen = list_chosen([(view, view.members) for view in views])
     whole: list[PackView] = []
     left: list[PackView] = []
     for view in views:
-        (whole if _ends_its_job(session, view, doomed) else left).append(view)
+        with problems.noted():
+            others = list_others(session, view, chosen) if view.record.gpu_sets else []
+            (left if any(not other.is_final for other in others) else whole).append(view)
     for start in range(0, len(whole), PACKS_AT_ONCE):
         some = whole[start : start + PACKS_AT_ONCE]
         for view in _cancel_packs(session, some, problems, only_these=only_these):
@@ -132,14 +134,6 @@ def _cancel_whole(
                 left += _cancel_packs(session, [view], problems, only_these=only_these)
     for view in left:
         _cancel_members(session, view, _list_alive(view), problems)
-
-
-def _ends_its_job(session: Session, view: PackView, doomed: Collection[str]) -> bool:
-    """Whether nothing goes on in a pack's Slurm job: it may have other GPU sets."""
-    others = list_gpu_set_packs(view.record) if view.record.gpu_sets else []
-    return not any(
-        session.state.pack_path(pack_id).is_dir() for pack_id in others if pack_id not in doomed
-    )
 
 
 def _cancel_without_slurm(session: Session, view: PackView) -> None:
